@@ -1,0 +1,1 @@
+"""The contract between the Airflow half and the driver: a directory of small JSON documents."""

@@ -1,0 +1,65 @@
+"""One JSON document in one file: whole or absent, readable by its owner only.
+
+A document is written to a temporary name in the same directory, flushed to disk and renamed. It carries a checksum of
+itself, so that a file that was torn by a lost machine or a foreign hand is never taken for a document.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+_CHECKSUM: Final = "checksum"
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return f"crc32:{zlib.crc32(canonical.encode()):08x}"
+
+
+def write(path: Path, body: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Replace the document at ``path``; readers see the old or the new one, nothing between.
+
+    :param body: JSON values; the key ``checksum`` is ours
+    :param durable: flush to disk before the rename. False for documents that describe only the moment (heartbeats).
+    """
+    text = json.dumps({**body, _CHECKSUM: _checksum(body)}, indent=1)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp gives mode 0600
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    if durable:
+        _flush_directory(path.parent)
+
+
+def _flush_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """Return the document's body, or None when there is none or it isn't whole."""
+    try:
+        document = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    if not isinstance(document, dict):
+        return None
+    found = document.pop(_CHECKSUM, None)
+    return document if found == _checksum(document) else None

@@ -1,0 +1,118 @@
+"""The lease: which process runs a pipeline, and whether it is alive.
+
+The lease does not protect the data (Kafka's fencing does); it keeps two drivers from fencing each other by mistake, and
+lets a supervisor that comes back find the driver that it left.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.control import documents
+
+HEARTBEAT_SECONDS: Final = 2.0
+STALE_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """One driver's hold on a pipeline.
+
+    :param token: start token, unique per driver start; given by the supervisor that launched it
+    :param run: the run that the driver claimed, 0 before its claim
+    :param process_started: the process's start time in clock ticks since boot, so that a recycled pid isn't taken for it
+    :param heartbeat: seconds since the epoch at the last sign of life
+    """
+
+    pipeline: str
+    token: str
+    host: str
+    pid: int
+    process_started: int
+    heartbeat: float
+    run: int = 0
+
+
+class Life(Enum):
+    """What is known of the lease's holder."""
+
+    NONE = "none"  # there is no lease
+    ALIVE = "alive"
+    GONE = "gone"  # the process has certainly ended
+    SILENT = "silent"  # no heartbeat for STALE_SECONDS; stopped, cut off, or on another host
+
+
+def take(path: Path, pipeline: str, token: str) -> Lease:
+    """Write the lease of this process and return it."""
+    lease = Lease(
+        pipeline=pipeline,
+        token=token,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        process_started=process_start(os.getpid()) or 0,
+        heartbeat=time.time(),
+    )
+    documents.write(path, asdict(lease))
+    return lease
+
+
+def beat(path: Path, lease: Lease) -> Lease | None:
+    """Renew the lease; returns None, and writes nothing, when another driver has taken it."""
+    held = read(path)
+    if held is not None and held.token != lease.token:
+        return None
+    renewed = replace(lease, heartbeat=time.time())
+    documents.write(path, asdict(renewed), durable=False)
+    return renewed
+
+
+def release(path: Path, lease: Lease) -> None:
+    """Remove the lease if it is still ours."""
+    held = read(path)
+    if held is not None and held.token == lease.token:
+        path.unlink(missing_ok=True)
+
+
+def read(path: Path) -> Lease | None:
+    """Return the lease, None when there is none."""
+    body: dict[str, Any] | None = documents.read(path)
+    return Lease(**body) if body else None
+
+
+def life(lease: Lease | None, *, now: float | None = None) -> Life:
+    """Judge whether the holder lives, from its process where it is on this host and from its heartbeat."""
+    if lease is None:
+        return Life.NONE
+    if lease.host == socket.gethostname() and process_start(lease.pid) != lease.process_started:
+        return Life.GONE
+    silence = (time.time() if now is None else now) - lease.heartbeat
+    return Life.SILENT if silence > STALE_SECONDS else Life.ALIVE
+
+
+def settle(path: Path, *, poll_seconds: float = 0.2) -> tuple[Lease | None, Life]:
+    """Read the lease and wait until its holder's life is certain: it beats again, has ended, or falls silent.
+
+    Takes at most :data:`STALE_SECONDS`; less than :data:`HEARTBEAT_SECONDS` for a healthy holder.
+    """
+    first = read(path)
+    while True:
+        lease = read(path)
+        state = life(lease)
+        if state is not Life.ALIVE or (first and lease and lease.heartbeat > first.heartbeat):
+            return lease, state
+        time.sleep(poll_seconds)
+
+
+def process_start(pid: int) -> int | None:
+    """Return when a process of this host started, in clock ticks since boot; None when it has ended or is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in ("Z", "X") else int(fields[19])

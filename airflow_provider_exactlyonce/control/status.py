@@ -1,0 +1,87 @@
+"""The driver's account of itself, for supervisors and people."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_exactlyonce.control import documents
+
+
+class DriverState(str, Enum):
+    """Where the driver is in its life."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    FINISHED = "finished"  # everything that was asked for is committed
+    STOPPED = "stopped"  # on request, nothing in doubt
+    FAILED = "failed"
+
+
+ENDED = frozenset({DriverState.FINISHED, DriverState.STOPPED, DriverState.FAILED})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverError:
+    """Why the driver failed.
+
+    :param kind: class name of the error in :mod:`airflow_provider_exactlyonce.exceptions`, or of a foreign one
+    :param decision: value of :class:`~airflow_provider_exactlyonce.exceptions.Decision`
+    """
+
+    kind: str
+    decision: str
+    exit_code: int
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """The newest account of one driver.
+
+    :param token: start token of the driver that wrote it
+    :param commit: number of the pipeline's last commit, 0 for none
+    :param batch: Spark's id of the last committed batch, -1 for none
+    :param commits_of_run: batches that this run has committed
+    :param rows: rows that this run has committed to the sink
+    :param rows_per_second: rows of the last batch by its duration
+    :param lag: source records that are available and not committed, None while unknown
+    :param watermark: event-time watermark of the last batch, milliseconds since the epoch, 0 for none
+    :param updated: seconds since the epoch
+    """
+
+    pipeline: str
+    token: str
+    state: DriverState
+    run: int = 0
+    lineage: str | None = None
+    commit: int = 0
+    batch: int = -1
+    commits_of_run: int = 0
+    rows: int = 0
+    rows_per_second: float = 0.0
+    lag: int | None = None
+    watermark: int = 0
+    application_id: str | None = None
+    ui_url: str | None = None
+    error: DriverError | None = None
+    updated: float = field(default_factory=time.time)
+
+
+def write(path: Path, status: Status, *, durable: bool = False) -> None:
+    """Replace the status document."""
+    documents.write(path, {**asdict(status), "state": status.state.value}, durable=durable)
+
+
+def read(path: Path) -> Status | None:
+    """Return the status, None when there is none."""
+    body: dict[str, Any] | None = documents.read(path)
+    if body is None:
+        return None
+    error = body.pop("error")
+    return Status(
+        **{**body, "state": DriverState(body["state"])}, error=DriverError(**error) if error else None
+    )

@@ -1,0 +1,115 @@
+"""Every error of the project, by what the caller can do about it.
+
+An error carries a :class:`Decision`; nobody parses messages. The driver ends with :attr:`ExactlyOnceError.exit_code`, so
+that a supervisor that sees nothing but the exit status decides the same.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Decision(Enum):
+    """What can be done about a failed step."""
+
+    RESTART = "restart"  # infrastructure failed; the retained checkpoint restarts
+    REPLAY_BATCH = "replay_batch"  # the transaction is aborted for certain; run the batch again
+    ASK_LEDGER = "ask_ledger"  # a commit was sent and its answer is missing
+    EXIT = "exit"  # a higher run owns the pipeline; never restarted by itself
+    REFUSE = "refuse"  # configuration or state can't give the guarantee; nothing was started
+    FIX_DATA = "fix_data"  # deterministic: the same input fails again
+
+
+class ExactlyOnceError(Exception):
+    """Base of the project's errors; raised only as one of its subclasses."""
+
+    decision: Decision = Decision.RESTART
+    exit_code: int = 1
+
+
+class RefusedError(ExactlyOnceError):
+    """The pipeline can't start as it is; nothing was fenced, written or aborted."""
+
+    decision = Decision.REFUSE
+    exit_code = 64
+
+
+class SettingRefusedError(RefusedError):
+    """A setting has a value with which the protocol doesn't hold.
+
+    :param name: the setting, as its owner spells it
+    :param value: what it is, None when it is not set
+    :param required: what it must be
+    :param why: one clause on what would break
+    """
+
+    def __init__(self, name: str, value: object, required: object, why: str) -> None:
+        found = "not set" if value is None else f"{value!r}"
+        super().__init__(f"{name} is {found}; it must be {required!r}: {why}")
+        self.name, self.value, self.required = name, value, required
+
+
+class AlreadyRunningError(RefusedError):
+    """A living driver holds the pipeline's lease."""
+
+    exit_code = 65
+
+
+class FencedError(ExactlyOnceError):
+    """A higher run has taken over. The process exits and is not restarted."""
+
+    decision = Decision.EXIT
+    exit_code = 66
+
+
+class DataError(ExactlyOnceError):
+    """The data can't be processed, and would fail again."""
+
+    decision = Decision.FIX_DATA
+    exit_code = 67
+
+
+class BadRecordError(DataError):
+    """A source record does not fit the declared schema."""
+
+
+class RecordTooLargeError(DataError):
+    """A record is above what its topic accepts."""
+
+
+class BatchFailedError(ExactlyOnceError):
+    """A batch attempt failed and its transaction is aborted, or aborts by itself."""
+
+    decision = Decision.REPLAY_BATCH
+
+
+class CommitUnknownError(ExactlyOnceError):
+    """A commit was sent and no definite answer came; the ledger decides."""
+
+    decision = Decision.ASK_LEDGER
+
+
+class StopRequestedError(ExactlyOnceError):
+    """A stop was asked for; raised at a point where nothing is in doubt."""
+
+    exit_code = 0
+
+
+class DriverFailedError(ExactlyOnceError):
+    """The driver process ended without success and restarts are used up."""
+
+
+class InvariantError(ExactlyOnceError):
+    """The protocol's own bookkeeping contradicts itself; a defect, never a setting."""
+
+    decision = Decision.REFUSE
+    exit_code = 70
+
+
+def invariant(holds: bool, message: str) -> None:
+    """Raise unless the condition holds; unlike ``assert`` it is there under ``-O`` too.
+
+    :raises InvariantError: when it does not hold
+    """
+    if not holds:
+        raise InvariantError(message)

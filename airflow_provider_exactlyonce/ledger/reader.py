@@ -1,0 +1,233 @@
+"""Reads a ledger at read_committed, from its end.
+
+Used by both halves; confluent_kafka is imported when a reader is made, not when this module is.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.ledger.records import (
+    CommitRecord,
+    Place,
+    Record,
+    RunRecord,
+    decode,
+    ledger_topic,
+)
+
+if TYPE_CHECKING:
+    import confluent_kafka
+
+_FIRST_WINDOW: Final = 16
+_TIMEOUT_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerTail:
+    """The end of a ledger, as of one read.
+
+    :param topic_id: id of the ledger topic
+    :param end_offset: the last stable offset up to which was read
+    :param claim: the newest claim, None when there is none
+    :param commit: the newest commit, None when there is none
+    """
+
+    cluster_id: str
+    topic_id: str
+    end_offset: int
+    claim: RunRecord | None = None
+    claim_offset: int = -1
+    commit: CommitRecord | None = None
+    commit_offset: int = -1
+
+    @property
+    def place(self) -> Place:
+        """What the next record has to repeat."""
+        return Place(
+            commit=self.commit.commit if self.commit else 0,
+            commit_offset=self.commit_offset,
+            run=self.claim.run if self.claim else 0,
+            run_offset=self.claim_offset,
+        )
+
+
+class LedgerReader:
+    """One pipeline's ledger, for reading.
+
+    :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
+    :param pipeline: name of the pipeline
+    """
+
+    def __init__(self, config: Mapping[str, Any], pipeline: str) -> None:
+        from confluent_kafka import Consumer
+        from confluent_kafka.admin import AdminClient
+
+        self.pipeline: Final = pipeline
+        self.topic: Final = ledger_topic(pipeline)
+        self._admin = AdminClient(dict(config))
+        self._consumer = Consumer(
+            {
+                **config,
+                "group.id": f"exactlyonce-ledger-{uuid.uuid4()}",  # never joined and never committed to
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 20,
+            }
+        )
+
+    def __enter__(self) -> LedgerReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._consumer.close()
+
+    def tail(self) -> LedgerTail | None:
+        """Read the end of the ledger; None when the topic does not exist."""
+        described = self._describe()
+        if described is None:
+            return None
+        cluster_id, topic_id = described
+        begin, end = self._bounds()
+        tail = LedgerTail(cluster_id=cluster_id, topic_id=topic_id, end_offset=end)
+        newest = self._newest(begin, end)
+        if newest is None:
+            return tail
+        offset, record = newest
+        if isinstance(record, RunRecord):
+            claim, claim_offset = record, offset
+            commit_offset = record.before.commit_offset
+            commit = self._at(commit_offset) if commit_offset >= 0 else None
+        else:
+            commit, commit_offset = record, offset
+            claim_offset = record.before.run_offset
+            found = self._at(claim_offset)
+            if not isinstance(found, RunRecord):
+                raise self._damaged(claim_offset, "a claim", found)
+            claim = found
+        if not (commit is None or isinstance(commit, CommitRecord)):
+            raise self._damaged(commit_offset, "a commit", commit)
+        return LedgerTail(
+            cluster_id=cluster_id,
+            topic_id=topic_id,
+            end_offset=end,
+            claim=claim,
+            claim_offset=claim_offset,
+            commit=commit,
+            commit_offset=commit_offset,
+        )
+
+    def records(self, start_offset: int = 0) -> Iterator[tuple[int, Record]]:
+        """Yield (offset, record) from an offset to the end as it is now, oldest first."""
+        begin, end = self._bounds()
+        yield from self._read(max(begin, start_offset), end)
+
+    def commits(self, first: int = 1) -> Iterator[CommitRecord]:
+        """Yield the commits from a number on, oldest first."""
+        for _, record in self.records():
+            if isinstance(record, CommitRecord) and record.commit >= first:
+                yield record
+
+    def _describe(self) -> tuple[str, str] | None:
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        cluster = self._admin.describe_cluster(request_timeout=_TIMEOUT_SECONDS).result()
+        future = self._admin.describe_topics(TopicCollection([self.topic]), request_timeout=_TIMEOUT_SECONDS)
+        try:
+            topic = future[self.topic].result()
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            raise
+        return cluster.cluster_id, str(topic.topic_id)
+
+    def _bounds(self) -> tuple[int, int]:
+        """Return (log start, last stable offset)."""
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        partition = TopicPartition(self.topic, 0)
+
+        def ask(spec: Any) -> int:
+            futures = self._admin.list_offsets(
+                {partition: spec}, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT_SECONDS
+            )
+            return int(futures[partition].result().offset)
+
+        return ask(OffsetSpec.earliest()), ask(OffsetSpec.latest())
+
+    def _newest(self, begin: int, end: int) -> tuple[int, Record] | None:
+        window = _FIRST_WINDOW  # aborted records and control markers take offsets too, so a window may hold no record
+        start = end
+        while start > begin:
+            start = max(begin, end - window)
+            newest = None
+            for newest in self._read(start, end):
+                pass
+            if newest is not None:
+                return newest
+            window *= 4
+        return None
+
+    def _at(self, offset: int) -> Record | None:
+        for found, record in self._read(offset, offset + 1):
+            return record if found == offset else None
+        return None
+
+    def _read(self, start: int, end: int) -> Iterator[tuple[int, Record]]:
+        from confluent_kafka import TopicPartition
+
+        if start >= end:
+            return
+        self._consumer.assign([TopicPartition(self.topic, 0, start)])
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        try:
+            while True:
+                for message in self._consumer.consume(500, timeout=0.1):
+                    deadline = time.monotonic() + _TIMEOUT_SECONDS
+                    if self._is_end(message):
+                        return
+                    if message.offset() >= end:
+                        return
+                    if message.value() is not None:
+                        yield message.offset(), decode(message.value())
+                if self._position() >= end:
+                    return
+                if time.monotonic() > deadline:
+                    raise ExactlyOnceError(
+                        f"ledger {self.topic}: no answer for {_TIMEOUT_SECONDS:.0f} s while reading up to offset {end}"
+                    )
+        finally:
+            self._consumer.unassign()
+
+    def _position(self) -> int:
+        from confluent_kafka import TopicPartition
+
+        return int(self._consumer.position([TopicPartition(self.topic, 0)])[0].offset)
+
+    def _is_end(self, message: confluent_kafka.Message) -> bool:
+        from confluent_kafka import KafkaError, KafkaException
+
+        error = message.error()
+        if error is None:
+            return False
+        if error.code() == KafkaError._PARTITION_EOF:
+            return True
+        raise KafkaException(error)
+
+    def _damaged(self, offset: int, expected: str, found: object) -> ExactlyOnceError:
+        return ExactlyOnceError(
+            f"ledger {self.topic}: offset {offset} should hold {expected} and holds {type(found).__name__}; "
+            "the topic was written by something else"
+        )

@@ -1,0 +1,184 @@
+"""What the ledger's records hold, and their JSON form.
+
+The ledger of a pipeline is one compacted topic with one partition. A *commit* record (key ``commit/<number>``) is written
+in the transaction of the batch that it describes; a *run* record (key ``run/<number>``, the claim) in one of its own.
+Every record repeats where the last commit and the last claim before it are, so that the end of the topic suffices.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Final
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+
+SCHEMA: Final = 1
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,180}")
+
+#: {topic: {partition: (start, end)}}, end exclusive
+SourceRanges = Mapping[str, Mapping[int, tuple[int, int]]]
+
+
+def check_pipeline_name(name: str) -> str:
+    """Return the name.
+
+    :raises RefusedError: when Kafka could not name a topic by it
+    """
+    if not _NAME.fullmatch(name):
+        raise RefusedError(f"pipeline name {name!r}: 1 to 180 letters, digits, '.', '_' or '-' are accepted")
+    return name
+
+
+def ledger_topic(pipeline: str) -> str:
+    """Return the name of the pipeline's ledger topic."""
+    return f"exactlyonce.ledger.{check_pipeline_name(pipeline)}"
+
+
+def transactional_id(pipeline: str) -> str:
+    """Return the pipeline's transactional.id; it never changes."""
+    return f"exactlyonce.{check_pipeline_name(pipeline)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkRange:
+    """What one batch wrote to one topic-partition.
+
+    :param first: offset of its first record
+    :param last: offset of its last record, inclusive
+    :param rows: records written
+    :param digest: sum modulo 2**64 of the records' xxhash64
+    """
+
+    first: int
+    last: int
+    rows: int
+    digest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the last commit and the last claim before a record are; 0 and -1 stand for none."""
+
+    commit: int = 0
+    commit_offset: int = -1
+    run: int = 0
+    run_offset: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitRecord:
+    """One committed micro-batch.
+
+    :param commit: pipeline-wide number, 1, 2, 3 … without a gap
+    :param lineage: Spark's query id
+    :param batch: Spark's batch id
+    :param version: content hash of the job that ran it
+    :param source: source ranges that went in
+    :param source_topic_ids: {topic: id}, to notice a recreated topic
+    :param sink: {topic: {partition: range}} that came out; empty for a batch without rows
+    :param offsets: exact text of Spark's ``offsets/<batch>``
+    :param watermark: the batch's own event-time watermark, milliseconds since the epoch, 0 for none
+    :param batch_timestamp: Spark's batch timestamp, milliseconds since the epoch
+    :param rows: records written to the sink
+    :param digest: sum modulo 2**64 of all records' xxhash64
+    :param started: when the batch attempt began, milliseconds since the epoch
+    :param committed: when the record was written, milliseconds since the epoch
+    """
+
+    kind: ClassVar[str] = "commit"
+
+    pipeline: str
+    commit: int
+    lineage: str
+    batch: int
+    run: int
+    version: str
+    source: SourceRanges
+    source_topic_ids: Mapping[str, str]
+    sink: Mapping[str, Mapping[int, SinkRange]]
+    offsets: str
+    watermark: int
+    batch_timestamp: int
+    rows: int
+    digest: int
+    producer_id: int
+    epoch: int
+    started: int
+    committed: int
+    before: Place
+
+    @property
+    def key(self) -> bytes:
+        """The record's Kafka key."""
+        return f"commit/{self.commit}".encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """The claim of one run.
+
+    :param run: counter, highest seen + 1
+    :param token: start token of the driver
+    :param home: id of the pipeline's home
+    :param home_path: where the home was when the run started
+    :param base_commit: the last commit when the run started
+    :param claimed: milliseconds since the epoch
+    """
+
+    kind: ClassVar[str] = "run"
+
+    pipeline: str
+    run: int
+    host: str
+    pid: int
+    token: str
+    lineage: str
+    version: str
+    home: str
+    home_path: str
+    base_commit: int
+    claimed: int
+    before: Place
+    parent_savepoint: str | None = None
+
+    @property
+    def key(self) -> bytes:
+        """The record's Kafka key."""
+        return f"run/{self.run}".encode()
+
+
+Record = CommitRecord | RunRecord
+
+
+def encode(record: Record) -> bytes:
+    """Return the record's JSON value."""
+    body = {"schema": SCHEMA, "kind": record.kind, **asdict(record)}
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def decode(value: bytes) -> Record:
+    """Read a record's value.
+
+    :raises RefusedError: when it is of a newer schema or no record of ours
+    """
+    body: dict[str, Any] = json.loads(value)
+    schema, kind = body.pop("schema", None), body.pop("kind", None)
+    if schema != SCHEMA:
+        raise RefusedError(f"ledger record with schema {schema!r}; this release reads {SCHEMA}. Upgrade the package")
+    body["before"] = Place(**body["before"])
+    if kind == RunRecord.kind:
+        return RunRecord(**body)
+    if kind == CommitRecord.kind:
+        body["source"] = {
+            topic: {int(partition): (start, end) for partition, (start, end) in ranges.items()}
+            for topic, ranges in body["source"].items()
+        }
+        body["sink"] = {
+            topic: {int(partition): SinkRange(**written) for partition, written in ranges.items()}
+            for topic, ranges in body["sink"].items()
+        }
+        return CommitRecord(**body)
+    raise RefusedError(f"ledger record of kind {kind!r}; this release reads 'commit' and 'run'. Upgrade the package")

@@ -1,0 +1,50 @@
+"""Spark settings that the protocol needs, and how a driver is started. Imports no pyspark: both halves read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from airflow_provider_exactlyonce.exceptions import SettingRefusedError
+
+#: Environment variables through which a supervisor hands a driver what must not be on its command line.
+KAFKA_VARIABLE: Final = "EXACTLYONCE_KAFKA"  # client configuration as JSON, librdkafka's names
+TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"  # start token  # noqa: S105
+
+#: One transaction can't absorb a task that runs twice; the batch is attempted again as a whole instead.
+REQUIRED: Final[Mapping[str, tuple[str, str]]] = {
+    "spark.task.maxFailures": ("1", "a second attempt of a task would write its records twice into one transaction"),
+    "spark.stage.maxConsecutiveAttempts": ("1", "a stage that is run again re-runs tasks that have written already"),
+    "spark.speculation": ("false", "a speculative copy of a task would write its records twice into one transaction"),
+}
+
+#: Set unless the user has set them.
+DEFAULTS: Final[Mapping[str, str]] = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+}
+
+
+def submit_settings(given: Mapping[str, str]) -> dict[str, str]:
+    """Return what to pass to spark-submit: the user's settings, completed by required ones and defaults.
+
+    :param given: the user's Spark settings
+    :raises SettingRefusedError: when the user's contradict a required one
+    """
+    check(given.get, absent_is_refused=False)
+    required = {name: value for name, (value, _) in REQUIRED.items()}
+    return {**DEFAULTS, **given, **required}
+
+
+def check(get: Callable[[str], str | None], *, absent_is_refused: bool = True) -> None:
+    """Check a session's settings.
+
+    :param get: returns a setting's value, None when it is not set
+    :raises SettingRefusedError: naming the setting, its value and the value it must have
+    """
+    for name, (value, why) in REQUIRED.items():
+        found = get(name)
+        if (found is None and absent_is_refused) or (found is not None and found.strip().lower() != value):
+            raise SettingRefusedError(name, found, value, why)

@@ -1,0 +1,241 @@
+"""One pipeline's producer session: at most one open transaction, one epoch per batch attempt.
+
+The driver is its only owner. The rules (who may send what, and when) are those of the commit protocol:
+
+* (-1, -1) is sent once, at the start of a run: it aborts whatever is open and fences every older run.
+* Later epochs come from InitProducerId with the current (producer id, epoch), which fences only our own stragglers and
+  fails when somebody else has taken over.
+* An abort is never sent after a commit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Final
+
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    CommitUnknownError,
+    ExactlyOnceError,
+    InvariantError,
+    SettingRefusedError,
+)
+from airflow_provider_exactlyonce.kafka import record_batch
+from airflow_provider_exactlyonce.kafka.retry import until_definite
+from airflow_provider_exactlyonce.kafka.wire import (
+    NO_PRODUCER,
+    Code,
+    Producer,
+    UnansweredError,
+    WireClient,
+    describe,
+)
+
+#: The largest epoch that the coordinator gives out; the next request gets a new producer id with epoch 0.
+LAST_EPOCH: Final = 32_766
+_INVALID_TRANSACTION_TIMEOUT: Final = 50
+_REQUEST_PATIENCE_SECONDS: Final = 60.0
+
+
+class State(Enum):
+    """Where the session is."""
+
+    NEW = "new"  # no producer id yet
+    IDLE = "idle"  # epoch known, nothing open
+    OPEN = "open"  # a batch attempt writes
+    ENDING = "ending"  # a commit was sent
+    LOST = "lost"  # somebody else has the transactional id, or the commit's outcome is unknown
+
+
+class Event(Enum):
+    """What moves the session."""
+
+    INITIALISED = "initialised"
+    BEGUN = "begun"
+    COMMIT_SENT = "commit sent"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    LOST = "lost"
+
+
+TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
+    (State.NEW, Event.INITIALISED): State.IDLE,
+    (State.LOST, Event.INITIALISED): State.IDLE,
+    (State.IDLE, Event.INITIALISED): State.IDLE,
+    (State.IDLE, Event.BEGUN): State.OPEN,
+    (State.OPEN, Event.COMMIT_SENT): State.ENDING,
+    (State.ENDING, Event.COMMITTED): State.IDLE,
+    (State.OPEN, Event.ABORTED): State.IDLE,
+    (State.IDLE, Event.LOST): State.LOST,
+    (State.OPEN, Event.LOST): State.LOST,
+    (State.ENDING, Event.LOST): State.LOST,
+}
+
+
+class ProducerLostError(ExactlyOnceError):
+    """The coordinator no longer knows this producer as the current one.
+
+    A newer run, a straggler of our own aborted attempt, or an expired transactional id: the ledger tells which.
+    """
+
+
+class TransactionSession:
+    """A transactional id's session in the driver.
+
+    :param client: connection to the cluster; the session does not close it
+    :param transactional_id: the pipeline's
+    :param timeout_milliseconds: transaction timeout, from the first record to the commit of one batch
+    """
+
+    def __init__(self, client: WireClient, transactional_id: str, *, timeout_milliseconds: int) -> None:
+        self.client: Final = client
+        self.transactional_id: Final = transactional_id
+        self.timeout_milliseconds: Final = timeout_milliseconds
+        self.producer = NO_PRODUCER
+        self.state = State.NEW
+
+    def __repr__(self) -> str:
+        return f"TransactionSession({self.transactional_id!r}, {self.state.name}, {self.producer})"
+
+    def initialise(self) -> None:
+        """Take the transactional id: abort what is open and fence whoever has it. Only at the start of a run.
+
+        :raises SettingRefusedError: when the broker's cap is below the transaction timeout
+        :raises UnansweredError: when no definite answer came; may be repeated
+        """
+        code, producer = self._init_producer_id(NO_PRODUCER)
+        if code == _INVALID_TRANSACTION_TIMEOUT:
+            raise SettingRefusedError(
+                "transaction_timeout",
+                f"{self.timeout_milliseconds} ms",
+                "at most the broker's transaction.max.timeout.ms",
+                "the broker does not open such a transaction",
+            )
+        if code != Code.NONE:
+            raise ExactlyOnceError(f"InitProducerId of {self.transactional_id} answered {describe(code)}")
+        self.producer = producer
+        self._move(Event.INITIALISED)
+
+    def begin(self) -> None:
+        """Take the next epoch for a batch attempt; fences stragglers of the attempt before.
+
+        :raises ProducerLostError: when another producer has taken over; nothing of ours is open then
+        :raises UnansweredError: when no definite answer came; may be repeated
+        """
+        if self.state is not State.IDLE:
+            raise InvariantError(f"begin in {self!r}")
+        code, producer = self._init_producer_id(self.producer)
+        exhausted = self.producer.epoch >= LAST_EPOCH and producer.epoch == 0
+        if code != Code.NONE or (producer.id != self.producer.id and not exhausted):
+            self._move(Event.LOST)
+            answer = describe(code) if code != Code.NONE else f"another producer id, {producer.id}"
+            raise ProducerLostError(f"InitProducerId of {self.transactional_id} at {self.producer} answered {answer}")
+        self.producer = producer
+        self._move(Event.BEGUN)
+
+    def write(self, topic: str, partition: int, key: bytes, value: bytes) -> int:
+        """Append one record of the driver's own as the attempt's first to that partition; return its offset.
+
+        :raises BatchFailedError: when the broker refuses it; abort next
+        """
+        add_partition(self.client, self.transactional_id, self.producer, topic, partition)
+        body = record_batch.encode_single(key, value, timestamp_milliseconds=int(time.time() * 1000))
+        header, payload = record_batch.stamp(
+            body, producer_id=self.producer.id, epoch=self.producer.epoch, base_sequence=0
+        )
+        return produce(self.client, self.transactional_id, topic, partition, b"".join((header, payload)))
+
+    def commit(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Commit; the answer is definite when this returns.
+
+        :param give_up: asked between repetitions, true when the process has to stop
+        :raises CommitUnknownError: when the outcome is unknown; the ledger tells. Never abort then
+        """
+        self._move(Event.COMMIT_SENT)
+        try:
+            code = until_definite(
+                lambda: self.client.end_transaction(self.transactional_id, self.producer, commit=True),
+                timeout_seconds=2 * self.timeout_milliseconds / 1000,
+                give_up=give_up,
+            )
+        except UnansweredError as error:
+            self._move(Event.LOST)
+            raise CommitUnknownError(f"EndTxn(commit) of {self.transactional_id}: {error}") from error
+        if code != Code.NONE:
+            self._move(Event.LOST)
+            raise CommitUnknownError(f"EndTxn(commit) of {self.transactional_id} answered {describe(code)}")
+        self._move(Event.COMMITTED)
+
+    def abort(self) -> None:
+        """Abort the attempt. Nothing is raised when the coordinator disagrees: the next begin finds out why.
+
+        :raises UnansweredError: when no definite answer came; the transaction ends by its timeout at the latest
+        """
+        until_definite(
+            lambda: self.client.end_transaction(self.transactional_id, self.producer, commit=False),
+            timeout_seconds=_REQUEST_PATIENCE_SECONDS,
+        )
+        self._move(Event.ABORTED)
+
+    def _init_producer_id(self, current: Producer) -> tuple[int, Producer]:
+        answered = NO_PRODUCER
+
+        def ask() -> int:
+            nonlocal answered
+            code, answered = self.client.init_producer_id(self.transactional_id, current, self.timeout_milliseconds)
+            return code
+
+        return until_definite(ask, timeout_seconds=_REQUEST_PATIENCE_SECONDS), answered
+
+    def _move(self, event: Event) -> None:
+        following = TRANSITIONS.get((self.state, event))
+        if following is None:
+            raise InvariantError(f"{event.value} in {self!r}")
+        self.state = following
+
+
+def add_partition(
+    client: WireClient, transactional_id: str, producer: Producer, topic: str, partition: int
+) -> None:
+    """Make a topic-partition part of the open transaction; the first one opens it. May be repeated.
+
+    :raises BatchFailedError: when the coordinator refuses; the attempt can't go on
+    """
+    try:
+        code = until_definite(
+            lambda: client.add_partition(transactional_id, producer, topic, partition),
+            timeout_seconds=_REQUEST_PATIENCE_SECONDS,
+        )
+    except UnansweredError as error:
+        raise BatchFailedError(f"AddPartitionsToTxn of {topic}-{partition}: {error}") from error
+    if code != Code.NONE:
+        raise BatchFailedError(f"AddPartitionsToTxn of {topic}-{partition} answered {describe(code)}")
+
+
+def produce(client: WireClient, transactional_id: str, topic: str, partition: int, records: bytes) -> int:
+    """Append one stamped record batch and return its base offset.
+
+    The same bytes with the same sequence are sent until the answer is definite: the broker removes duplicates.
+
+    :raises BatchFailedError: when the broker refuses it; the attempt can't go on
+    """
+    offset, message = -1, ""
+
+    def send() -> int:
+        nonlocal offset, message
+        code, offset, message = client.produce(transactional_id, topic, partition, records)
+        return code
+
+    try:
+        code = until_definite(
+            send,
+            timeout_seconds=_REQUEST_PATIENCE_SECONDS,
+            on_transient=lambda _: client.refresh_leaders(topic),
+        )
+    except UnansweredError as error:
+        raise BatchFailedError(f"Produce to {topic}-{partition}: {error}") from error
+    if code != Code.NONE:
+        raise BatchFailedError(f"Produce to {topic}-{partition} answered {describe(code)} {message}".rstrip())
+    return offset

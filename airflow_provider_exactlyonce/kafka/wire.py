@@ -1,0 +1,255 @@
+"""The adapter over kafka-python's private connection manager: the protocol requests that no client offers publicly.
+
+Nothing else in the project touches ``_manager``. The contract test (``tests/integration/kafka/test_wire_contract.py``)
+says what to do when a release of kafka-python breaks it. Request versions are fixed on purpose: with EndTxn 4,
+AddPartitionsToTxn 3 and Produce 11 the partitions are added by the client and the epoch changes only by InitProducerId.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, Self
+
+import kafka.errors
+from kafka.admin import KafkaAdminClient
+from kafka.protocol.consumer import IsolationLevel, ListOffsetsRequest, OffsetSpec
+from kafka.protocol.metadata import CoordinatorType, MetadataRequest
+from kafka.protocol.producer import ProduceRequest
+from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
+
+from airflow_provider_exactlyonce.kafka.config import for_kafka_python
+
+_REQUEST_TIMEOUT_MILLISECONDS: Final = 30_000
+_NO_LEADER: Final = -1
+
+
+class Code(IntEnum):
+    """Kafka's error codes that the protocol tells apart."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    MESSAGE_TOO_LARGE = 10
+    NETWORK_EXCEPTION = 13
+    COORDINATOR_LOAD_IN_PROGRESS = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    NOT_ENOUGH_REPLICAS = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+    INVALID_TIMESTAMP = 32
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    INVALID_PRODUCER_ID_MAPPING = 49
+    CONCURRENT_TRANSACTIONS = 51
+    KAFKA_STORAGE_ERROR = 56
+    UNKNOWN_PRODUCER_ID = 59
+    PRODUCER_FENCED = 90
+
+
+class UnansweredError(Exception):
+    """A request got no answer: it may or may not have been executed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Producer:
+    """Kafka's identity of a transactional producer."""
+
+    id: int
+    epoch: int
+
+
+NO_PRODUCER: Final = Producer(id=-1, epoch=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicMetadata:
+    """What the cluster says of a topic.
+
+    :param leaders: {partition: node id}, -1 for a partition without a leader
+    """
+
+    topic_id: str
+    leaders: Mapping[int, int]
+
+
+class WireClient:
+    """Sends single requests and returns their error codes. Safe to use from several threads.
+
+    Every method raises :class:`UnansweredError` when no answer came.
+
+    :param config: client configuration in librdkafka's names
+    :raises UnansweredError: when the cluster can't be reached
+    """
+
+    def __init__(self, config: Mapping[str, str]) -> None:
+        logging.getLogger("kafka").setLevel(logging.ERROR)
+        self._admin = self._answered(lambda: KafkaAdminClient(**for_kafka_python(config)))
+        self._manager: Any = self._admin._manager
+        self._leaders: dict[tuple[str, int], int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. An open transaction stays open."""
+        self._admin.close()
+
+    def init_producer_id(
+        self, transactional_id: str, current: Producer, transaction_timeout_milliseconds: int
+    ) -> tuple[int, Producer]:
+        """Ask the coordinator for the next epoch.
+
+        :param current: the producer as known, or :data:`NO_PRODUCER` to fence whoever has it
+        """
+        request = InitProducerIdRequest(
+            transactional_id=transactional_id,
+            transaction_timeout_ms=transaction_timeout_milliseconds,
+            producer_id=current.id,
+            producer_epoch=current.epoch,
+            max_version=5,
+        )
+        answer = self._to_coordinator(transactional_id, request)
+        return self._coordinated(transactional_id, answer.error_code), Producer(
+            id=answer.producer_id, epoch=answer.producer_epoch
+        )
+
+    def add_partition(self, transactional_id: str, producer: Producer, topic: str, partition: int) -> int:
+        """Make a topic-partition part of the transaction, which opens it if it isn't open."""
+        topics = [AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=[partition])]
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=transactional_id,
+            v3_and_below_producer_id=producer.id,
+            v3_and_below_producer_epoch=producer.epoch,
+            v3_and_below_topics=topics,
+            max_version=3,
+        )
+        answer = self._to_coordinator(transactional_id, request)
+        result = answer.results_by_topic_v3_and_below[0].results_by_partition[0]
+        return self._coordinated(transactional_id, result.partition_error_code)
+
+    def end_transaction(self, transactional_id: str, producer: Producer, *, commit: bool) -> int:
+        """Commit or abort the open transaction."""
+        request = EndTxnRequest(
+            transactional_id=transactional_id,
+            producer_id=producer.id,
+            producer_epoch=producer.epoch,
+            committed=commit,
+            max_version=4,
+        )
+        return self._coordinated(transactional_id, self._to_coordinator(transactional_id, request).error_code)
+
+    def produce(self, transactional_id: str, topic: str, partition: int, records: bytes) -> tuple[int, int, str]:
+        """Append one record batch with acks=all; returns (error code, base offset, the broker's message)."""
+        leader = self.leader(topic, partition)
+        if leader == _NO_LEADER:
+            return Code.LEADER_NOT_AVAILABLE, -1, "the partition has no leader"
+        data = ProduceRequest.TopicProduceData(
+            name=topic,
+            partition_data=[ProduceRequest.TopicProduceData.PartitionProduceData(index=partition, records=records)],
+        )
+        request = ProduceRequest(
+            transactional_id=transactional_id,
+            acks=-1,
+            timeout_ms=_REQUEST_TIMEOUT_MILLISECONDS,
+            topic_data=[data],
+            max_version=11,
+        )
+        answer = self._send(request, leader).responses[0].partition_responses[0]
+        return answer.error_code, answer.base_offset, answer.error_message or ""
+
+    def metadata(self, topic: str) -> TopicMetadata | None:
+        """Ask for a topic's partitions; None when it does not exist."""
+        request = MetadataRequest(
+            topics=[MetadataRequest.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False, max_version=12
+        )
+        answer = self._send(request, None).topics[0]
+        if answer.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+            return None
+        return TopicMetadata(
+            topic_id=str(answer.topic_id),
+            leaders={partition.partition_index: partition.leader_id for partition in answer.partitions},
+        )
+
+    def leader(self, topic: str, partition: int) -> int:
+        """Return the node id of a partition's leader from the cache, -1 when it has none."""
+        leader = self._leaders.get((topic, partition), _NO_LEADER)
+        if leader == _NO_LEADER:
+            self.refresh_leaders(topic)
+        return self._leaders.get((topic, partition), _NO_LEADER)
+
+    def refresh_leaders(self, topic: str) -> None:
+        """Ask again who leads the topic's partitions; done after an error that tells of a move."""
+        described = self.metadata(topic)
+        for partition, leader in (described.leaders if described else {}).items():
+            self._leaders[topic, partition] = leader
+
+    def stable_offset(self, topic: str, partition: int) -> int:
+        """Return the last stable offset: records below it are decided."""
+        request = ListOffsetsRequest(
+            replica_id=-1,
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            topics=[
+                ListOffsetsRequest.ListOffsetsTopic(
+                    name=topic,
+                    partitions=[
+                        ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+                            partition_index=partition, timestamp=OffsetSpec.LATEST
+                        )
+                    ],
+                )
+            ],
+        )
+        answer = self._send(request, self.leader(topic, partition)).topics[0].partitions[0]
+        if answer.error_code != Code.NONE:
+            raise UnansweredError(f"ListOffsets of {topic}-{partition}: {describe(answer.error_code)}")
+        return int(answer.offset)
+
+    def _to_coordinator(self, transactional_id: str, request: Any) -> Any:
+        async def send() -> Any:
+            nodes = await self._admin._find_coordinator_ids([transactional_id], key_type=CoordinatorType.TRANSACTION)
+            return await self._manager.send(request, node_id=nodes[transactional_id])
+
+        try:
+            return self._answered(lambda: self._manager.run(send))
+        except UnansweredError:
+            self._forget_coordinator(transactional_id)
+            raise
+
+    def _coordinated(self, transactional_id: str, code: int) -> int:
+        if code in (Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE):
+            self._forget_coordinator(transactional_id)
+        return code
+
+    def _forget_coordinator(self, transactional_id: str) -> None:
+        self._manager.cluster._coordinators.pop((CoordinatorType.TRANSACTION, transactional_id), None)
+
+    def _send(self, request: Any, node: int | None) -> Any:
+        async def send() -> Any:
+            return await self._manager.send(request, node_id=node)
+
+        return self._answered(lambda: self._manager.run(send))
+
+    def _answered(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except kafka.errors.KafkaError as error:
+            raise UnansweredError(f"{type(error).__name__}: {error}") from error
+
+
+def describe(code: int) -> str:
+    """Return an error code's name, for messages."""
+    try:
+        return f"{Code(code).name} ({code})"
+    except ValueError:
+        return f"{kafka.errors.for_code(code).__name__} ({code})"

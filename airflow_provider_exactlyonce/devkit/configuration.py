@@ -1,0 +1,158 @@
+"""What the embedded broker is told: its ports, its ``server.properties``, its logging."""
+
+from __future__ import annotations
+
+import random
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from airflow_provider_exactlyonce.devkit.errors import DevkitError
+
+HOST: Final = "127.0.0.1"
+PROPERTIES_NAME: Final = "server.properties"
+PORT_ATTEMPTS: Final = 200
+LOWEST_PORT: Final = 10_000
+
+# Small, for one user on one machine: one replica of everything, few internal partitions, and clean-up that a test can
+# wait for. A broker that was killed can register again only when its old session has timed out (9 s by default).
+DEFAULTS: Final[Mapping[str, str]] = {
+    "auto.create.topics.enable": "false",
+    "broker.heartbeat.interval.ms": "500",
+    "broker.session.timeout.ms": "4000",
+    "default.replication.factor": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    "log.cleaner.dedupe.buffer.size": "16777216",
+    "log.index.size.max.bytes": "1048576",
+    "num.io.threads": "4",
+    "num.network.threads": "2",
+    "offsets.topic.num.partitions": "4",
+    "offsets.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+}
+
+# Warnings, and from the coordinator who began or fenced which transactional id.
+LOGGING_OPTIONS: Final = (
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.log.kafka.coordinator.transaction.TransactionCoordinator=info",
+    "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ports:
+    """The two ports of a broker, both on the loopback interface only."""
+
+    client: int
+    controller: int
+
+
+def choose_ports(data_directory: Path, port: int) -> Ports:
+    """Take the wished port, else those of the last start here if they are free, else any.
+
+    :param port: 0 for any
+    :raises DevkitError: when the wished port is taken
+    """
+    if port and not _is_free(port):
+        raise DevkitError(f"port {port} on {HOST} is taken; choose another, or 0 for any free one")
+    previous = _previous_ports(data_directory)
+    client = port or (previous.client if previous and _is_free(previous.client) else _any_free_port(exclude=0))
+    if previous and previous.controller != client and _is_free(previous.controller):
+        return Ports(client=client, controller=previous.controller)
+    return Ports(client=client, controller=_any_free_port(exclude=client))
+
+
+def write_properties(data_directory: Path, ports: Ports, extra: Mapping[str, str]) -> Path:
+    """Write ``server.properties`` and return where it is.
+
+    :param extra: added to the defaults, and stronger than they
+    :raises DevkitError: when ``extra`` names what the devkit itself must set, or can't be written in that format
+    """
+    own = {
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{ports.client}",
+        "controller.listener.names": "CONTROLLER",
+        "controller.quorum.voters": f"1@{HOST}:{ports.controller}",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listeners": f"PLAINTEXT://{HOST}:{ports.client},CONTROLLER://{HOST}:{ports.controller}",
+        "log.dirs": str(log_directory(data_directory)),
+        "node.id": "1",
+        "process.roles": "broker,controller",
+    }
+    if reserved := sorted(own.keys() & extra.keys()):
+        raise DevkitError(f"the embedded broker sets {', '.join(reserved)} itself; leave it out of `properties`")
+    if "," in own["log.dirs"]:
+        raise DevkitError(
+            f"the data directory {data_directory} has a comma in its path, which Kafka takes for two paths"
+        )
+    path = data_directory / PROPERTIES_NAME
+    path.write_text(
+        "".join(_line(name, value) for name, value in ({**DEFAULTS, **extra, **own}).items()), encoding="utf-8"
+    )
+    return path
+
+
+def log_directory(data_directory: Path) -> Path:
+    """Return where the broker keeps its topics."""
+    return data_directory / "kafka"
+
+
+def cluster_id(data_directory: Path) -> str | None:
+    """Read the id that formatting gave the storage, None before that."""
+    try:
+        text = (log_directory(data_directory) / "meta.properties").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    match = re.search(r"^cluster\.id=(\S+)$", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def _line(name: str, value: str) -> str:
+    if "\n" in name + value:
+        raise DevkitError(f"property {name!r} = {value!r} has a line break")
+    return f"{name}={value}\n".replace("\\", "\\\\")
+
+
+def _previous_ports(data_directory: Path) -> Ports | None:
+    try:
+        text = (data_directory / PROPERTIES_NAME).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    match = re.search(r"^listeners=PLAINTEXT://[^:]+:(\d+),CONTROLLER://[^:]+:(\d+)$", text, re.MULTILINE)
+    return Ports(client=int(match[1]), controller=int(match[2])) if match else None
+
+
+def _any_free_port(exclude: int) -> int:
+    """Pick a port below the range from which the kernel takes ports for outgoing connections.
+
+    In that range a client that tries again and again to reach a killed broker may be given the broker's own port, connect
+    to itself, and keep the broker from coming back.
+    """
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    highest = max(first_outgoing, LOWEST_PORT + PORT_ATTEMPTS) - 1
+    for _ in range(PORT_ATTEMPTS):
+        port = random.SystemRandom().randint(LOWEST_PORT, highest)
+        if port != exclude and _is_free(port):
+            return port
+    raise DevkitError(f"no free port found on {HOST} between {LOWEST_PORT} and {highest}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the broker does: TIME_WAIT is no obstacle
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True

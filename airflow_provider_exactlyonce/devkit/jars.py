@@ -1,0 +1,195 @@
+"""The broker's and the connector's jars: resolved once per user, verified, and found again in milliseconds.
+
+A stamp beside the jars holds each one's size and times as they were when its SHA-256 was last compared with
+``checksums.txt``. The kernel sets a file's change time at every write, so equal times mean equal bytes and the next call
+needs no hashing; unequal times cost one hashing, and unequal hashes a new download.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from airflow_provider_exactlyonce.devkit.errors import DevkitError
+from airflow_provider_exactlyonce.devkit.ivy import Progress, retrieve
+
+KAFKA_VERSION: Final = "4.3.1"
+SPARK_VERSION: Final = "4.2.0"
+CACHE_VARIABLE: Final = "EXACTLYONCE_CACHE"
+CHECKSUMS: Final = Path(__file__).with_name("checksums.txt")
+STAMP_NAME: Final = "verified.json"
+STAGING_PREFIX: Final = "staging-"
+
+logger = logging.getLogger(__name__)
+
+
+def broker_jars(progress: Progress = logger.info) -> list[Path]:
+    """Return the class path of the embedded broker, resolving it first if it isn't there.
+
+    :raises DevkitError: when it isn't there and can't be had
+    """
+    return _jars("broker", progress)
+
+
+def spark_connector_jars(progress: Progress = logger.info) -> list[Path]:
+    """Return what ``spark.jars`` needs to read and write Kafka, resolving it first if it isn't there.
+
+    :raises DevkitError: when it isn't there and can't be had
+    """
+    return _jars("spark", progress)
+
+
+def cache_directory() -> Path:
+    """Return the per-user cache; it need not exist."""
+    if own := os.environ.get(CACHE_VARIABLE):
+        return Path(own).expanduser().absolute()
+    # The XDG specification says to ignore a relative path.
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(shared) if os.path.isabs(shared) else Path.home() / ".cache") / "exactlyonce"
+
+
+def jar_directory() -> Path:
+    """Return where the jars of these versions are published; it need not exist."""
+    return cache_directory() / f"kafka-{KAFKA_VERSION}-spark-{SPARK_VERSION}"
+
+
+def resolve(progress: Progress) -> None:
+    """Make sure that every jar is in the cache and is the one that ``checksums.txt`` names.
+
+    May be repeated, and by several processes at once: one downloads, the others wait. If it raises, or the process dies
+    here, the published folder is as it was; what Ivy had downloaded is used by the next call.
+
+    :param progress: called with one line per step; not at all when everything is there
+    :raises DevkitError: no network, no Java, a cache that can't be written, or a jar with another checksum
+    """
+    directory = jar_directory()
+    if _is_stamped(directory) or not _problems_of_published(directory):
+        return
+    try:
+        with _exclusive(cache_directory(), progress):
+            # Asked again, because whoever held the lock before us may have published it.
+            problems = _problems_of_published(directory)
+            if problems:
+                for problem in problems if directory.exists() else ():
+                    progress(f"resolving again: {problem}")
+                _download(directory, progress)
+    except OSError as error:
+        raise DevkitError(
+            f"the cache {cache_directory()} can't be used ({error}); set {CACHE_VARIABLE} to a folder that can be written"
+        ) from error
+
+
+def _jars(configuration: str, progress: Progress) -> list[Path]:
+    resolve(progress)
+    directory = jar_directory()
+    return [directory / name for name in _checksums() if name.startswith(f"{configuration}/")]
+
+
+@functools.cache
+def _checksums() -> Mapping[str, str]:
+    """Read SHA-256 by relative name, in the format of ``sha256sum``."""
+    lines = CHECKSUMS.read_text(encoding="utf-8").splitlines()
+    return {name: digest for digest, name in (line.split(maxsplit=1) for line in lines)}
+
+
+@contextlib.contextmanager
+def _exclusive(cache: Path, progress: Progress) -> Iterator[None]:
+    """Hold the cache's lock; the kernel gives it back if the process dies."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / "lock", "w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(f"waiting for another process that is filling {cache}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _download(directory: Path, progress: Progress) -> None:
+    """Fetch into a staging folder, verify, and publish by one rename. Called with the lock held."""
+    cache = cache_directory()
+    for abandoned in cache.glob(f"{STAGING_PREFIX}*"):  # whoever made it died, because the lock is ours
+        shutil.rmtree(abandoned)
+    ivy_cache = cache / "ivy"
+    staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=cache))
+    try:
+        retrieve(staging, ivy_cache, progress, len(_checksums()))
+        problems = _problems(staging)
+        if problems:
+            # Kept, the wrong file would come from Ivy's cache again and again.
+            shutil.rmtree(ivy_cache, ignore_errors=True)
+            raise DevkitError(
+                f"refused, because the download differs from {CHECKSUMS.name}: {'; '.join(problems)}."
+                " Try again; if it stays, a mirror or proxy delivers another file"
+            )
+        staging.chmod(0o755)  # mkdtemp's own mode would shut out others from a cache shared on purpose
+        _write_stamp(staging)
+        if directory.exists():
+            os.rename(directory, tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=cache))
+        os.rename(staging, directory)
+    finally:
+        for leftover in cache.glob(f"{STAGING_PREFIX}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(ivy_cache, ignore_errors=True)
+    progress(f"{len(_checksums())} jars verified and stored in {directory}")
+
+
+def _problems(directory: Path) -> list[str]:
+    """Compare every jar with its checksum; an empty list means that all are there and right."""
+    expected = _checksums()
+    problems = []
+    for name, digest in expected.items():
+        path = directory / name
+        if not path.is_file():
+            problems.append(f"{name} is missing")
+        elif (found := _sha256(path)) != digest:
+            problems.append(f"{name} has SHA-256 {found}, expected {digest}")
+    unexpected = sorted({str(path.relative_to(directory)) for path in directory.glob("*/*")} - expected.keys())
+    return problems + [f"{name} has no checksum" for name in unexpected]
+
+
+def _problems_of_published(directory: Path) -> list[str]:
+    """Hash what is there, and stamp it if it is right."""
+    problems = _problems(directory)
+    if not problems:
+        with contextlib.suppress(OSError):  # a cache baked into an image may be read-only; it is hashed each time then
+            _write_stamp(directory)
+    return problems
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _facts(directory: Path) -> dict[str, object]:
+    """Collect what a stamp holds: which checksums, and each jar's size and times."""
+    jars = {}
+    for name in _checksums():
+        status = os.stat(directory / name)
+        jars[name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    return {"checksums": _sha256(CHECKSUMS), "jars": jars}
+
+
+def _write_stamp(directory: Path) -> None:
+    temporary = directory / f"{STAMP_NAME}.{os.getpid()}"
+    temporary.write_text(json.dumps(_facts(directory)), encoding="utf-8")
+    os.replace(temporary, directory / STAMP_NAME)
+
+
+def _is_stamped(directory: Path) -> bool:
+    try:
+        stamp = json.loads((directory / STAMP_NAME).read_text(encoding="utf-8"))
+        return bool(stamp == _facts(directory))
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,51 @@
+"""Find a Java that can run the broker."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from airflow_provider_exactlyonce.devkit.errors import DevkitError
+
+MINIMUM_JAVA_VERSION: Final = 17
+HOW_TO_GET_JAVA: Final = "install it with `apt-get install openjdk-17-jre-headless`, or set JAVA_HOME to a newer one"
+
+
+def java_executable() -> Path:
+    """Return the ``java`` that JAVA_HOME or PATH names, once it is known to be new enough.
+
+    :raises DevkitError: when there is none, or it is too old
+    """
+    home = os.environ.get("JAVA_HOME")
+    found = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if found is None:
+        raise DevkitError(
+            f"Java {MINIMUM_JAVA_VERSION} is needed and there is no `java` on the PATH: {HOW_TO_GET_JAVA}"
+        )
+    if not os.access(found, os.X_OK):
+        raise DevkitError(f"JAVA_HOME is {home!r}, which has no bin/java: {HOW_TO_GET_JAVA}")
+    version = java_version(found)
+    if version < MINIMUM_JAVA_VERSION:
+        raise DevkitError(f"{found} is Java {version}; {MINIMUM_JAVA_VERSION} is needed: {HOW_TO_GET_JAVA}")
+    return Path(found)
+
+
+@functools.cache
+def java_version(executable: str) -> int:
+    """Ask a ``java`` for its feature version (8, 17, 21 …).
+
+    :raises DevkitError: when it doesn't run or doesn't say
+    """
+    try:
+        answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DevkitError(f"{executable} doesn't run ({error}): {HOW_TO_GET_JAVA}") from error
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
+    if match is None:
+        raise DevkitError(f"{executable} -version doesn't say its version: {answer.stderr.strip()!r}")
+    return int(match.group(1))

@@ -1,0 +1,28 @@
+"""Resolve ``devkit/ivy.xml`` afresh and write the checksums of what came. For maintainers, after a version changed."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+
+from airflow_provider_exactlyonce.devkit.ivy import retrieve
+from airflow_provider_exactlyonce.devkit.jars import CHECKSUMS
+
+
+def main() -> None:
+    """Download every jar into a temporary folder, so that nothing old is trusted."""
+    with tempfile.TemporaryDirectory(prefix="exactlyonce-checksums-") as folder:
+        jars = Path(folder, "jars")
+        jars.mkdir()
+        retrieve(jars, Path(folder, "ivy"), print)
+        lines = [
+            f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(jars)}\n"
+            for path in sorted(jars.glob("*/*.jar"))
+        ]
+    CHECKSUMS.write_text("".join(lines), encoding="utf-8")
+    print(f"{len(lines)} checksums written to {CHECKSUMS}")
+
+
+if __name__ == "__main__":
+    main()

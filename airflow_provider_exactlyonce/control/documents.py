@@ -22,11 +22,13 @@ def _checksum(body: Mapping[str, Any]) -> str:
     return f"crc32:{zlib.crc32(canonical.encode()):08x}"
 
 
-def write(path: Path, body: Mapping[str, Any], *, durable: bool = True) -> None:
+def write(path: Path, body: Mapping[str, Any], *, durable: bool = True, exclusive: bool = False) -> None:
     """Replace the document at ``path``; readers see the old or the new one, nothing between.
 
     :param body: JSON values; the key ``checksum`` is ours
     :param durable: flush to disk before the rename. False for documents that describe only the moment (heartbeats).
+    :param exclusive: create it, and never replace one that is there
+    :raises FileExistsError: when it is there and ``exclusive`` was asked for
     """
     text = json.dumps({**body, _CHECKSUM: _checksum(body)}, indent=1)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -37,7 +39,11 @@ def write(path: Path, body: Mapping[str, Any], *, durable: bool = True) -> None:
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
+        if exclusive:
+            os.link(temporary, path)
+            os.unlink(temporary)
+        else:
+            os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -4,7 +4,8 @@
 
     <home>/home.json                      identity of the home
     <home>/current                        which lineage is in use
-    <home>/lineages/<id>/lineage.json     what the lineage remembers of its ledger
+    <home>/lineages/<id>/lineage.json     which ledger the lineage belongs to
+    <home>/lineages/<id>/progress.json    the last commit that its driver has seen
     <home>/lineages/<id>/checkpoint/      Spark's checkpoint, Spark's query id is <id>
     <home>/savepoints/
     <home>/control/lease.json, status.json, intent.json, commands/, logs/
@@ -12,11 +13,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.control import documents
@@ -84,7 +86,13 @@ class Home:
                 f"{self.path / 'current'} points to lineage {pointer['lineage']}, whose lineage.json is missing or torn; "
                 "put it back from a copy of the home"
             )
-        return Lineage(**{key: value for key, value in body.items() if key != "schema"})
+        progress = documents.read(self.path / "lineages" / pointer["lineage"] / "progress.json") or {"last_commit": 0}
+        return Lineage(
+            id=body["id"],
+            cluster_id=body["cluster_id"],
+            ledger_topic_id=body["ledger_topic_id"],
+            last_commit=max(body["last_commit"], progress["last_commit"]),
+        )
 
     def checkpoint(self, lineage_id: str) -> Path:
         """Return Spark's checkpoint directory of a lineage."""
@@ -93,28 +101,30 @@ class Home:
     def create(self, pipeline: str) -> Lineage:
         """Make the home and its first lineage; goes on where an earlier call was killed.
 
-        The pointer is written last: before it, the directory counts as empty.
+        The pointer is written last and once: before it the directory counts as empty, and of two drivers that create
+        the same home at the same time both get the lineage of the first.
         """
         if self.identity() is None:
             body = {"schema": SCHEMA, "id": str(uuid.uuid4()), "pipeline": pipeline}
-            documents.write(self.path / "home.json", body)
+            with contextlib.suppress(FileExistsError):
+                documents.write(self.path / "home.json", body, exclusive=True)
         lineage = Lineage(id=str(uuid.uuid4()))
         checkpoint = self.checkpoint(lineage.id)
         checkpoint.mkdir(parents=True, mode=0o700)
         (checkpoint / "metadata").write_text(json.dumps({"id": lineage.id}, separators=(",", ":")))
         self.remember(lineage)
-        documents.write(self.path / "current", {"schema": SCHEMA, "lineage": lineage.id})
-        return lineage
+        with contextlib.suppress(FileExistsError):
+            documents.write(self.path / "current", {"schema": SCHEMA, "lineage": lineage.id}, exclusive=True)
+        return self.current() or lineage
 
-    def remember(self, lineage: Lineage, *, durable: bool = True) -> None:
+    def remember(self, lineage: Lineage) -> None:
         """Write what the lineage remembers."""
-        body: dict[str, Any] = {"schema": SCHEMA, **asdict(lineage)}
-        documents.write(self.path / "lineages" / lineage.id / "lineage.json", body, durable=durable)
+        documents.write(self.path / "lineages" / lineage.id / "lineage.json", {"schema": SCHEMA, **asdict(lineage)})
 
-
-def advanced(lineage: Lineage, *, last_commit: int) -> Lineage:
-    """Return the lineage as it is after a commit."""
-    return replace(lineage, last_commit=last_commit)
+    def note_commit(self, lineage_id: str, commit: int) -> None:
+        """Note the number of the newest commit. Not flushed: after a power failure it may be older, never newer."""
+        path = self.path / "lineages" / lineage_id / "progress.json"
+        documents.write(path, {"last_commit": commit}, durable=False)
 
 
 def _local_path(location: str) -> Path:

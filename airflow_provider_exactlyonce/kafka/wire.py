@@ -194,26 +194,37 @@ class WireClient:
         for partition, leader in (described.leaders if described else {}).items():
             self._leaders[topic, partition] = leader
 
-    def stable_offset(self, topic: str, partition: int) -> int:
-        """Return the last stable offset: records below it are decided."""
-        request = ListOffsetsRequest(
-            replica_id=-1,
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            topics=[
-                ListOffsetsRequest.ListOffsetsTopic(
-                    name=topic,
-                    partitions=[
-                        ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
-                            partition_index=partition, timestamp=OffsetSpec.LATEST
-                        )
-                    ],
-                )
-            ],
-        )
-        answer = self._send(request, self.leader(topic, partition)).topics[0].partitions[0]
-        if answer.error_code != Code.NONE:
-            raise UnansweredError(f"ListOffsets of {topic}-{partition}: {describe(answer.error_code)}")
-        return int(answer.offset)
+    def stable_offsets(self, topic: str) -> dict[int, int]:
+        """Return each partition's last stable offset: records below it are decided."""
+        return self._offsets(topic, OffsetSpec.LATEST)
+
+    def earliest_offsets(self, topic: str) -> dict[int, int]:
+        """Return where each partition's log starts."""
+        return self._offsets(topic, OffsetSpec.EARLIEST)
+
+    def _offsets(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
+        described = self.metadata(topic)
+        if described is None:
+            raise UnansweredError(f"topic {topic} does not exist")
+        by_leader: dict[int, list[int]] = {}
+        for partition, leader in described.leaders.items():
+            by_leader.setdefault(leader, []).append(partition)
+        offsets: dict[int, int] = {}
+        for leader, partitions in by_leader.items():
+            asked = [
+                ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(partition_index=partition, timestamp=spec)
+                for partition in partitions
+            ]
+            request = ListOffsetsRequest(
+                replica_id=-1,
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                topics=[ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=asked)],
+            )
+            for answer in self._send(request, leader).topics[0].partitions:
+                if answer.error_code != Code.NONE:
+                    raise UnansweredError(f"offsets of {topic}-{answer.partition_index}: {describe(answer.error_code)}")
+                offsets[answer.partition_index] = int(answer.offset)
+        return offsets
 
     def _to_coordinator(self, transactional_id: str, request: Any) -> Any:
         async def send() -> Any:

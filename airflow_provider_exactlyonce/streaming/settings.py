@@ -9,7 +9,7 @@ from airflow_provider_exactlyonce.exceptions import SettingRefusedError
 
 #: Environment variables through which a supervisor hands a driver what must not be on its command line.
 KAFKA_VARIABLE: Final = "EXACTLYONCE_KAFKA"  # client configuration as JSON, librdkafka's names
-TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"  # start token  # noqa: S105
+TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"  # start token
 
 #: One transaction can't absorb a task that runs twice; the batch is attempted again as a whole instead.
 REQUIRED: Final[Mapping[str, tuple[str, str]]] = {

@@ -1,0 +1,162 @@
+"""Reads and repairs the offset and commit logs of a Spark checkpoint (log format 1 of Spark 4.2).
+
+::
+
+    offsets/N   v1
+                {"batchWatermarkMs":0,"batchTimestampMs":…,"conf":{…}}
+                one line a source: its end offsets as JSON, or -
+    commits/N   v1
+                {"nextBatchWatermarkMs":0, …}
+    sources/<i>/0   where source i began
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+_NO_OFFSET: Final = "-"
+
+#: {topic: {partition: end}}, end exclusive
+KafkaOffsets = dict[str, dict[int, int]]
+
+
+class TornFileError(ValueError):
+    """A file of the checkpoint isn't whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOffsets:
+    """One ``offsets/N``.
+
+    :param text: the file's exact text
+    :param watermark: event-time watermark of the batch, milliseconds since the epoch, 0 for none
+    :param timestamp: the batch's timestamp, milliseconds since the epoch
+    :param sources: a line a source, None for a source without an offset yet
+    """
+
+    text: str
+    watermark: int
+    timestamp: int
+    sources: tuple[str | None, ...]
+
+    def kafka_ends(self) -> KafkaOffsets:
+        """Return where the batch ends in each topic-partition of its Kafka sources."""
+        ends: KafkaOffsets = {}
+        for line in self.sources:
+            for topic, partitions in (json.loads(line) if line else {}).items():
+                ends.setdefault(topic, {}).update({int(partition): end for partition, end in partitions.items()})
+        return ends
+
+    def same_sources(self, other: BatchOffsets) -> bool:
+        """Tell whether both end at the same place in every source."""
+        return [line and json.loads(line) for line in self.sources] == [
+            line and json.loads(line) for line in other.sources
+        ]
+
+
+def parse_offsets(text: str) -> BatchOffsets:
+    """Read the text of an ``offsets/N``.
+
+    :raises TornFileError: when it isn't whole
+    """
+    version, _, rest = text.partition("\n")
+    header, _, sources = rest.partition("\n")
+    try:
+        metadata: Mapping[str, Any] = json.loads(header)
+        lines = tuple(None if line == _NO_OFFSET else line for line in sources.split("\n") if line)
+        for line in lines:
+            json.loads(line or "{}")
+        if version != "v1" or not lines:
+            raise TornFileError(f"offset log entry of version {version!r} with {len(lines)} sources; v1 is read")
+        return BatchOffsets(
+            text=text,
+            watermark=int(metadata["batchWatermarkMs"]),
+            timestamp=int(metadata["batchTimestampMs"]),
+            sources=lines,
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise TornFileError(f"offset log entry is not whole: {error}") from error
+
+
+class Checkpoint:
+    """One lineage's checkpoint directory.
+
+    :param path: the directory that Spark was given as ``checkpointLocation``
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path: Final = path
+
+    def batches(self, log: str) -> list[int]:
+        """Return the batch ids in ``offsets`` or ``commits``, oldest first."""
+        directory = self.path / log
+        names = os.listdir(directory) if directory.is_dir() else []
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def newest_offsets(self) -> int | None:
+        """Return the id of the newest planned batch."""
+        batches = self.batches("offsets")
+        return batches[-1] if batches else None
+
+    def newest_commit(self) -> int | None:
+        """Return the id of the newest batch that Spark has recorded as done."""
+        batches = self.batches("commits")
+        return batches[-1] if batches else None
+
+    def offsets(self, batch: int) -> BatchOffsets | None:
+        """Read ``offsets/<batch>``; None when there is none.
+
+        :raises TornFileError: when the file isn't whole
+        """
+        try:
+            return parse_offsets((self.path / "offsets" / str(batch)).read_text())
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError as error:
+            raise TornFileError(f"offsets/{batch} is not text: {error}") from error
+
+    def commit_is_whole(self, batch: int) -> bool:
+        """Tell whether ``commits/<batch>`` can be read."""
+        try:
+            version, _, body = (self.path / "commits" / str(batch)).read_text().partition("\n")
+            return version.startswith("v") and isinstance(json.loads(body), dict)
+        except ValueError:
+            return False
+
+    def initial_kafka_offsets(self) -> KafkaOffsets:
+        """Return where the Kafka sources began, from ``sources/<i>/0``."""
+        starts: KafkaOffsets = {}
+        for file in self._initial_files():
+            _, _, body = file.read_bytes().partition(b"{")
+            for topic, partitions in json.loads(b"{" + body).items():
+                starts.setdefault(topic, {}).update({int(partition): start for partition, start in partitions.items()})
+        return starts
+
+    def _initial_files(self) -> Iterator[Path]:
+        directory = self.path / "sources"
+        for source in sorted(directory.iterdir()) if directory.is_dir() else []:
+            if (source / "0").is_file():
+                yield source / "0"
+
+    def write_offsets(self, batch: int, text: str) -> None:
+        """Put ``offsets/<batch>`` back, by rename; Hadoop's checksum of what was there is dropped."""
+        directory = self.path / "offsets"
+        directory.mkdir(exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{batch}.", suffix=".tmp", dir=directory)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        (directory / f".{batch}.crc").unlink(missing_ok=True)
+        os.replace(temporary, directory / str(batch))
+
+    def remove(self, log: str, batch: int) -> None:
+        """Remove an entry that isn't whole, with its checksum."""
+        (self.path / log / f".{batch}.crc").unlink(missing_ok=True)
+        (self.path / log / str(batch)).unlink(missing_ok=True)

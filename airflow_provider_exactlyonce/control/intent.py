@@ -1,0 +1,66 @@
+"""The intent: which driver a supervisor is about to start, written before it is started.
+
+A supervisor that dies between the write and the start, or between the start and the first lease, leaves the start token
+behind; whoever comes next looks for a process that carries it before it starts another.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_exactlyonce.control import documents
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intent:
+    """One start of a driver.
+
+    :param token: start token of the driver
+    :param owner: who wants it, for example an Airflow task instance; only the same owner takes the driver's end for its own
+    :param until: ``available`` or ``forever``
+    :param series: start token of the first driver of this series of restarts
+    :param restarts: restarts before this start, in its series
+    :param log: the driver's output on its host
+    :param host: where it is started
+    :param written: seconds since the epoch
+    :param pid: the process that was started, 0 before the start; it leads its process group
+    :param process_started: its start time in clock ticks since boot, so that a recycled pid isn't taken for it
+    """
+
+    token: str
+    owner: str
+    until: str
+    series: str
+    restarts: int
+    log: str
+    host: str = field(default_factory=socket.gethostname)
+    written: float = field(default_factory=time.time)
+    pid: int = 0
+    process_started: int = 0
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the driver was started on this host."""
+        return self.host == socket.gethostname()
+
+
+def write(path: Path, intent: Intent) -> None:
+    """Replace the intent."""
+    documents.write(path, asdict(intent))
+
+
+def read(path: Path) -> Intent | None:
+    """Return the intent, None when there is none."""
+    body: dict[str, Any] | None = documents.read(path)
+    return Intent(**body) if body else None
+
+
+def remove(path: Path, token: str) -> None:
+    """Remove the intent of a driver that has certainly ended, unless another has replaced it."""
+    found = read(path)
+    if found is not None and found.token == token:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,184 @@
+"""The operating-system side of a driver: the processes that carry its start token.
+
+A driver is several processes (spark-submit's JVM, the Python driver, Python workers) in a session of their own. All inherit
+the start token in their environment, so they are found by it and never taken for others, whatever the pids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.lease import Life
+
+#: Environment variable with the start token; the driver's settings read the same name.
+TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"  # noqa: S105
+
+_SWEEP_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a driver's process ended.
+
+    :param exit_code: negative for a signal, None when nobody could see it
+    """
+
+    exit_code: int | None
+
+
+class Driver(ABC):
+    """A started driver, as far as its processes go.
+
+    :param token: its start token
+    """
+
+    def __init__(self, token: str) -> None:
+        self.token: Final = token
+
+    @abstractmethod
+    def ended(self) -> Ended | None:
+        """Return how it ended, None while it lives. After an end no process of the driver is left on this host."""
+
+    @abstractmethod
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal to all its processes; returns whether they are within reach."""
+
+
+class ChildDriver(Driver):
+    """A driver that this process has started."""
+
+    def __init__(self, token: str, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(token)
+        self.process: Final = process
+
+    def ended(self) -> Ended | None:  # noqa: D102
+        code = self.process.poll()
+        if code is None:
+            return None
+        sweep(self.token)
+        return Ended(exit_code=code)
+
+    def signal(self, number: signal.Signals) -> bool:  # noqa: D102
+        _signal_all(self.token, number)
+        return True
+
+
+class FoundDriver(Driver):
+    """A driver that another process of this host has started; its exit code can't be seen.
+
+    :param pid: the process that leads it
+    :param process_started: its start time, see :func:`~airflow_provider_exactlyonce.control.lease.process_start`
+    """
+
+    def __init__(self, token: str, pid: int, process_started: int) -> None:
+        super().__init__(token)
+        self.pid: Final = pid
+        self.process_started: Final = process_started
+
+    def ended(self) -> Ended | None:  # noqa: D102
+        if leases.process_start(self.pid) == self.process_started:
+            return None
+        sweep(self.token)
+        return Ended(exit_code=None)
+
+    def signal(self, number: signal.Signals) -> bool:  # noqa: D102
+        _signal_all(self.token, number)
+        return True
+
+
+class RemoteDriver(Driver):
+    """A driver on another host: only its lease tells whether it lives, only commands reach it.
+
+    :param lease: path of the lease
+    """
+
+    def __init__(self, token: str, lease: Path) -> None:
+        super().__init__(token)
+        self.lease: Final = lease
+
+    def ended(self) -> Ended | None:  # noqa: D102
+        held = leases.read(self.lease)
+        if held is not None and held.token == self.token and leases.life(held) is Life.ALIVE:
+            return None
+        return Ended(exit_code=None)
+
+    def signal(self, number: signal.Signals) -> bool:  # noqa: D102
+        return False
+
+
+def start(
+    command: Sequence[str], *, token: str, environment: Mapping[str, str], directory: Path, log: Path
+) -> ChildDriver:
+    """Start a driver in a session of its own, so that it outlives this process.
+
+    :param environment: added to this process's own
+    :param directory: its working directory, created if absent
+    :param log: receives its output; created, readable by its owner only
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        process = subprocess.Popen(
+            list(command),
+            env={**os.environ, **environment, TOKEN_VARIABLE: token},
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    finally:
+        os.close(descriptor)
+    return ChildDriver(token, process)
+
+
+def members(token: str) -> list[int]:
+    """Return the processes of this host and user that carry a start token."""
+    wanted = f"{TOKEN_VARIABLE}={token}".encode()
+    found = []
+    for directory in Path("/proc").iterdir():
+        if not directory.name.isdigit() or int(directory.name) == os.getpid():
+            continue
+        # A zombie's environment is empty, so the dead are not counted.
+        with contextlib.suppress(OSError):
+            if wanted in (directory / "environ").read_bytes().split(b"\0"):
+                found.append(int(directory.name))
+    return found
+
+
+def leader(token: str) -> FoundDriver | None:
+    """Return the driver with this start token if it runs on this host."""
+    for pid in members(token):
+        with contextlib.suppress(ProcessLookupError):
+            started = leases.process_start(pid)
+            if started is not None and os.getpgid(pid) == pid:
+                return FoundDriver(token, pid, started)
+    return None
+
+
+def sweep(token: str) -> None:
+    """Kill what is left of a driver whose leader has ended, and wait until nothing is.
+
+    Without its JVM the Python driver can do nothing any more; alive, it would keep its lease and block the next start.
+    """
+    deadline = time.monotonic() + _SWEEP_SECONDS
+    while _signal_all(token, signal.SIGKILL) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _signal_all(token: str, number: signal.Signals) -> int:
+    pids = members(token)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    return len(pids)

@@ -1,0 +1,108 @@
+"""What a driver's end means: success, or an error of the kind that the driver itself would have raised.
+
+Evidence in this order: the driver's status document, if this driver wrote it; its exit code; a lease that another driver
+holds. No evidence is a failure, never a success.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import status as statuses
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.processes import Ended
+from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
+from airflow_provider_exactlyonce.exceptions import (
+    AlreadyRunningError,
+    BatchFailedError,
+    CommitUnknownError,
+    DataError,
+    Decision,
+    DriverFailedError,
+    ExactlyOnceError,
+    FencedError,
+    InvariantError,
+    RefusedError,
+)
+
+_LOG_LINES: Final = 40
+_LOG_BYTES: Final = 64 * 1024
+
+#: What an exit code alone tells. Any other is a failure of the infrastructure.
+_BY_EXIT_CODE: Final[Mapping[int, type[ExactlyOnceError]]] = {
+    error.exit_code: error for error in (RefusedError, AlreadyRunningError, FencedError, DataError, InvariantError)
+}
+_BY_DECISION: Final[Mapping[str, type[ExactlyOnceError]]] = {
+    error.decision.value: error
+    for error in (DriverFailedError, BatchFailedError, CommitUnknownError, FencedError, RefusedError, DataError)
+}
+
+
+def status_of(home: Home, token: str) -> Status | None:
+    """Return the status if the driver with this start token wrote it."""
+    status = statuses.read(home.status)
+    return status if status is not None and status.token == token else None
+
+
+def failure(home: Home, token: str, ended: Ended) -> ExactlyOnceError | None:
+    """Judge an ended driver; returns None for one that finished or stopped on request.
+
+    :returns: an error whose message starts with the driver's own
+    """
+    status = status_of(home, token)
+    if status is not None and status.state in (DriverState.FINISHED, DriverState.STOPPED):
+        return None
+    if status is not None and status.error is not None:
+        return _from_status(status.error)
+    if ended.exit_code in _BY_EXIT_CODE:
+        return _BY_EXIT_CODE[ended.exit_code](_exit_sentence(ended.exit_code))
+    held = leases.read(home.lease)
+    if held is not None and held.token != token and leases.life(held) is Life.ALIVE:
+        return FencedError(
+            f"the driver ended without an account; pid {held.pid} on {held.host} has taken over the pipeline (run {held.run})"
+        )
+    if ended.exit_code == 0:
+        return RefusedError(
+            "the driver ended with exit code 0 and never said that it finished; "
+            "the application must call the pipeline's main(), as in: if __name__ == '__main__': shop_totals.main()"
+        )
+    return DriverFailedError(_exit_sentence(ended.exit_code))
+
+
+def log_tail(log: Path) -> str:
+    """Return the last lines of a driver's output, with a heading; empty when it can't be read here."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()[-_LOG_LINES:]
+    except OSError:
+        return ""
+    return "\n".join([f"Last {len(lines)} lines of {log}:", *lines]) if lines else ""
+
+
+def _from_status(error: DriverError) -> ExactlyOnceError:
+    kind = _BY_EXIT_CODE.get(error.exit_code) or _BY_DECISION.get(error.decision, DriverFailedError)
+    return kind(f"{error.kind}: {error.message}")
+
+
+def _exit_sentence(code: int | None) -> str:
+    if code is None:
+        return "the driver ended without an account; its exit code could not be seen"
+    if code < 0:
+        return f"the driver was killed by signal {-code}"
+    if code > 128:
+        return f"the driver ended with exit code {code} (killed by signal {code - 128})"
+    return f"the driver ended with exit code {code}"
+
+
+def is_final(error: ExactlyOnceError) -> bool:
+    """Whether nobody should try again without a person's help: refused, fenced, or wrong data."""
+    return error.decision in _FINAL
+
+
+#: Decisions that neither a restart nor a retry changes.
+_FINAL: Final = frozenset({Decision.EXIT, Decision.REFUSE, Decision.FIX_DATA})

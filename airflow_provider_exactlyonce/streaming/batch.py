@@ -1,0 +1,57 @@
+"""One Spark micro-batch, as the checkpoint plans it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.kafka.wire import WireClient
+from airflow_provider_exactlyonce.ledger.records import SourceRanges
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What a micro-batch reads.
+
+    :param lineage: Spark's query id
+    :param number: Spark's batch id
+    :param source: {topic: {partition: (start, end)}}, end exclusive
+    :param source_topic_ids: {topic: id}
+    """
+
+    lineage: str
+    number: int
+    offsets: BatchOffsets
+    source: SourceRanges
+    source_topic_ids: Mapping[str, str]
+
+
+def planned_batch(checkpoint: Checkpoint, client: WireClient, lineage: str, number: int) -> Batch:
+    """Read what Spark has planned for a batch.
+
+    :raises ExactlyOnceError: when the checkpoint lacks the batch's offsets, or they aren't whole
+    """
+    try:
+        offsets = checkpoint.offsets(number)
+        before = checkpoint.offsets(number - 1) if number else None
+    except TornFileError as error:
+        raise ExactlyOnceError(f"{checkpoint.path}: {error}") from error
+    if offsets is None or (number and before is None):
+        raise ExactlyOnceError(f"{checkpoint.path}/offsets lacks batch {number} or the one before it")
+    starts = checkpoint.initial_kafka_offsets()
+    for topic, partitions in (before.kafka_ends() if before else {}).items():
+        starts.setdefault(topic, {}).update(partitions)
+    source: dict[str, dict[int, tuple[int, int]]] = {}
+    topic_ids: dict[str, str] = {}
+    for topic, ends in offsets.kafka_ends().items():
+        described = client.metadata(topic)
+        if described is None:
+            raise ExactlyOnceError(f"source topic {topic} does not exist any more")
+        topic_ids[topic] = described.topic_id
+        known = starts.get(topic, {})
+        if ends.keys() - known.keys():  # partitions that were added since are read from their beginning
+            known = {**client.earliest_offsets(topic), **known}
+        source[topic] = {partition: (known[partition], end) for partition, end in sorted(ends.items())}
+    return Batch(lineage=lineage, number=number, offsets=offsets, source=source, source_topic_ids=topic_ids)

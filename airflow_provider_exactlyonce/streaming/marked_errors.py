@@ -1,0 +1,24 @@
+"""Carries a typed error through Spark, which passes on nothing but text."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from airflow_provider_exactlyonce.exceptions import BadRecordError, DataError, RecordTooLargeError
+
+OPEN: Final = "[exactlyonce:"
+CLOSE: Final = "[/exactlyonce]"
+_PATTERN: Final = re.compile(r"\[exactlyonce:(\w+)\](.*?)\[/exactlyonce\]", re.DOTALL)
+_KINDS: Final[dict[str, type[DataError]]] = {kind.__name__: kind for kind in (BadRecordError, RecordTooLargeError)}
+
+
+def mark(kind: type[DataError], message: str) -> str:
+    """Return the text that a task raises."""
+    return f"{OPEN}{kind.__name__}]{message}{CLOSE}"
+
+
+def find(text: str) -> DataError | None:
+    """Return the error that is marked in Spark's text, None when there is none."""
+    found = _PATTERN.search(text)
+    return _KINDS[found[1]](found[2]) if found and found[1] in _KINDS else None

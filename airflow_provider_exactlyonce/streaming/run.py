@@ -1,0 +1,248 @@
+"""One driver's hold on a pipeline: the start of a run, its claim, and what the ledger says.
+
+The start has four steps. (a) Without side effects: home, lease and ledger are read and the start is refused if anything
+does not fit, so that a mistyped copy of a production pipeline never fences the real one. (b) InitProducerId with (-1, -1)
+aborts what is open and fences every older run. (c) A claim goes to the ledger in a transaction of its own. (d) Checkpoint
+and ledger are compared. After every (b) comes a (c), and nothing is decided but from a read of the ledger up to the
+claim's own offset; a foreign record in between means: choose again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import time
+from dataclasses import dataclass, replace
+from typing import Final
+
+from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.exceptions import (
+    AlreadyRunningError,
+    BatchFailedError,
+    CommitUnknownError,
+    ExactlyOnceError,
+    FencedError,
+    RefusedError,
+    invariant,
+)
+from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, TransactionSession
+from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
+from airflow_provider_exactlyonce.ledger import records, topic
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
+from airflow_provider_exactlyonce.streaming.start_checks import check_start
+
+log = logging.getLogger(__name__)
+
+_CLAIM_TRIES: Final = 5
+_CLAIM_PAUSE_SECONDS: Final = 1.0
+_STABLE_PATIENCE_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a driver starts.
+
+    :param config: client configuration in librdkafka's names
+    :param token: start token of this driver
+    :param version: content hash of the job
+    :param transaction_timeout_milliseconds: from the first record to the commit of one batch
+    :param accept_home: the home was moved on purpose: it replaces the one that the ledger names
+    """
+
+    config: dict[str, str]
+    token: str
+    version: str
+    transaction_timeout_milliseconds: int
+    accept_home: bool = False
+
+
+class Run:
+    """A run from its start to its end; used by one thread but for :meth:`beat`.
+
+    :param home: the pipeline's home
+    :param pipeline: the pipeline's name
+    """
+
+    def __init__(self, home: Home, pipeline: str, options: RunOptions) -> None:
+        self.home: Final = home
+        self.pipeline: Final = pipeline
+        self.options: Final = options
+        self.client: Final = WireClient(options.config)
+        self.session: Final = TransactionSession(
+            self.client,
+            records.transactional_id(pipeline),
+            timeout_milliseconds=options.transaction_timeout_milliseconds,
+        )
+        self.number = 0
+        self._reader = LedgerReader(options.config, pipeline)
+        self._lease: leases.Lease | None = None
+        self._lineage: Lineage | None = None
+        self._tail: LedgerTail | None = None
+
+    @property
+    def tail(self) -> LedgerTail:
+        """The ledger's end, as of the claim and this run's own commits since."""
+        invariant(self._tail is not None, "the run has no claim yet")
+        return self._tail  # type: ignore[return-value]
+
+    @property
+    def lineage(self) -> Lineage:
+        """The lineage in use."""
+        invariant(self._lineage is not None, "the run has no lineage yet")
+        return self._lineage  # type: ignore[return-value]
+
+    def start(self) -> None:
+        """Take steps (a) to (c).
+
+        :raises RefusedError: nothing was fenced, written or aborted
+        :raises AlreadyRunningError: a living driver holds the pipeline
+        """
+        self._check_lease()
+        self._check_ledger(self._reader.tail())
+        self._lease = leases.take(self.home.lease, self.pipeline, self.options.token)
+        topic.ensure(self.options.config, self.pipeline)
+        self._lineage = self.home.current() or self.home.create(self.pipeline)
+        self._claim_until_settled()
+        failpoints.reach("after-claim", run=self.number)
+
+    def reclaim(self) -> None:
+        """Take steps (a) to (c) again, under the same run number, after the producer was lost or a commit is in doubt.
+
+        :raises FencedError: when a higher run, or a driver that is about to become one, has taken over
+        """
+        self.check_superseded()
+        self._claim_until_settled()
+
+    def check_superseded(self) -> None:
+        """Look whether another driver has taken over.
+
+        :raises FencedError: naming it
+        """
+        held = leases.read(self.home.lease)
+        if held is not None and held.token != self.options.token:
+            raise FencedError(
+                f"run {self.number} of {self.pipeline} is superseded: the driver with pid {held.pid} on {held.host} "
+                "has taken the lease"
+            )
+        tail = self._reader.tail()
+        if tail is not None and tail.claim is not None and tail.claim.run > self.number:
+            raise self._superseded_by(tail.claim)
+
+    def beat(self) -> bool:
+        """Renew the lease; false when another driver has taken it."""
+        if self._lease is not None:
+            renewed = leases.beat(self.home.lease, replace(self._lease, run=self.number))
+            if renewed is None:
+                return False
+            self._lease = renewed
+        return True
+
+    def committed(self, record: CommitRecord, offset: int) -> None:
+        """Note this run's own commit."""
+        self._tail = replace(self.tail, end_offset=offset + 1, commit=record, commit_offset=offset)
+        self.home.note_commit(record.lineage, record.commit)
+
+    def close(self) -> None:
+        """Release the lease and the connections; an open transaction stays for the next run to abort."""
+        if self._lease is not None:
+            leases.release(self.home.lease, self._lease)
+        self._reader.close()
+        self.client.close()
+
+    def _check_lease(self) -> None:
+        held, life = leases.settle(self.home.lease)
+        if held is not None and life is Life.ALIVE and held.token != self.options.token:
+            raise AlreadyRunningError(
+                f"pipeline {held.pipeline} runs already: run {held.run}, pid {held.pid} on {held.host}, "
+                f"last heartbeat {time.time() - held.heartbeat:.0f} s ago. Stop it first"
+            )
+
+    def _check_ledger(self, tail: LedgerTail | None) -> None:
+        check_start(
+            pipeline=self.pipeline,
+            home_path=str(self.home.path),
+            home_id=self.home.identity(),
+            home_pipeline=self.home.pipeline(),
+            lineage=self.home.current(),
+            tail=tail,
+            accept_home=self.options.accept_home,
+        )
+
+    def _claim_until_settled(self) -> None:
+        for attempt in range(1, _CLAIM_TRIES + 1):
+            try:
+                if self._claim():
+                    return
+                log.warning("another driver claimed %s in between; choosing again", self.pipeline)
+            except (BatchFailedError, CommitUnknownError, ProducerLostError, UnansweredError) as error:
+                log.warning("claim %d of %d did not succeed: %s", attempt, _CLAIM_TRIES, error)
+            time.sleep(random.uniform(0.2, 1.0) * _CLAIM_PAUSE_SECONDS * attempt)
+            self.check_superseded() if self.number else self._check_lease()
+        raise ExactlyOnceError(f"pipeline {self.pipeline} could not be claimed in {_CLAIM_TRIES} tries; start it again")
+
+    def _claim(self) -> bool:
+        """Take steps (b) and (c) once; false when another driver wrote to the ledger in between."""
+        self.session.initialise()
+        before = self._reader.tail()  # whatever older runs had open is decided now
+        self._check_ledger(before)
+        invariant(before is not None, "the ledger topic was just made")
+        if before.claim is not None and self.number and before.claim.run > self.number:  # type: ignore[union-attr]
+            raise self._superseded_by(before.claim)  # type: ignore[union-attr, arg-type]
+        claim = self._claim_record(before)  # type: ignore[arg-type]
+        self.session.begin()
+        offset = self.session.write(self._reader.topic, 0, claim.key, records.encode(claim))
+        self.session.commit()
+        self._wait_until_stable(offset)
+        since = list(self._reader.records(before.end_offset))  # type: ignore[union-attr]
+        if [found for found, _ in since] != [offset]:
+            return False
+        tail = self._reader.tail()
+        invariant(tail is not None and tail.claim_offset == offset, "the claim is the ledger's newest record")
+        self.number, self._tail = claim.run, tail
+        self._lineage = replace(
+            self.lineage,
+            cluster_id=tail.cluster_id,  # type: ignore[union-attr]
+            ledger_topic_id=tail.topic_id,  # type: ignore[union-attr]
+            last_commit=claim.base_commit,
+        )
+        self.home.remember(self._lineage)
+        return True
+
+    def _claim_record(self, before: LedgerTail) -> RunRecord:
+        highest = before.claim.run if before.claim else 0
+        return RunRecord(
+            pipeline=self.pipeline,
+            run=self.number or highest + 1,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            token=self.options.token,
+            lineage=self.lineage.id,
+            version=self.options.version,
+            home=str(self.home.identity()),
+            home_path=str(self.home.path),
+            base_commit=before.place.commit,
+            claimed=int(time.time() * 1000),
+            before=before.place,
+        )
+
+    def _wait_until_stable(self, offset: int) -> None:
+        deadline = time.monotonic() + _STABLE_PATIENCE_SECONDS
+        while self.client.stable_offsets(self._reader.topic)[0] <= offset:
+            if time.monotonic() > deadline:
+                raise CommitUnknownError(
+                    f"the last stable offset of {self._reader.topic} has not passed {offset} for "
+                    f"{_STABLE_PATIENCE_SECONDS:.0f} s"
+                )
+            time.sleep(0.01)
+
+    def _superseded_by(self, claim: RunRecord) -> FencedError:
+        return FencedError(
+            f"run {self.number} of {self.pipeline} is superseded by run {claim.run}: pid {claim.pid} on {claim.host}, "
+            f"claimed {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(claim.claimed / 1000))} UTC"
+        )

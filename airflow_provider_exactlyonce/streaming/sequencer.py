@@ -1,0 +1,168 @@
+"""Who may write to which topic-partition now, and with which sequence numbers. No I/O.
+
+Kafka numbers a producer's records per topic-partition, and all tasks of a batch attempt share one producer. So tasks take
+turns: a task registers, asks for a partition when it has records ready, gets a grant with the base sequence, and releases
+it with the acknowledged offsets. There is one grant a partition at a time, first come first served; many partitions at
+once. Whatever would let a task's records be written twice, or leave it unknown whether they were, fails the attempt: from
+then on there are no more grants.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from airflow_provider_exactlyonce.kafka.record_batch import advance_sequence
+
+
+class TopicPartition(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    partition: int
+
+
+class Grant(NamedTuple):
+    """The right to append to one topic-partition.
+
+    ``sequence`` is the base sequence; ``add`` tells to add the partition to the transaction first.
+    """
+
+    task: int
+    place: TopicPartition
+    sequence: int
+    add: bool
+
+
+@dataclass
+class Written:
+    """What the attempt has written to one topic-partition."""
+
+    first: int
+    last: int
+    rows: int
+
+
+@dataclass
+class _Turns:
+    """One topic-partition's queue."""
+
+    sequence: int = 0
+    added: bool = False
+    holder: int | None = None
+    waiting: deque[int] = field(default_factory=deque)
+    written: Written | None = None
+
+
+class AttemptFailedError(Exception):
+    """The batch attempt has failed; the text says why. Nothing more may be written in it."""
+
+
+class Sequencer:
+    """The state of one batch attempt. Not thread-safe: its server calls it under one lock."""
+
+    def __init__(self) -> None:
+        self.failure: str | None = None
+        self._registered: set[int] = set()
+        self._done: set[int] = set()
+        self._turns: dict[TopicPartition, _Turns] = {}
+
+    def __repr__(self) -> str:
+        held = {f"{place.topic}-{place.partition}": turns.holder for place, turns in self._turns.items()}
+        return f"Sequencer(registered={len(self._registered)}, done={len(self._done)}, holders={held}, {self.failure!r})"
+
+    def register(self, task: int, attempt: int) -> None:
+        """A task starts.
+
+        :param task: the task's partition in the stage
+        :param attempt: Spark's attempt number
+        :raises AttemptFailedError: at a second invocation of a task, and when the attempt has failed
+        """
+        self._check()
+        if attempt > 0 or task in self._registered:
+            raise self._fail(f"task {task} was invoked a second time (attempt {attempt})")
+        self._registered.add(task)
+
+    def ask(self, task: int, place: TopicPartition) -> Grant | None:
+        """A task wants to append; None when it has to wait for its turn.
+
+        :raises AttemptFailedError: when the attempt has failed, or the task isn't one that may write
+        """
+        self._check()
+        if task not in self._registered or task in self._done:
+            raise self._fail(f"task {task} asked for {place.topic}-{place.partition} and is not registered, or done")
+        turns = self._turns.setdefault(place, _Turns())
+        if turns.holder is not None or turns.waiting:
+            if turns.holder == task or task in turns.waiting:
+                raise self._fail(f"task {task} asked twice for {place.topic}-{place.partition}")
+            turns.waiting.append(task)
+            return None
+        return self._grant(task, place, turns)
+
+    def release(self, task: int, place: TopicPartition, rows: int, first_offset: int) -> Grant | None:
+        """A task's records were acknowledged; returns the grant of the next task in the queue.
+
+        :param rows: records appended
+        :param first_offset: offset of the first of them
+        :raises AttemptFailedError: when the attempt has failed, or the task does not hold the grant
+        """
+        self._check()
+        turns = self._turns.get(place)
+        if turns is None or turns.holder != task:
+            raise self._fail(f"task {task} released {place.topic}-{place.partition} and does not hold it")
+        turns.holder, turns.added = None, True
+        turns.sequence = advance_sequence(turns.sequence, rows)
+        last = first_offset + rows - 1
+        if turns.written is None:
+            turns.written = Written(first_offset, last, rows)
+        elif first_offset <= turns.written.last:
+            raise self._fail(f"offset {first_offset} of {place.topic}-{place.partition} was given twice")
+        else:
+            turns.written = Written(turns.written.first, last, turns.written.rows + rows)
+        return self._grant(turns.waiting.popleft(), place, turns) if turns.waiting else None
+
+    def done(self, task: int) -> None:
+        """A task has written everything.
+
+        :raises AttemptFailedError: when the attempt has failed, or the task still holds or wants a grant
+        """
+        self._check()
+        if any(turns.holder == task or task in turns.waiting for turns in self._turns.values()):
+            raise self._fail(f"task {task} says that it is done and still has a turn")
+        self._done.add(task)
+
+    def closed(self, task: int) -> None:
+        """A task's connection ended; without its ``done`` before, nobody knows what it has written."""
+        if task not in self._done and self.failure is None:
+            self._fail(f"the connection of task {task} ended before the task was done")
+
+    def fail(self, reason: str) -> None:
+        """End the attempt; the first reason stays."""
+        if self.failure is None:
+            self._fail(reason)
+
+    def result(self, tasks: int) -> dict[TopicPartition, Written]:
+        """Return what was written.
+
+        :param tasks: how many tasks have answered to Spark
+        :raises AttemptFailedError: when the attempt has failed, or others than these have taken part
+        """
+        self._check()
+        if not len(self._registered) == len(self._done) == tasks:
+            raise self._fail(
+                f"{tasks} tasks answered, {len(self._registered)} had registered and {len(self._done)} were done"
+            )
+        return {place: turns.written for place, turns in self._turns.items() if turns.written}
+
+    def _grant(self, task: int, place: TopicPartition, turns: _Turns) -> Grant:
+        turns.holder = task
+        return Grant(task, place, turns.sequence, not turns.added)
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise AttemptFailedError(self.failure)
+
+    def _fail(self, reason: str) -> AttemptFailedError:
+        self.failure = reason
+        return AttemptFailedError(reason)

@@ -1,0 +1,1 @@
+"""Kafka on the wire: partitions of keys, record batches, the transaction session and stable offsets."""

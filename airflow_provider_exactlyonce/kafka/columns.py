@@ -1,0 +1,102 @@
+"""Arrow binary columns as flat buffers, so that whole columns are worked on without a Python object per row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+WORD_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """The rows of one Arrow binary array, as positions in its data buffer.
+
+    :param buffer: the Arrow data buffer, shared with the array and never copied
+    :param starts: where each row's bytes start in the buffer
+    :param lengths: bytes of each row; 0 for null, whatever lies under it in the buffer
+    :param valid: False for each null row, or None if there is no null
+    """
+
+    buffer: pa.Buffer
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    valid: NDArray[np.bool_] | None
+
+    def take(self, order: NDArray[np.int64] | slice) -> Column:
+        """These rows in this order; the data buffer stays as it is."""
+        return Column(
+            buffer=self.buffer,
+            starts=self.starts[order],
+            lengths=self.lengths[order],
+            valid=None if self.valid is None else self.valid[order],
+        )
+
+
+def flat_column(array: pa.Array) -> Column:
+    """Look at a binary or large_binary array (slices too) as flat buffers.
+
+    :param array: a pyarrow Array of type binary or large_binary
+    :raises TypeError: for anything else
+    """
+    if not isinstance(array, pa.BinaryArray | pa.LargeBinaryArray):
+        found = getattr(array, "type", None) or type(array).__name__
+        raise TypeError(f"keys and values must be one Arrow array of binary or large_binary, found {found}: cast it")
+    rows = len(array)
+    _, offset_buffer, data_buffer = array.buffers()
+    offset_type = np.int32 if isinstance(array, pa.BinaryArray) else np.int64
+    if rows == 0:  # Arrow allows an empty array to have no offsets at all
+        offsets = np.zeros(1, dtype=np.int64)
+    else:
+        flat: NDArray[Any] = np.frombuffer(offset_buffer, dtype=offset_type, count=array.offset + rows + 1)
+        offsets = flat[array.offset :].astype(np.int64)
+    lengths = np.diff(offsets)
+    valid = None
+    if array.null_count:
+        valid = array.is_valid().to_numpy(zero_copy_only=False)
+        lengths *= valid
+    buffer = pa.py_buffer(b"") if data_buffer is None else data_buffer
+    return Column(buffer=buffer, starts=offsets[:-1], lengths=lengths, valid=valid)
+
+
+class WordReader:
+    """Reads eight bytes at any position of a buffer, as little-endian integers; bytes past the end read as 0.
+
+    :param buffer: the buffer to read from; shorter than a word, it is copied
+    """
+
+    def __init__(self, buffer: pa.Buffer) -> None:
+        data = buffer if buffer.size >= WORD_BYTES else buffer.to_pybytes().ljust(WORD_BYTES, b"\0")
+        self._last = len(memoryview(data)) - WORD_BYTES
+        self._windows: NDArray[np.uint64] = np.ndarray(
+            shape=(self._last + 1,), dtype="<u8", buffer=memoryview(data), strides=(1,)
+        )
+
+    def read(self, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """The words at these positions.
+
+        :param positions: byte positions, each at least 0
+        """
+        if positions.size == 0 or int(positions.max()) <= self._last:
+            return self._windows[positions]
+        inside = np.minimum(positions, self._last)
+        # numpy shifts by 64 or more to 0, so a position at or past the end reads as 0.
+        return self._windows[inside] >> ((positions - inside) * 8).astype(np.uint64)
+
+
+def stable_order(numbers: NDArray[Any]) -> NDArray[np.int64]:
+    """The order that sorts these numbers and keeps equal ones as they stand.
+
+    :param numbers: integers, each at least 0
+    """
+    highest = int(numbers.max()) if numbers.size else 0
+    narrow: type[np.unsignedinteger[Any]] = np.uint32
+    if highest < 1 << 16:  # numpy sorts 8 and 16 bit integers by radix, many times faster than wider ones
+        narrow = np.uint8 if highest < 1 << 8 else np.uint16
+    elif highest >= 1 << 32:
+        narrow = np.uint64
+    return np.argsort(numbers.astype(narrow), kind="stable")

@@ -1,0 +1,278 @@
+"""Kafka record batches (format v2) from Arrow columns, without a Python object per row.
+
+A batch is made in two steps, because its sequence number is known only when its turn has come: :func:`encode_bodies`
+writes the records, :func:`stamp` puts the 61-byte header before them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import crc32c
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from airflow_provider_exactlyonce.kafka.columns import flat_column, stable_order
+from airflow_provider_exactlyonce.kafka.record_writer import RecordColumns, write_bodies
+from airflow_provider_exactlyonce.kafka.varint import WIDTH_LIMITS
+
+HEADER_BYTES: Final = 61
+BODY_BYTES_LIMIT: Final = 0x7FFFFFFF
+"""The header's length field is an int32. It bounds the number of records, too: none is smaller than 7 bytes."""
+
+TRANSACTIONAL_ATTRIBUTE: Final = 0x10
+
+_BEFORE_CRC: Final = struct.Struct(">qiib")  # base offset, length of what follows it, partition leader epoch, magic
+_CRC: Final = struct.Struct(">I")
+_AFTER_CRC: Final = struct.Struct(">hiqqqhii")  # attributes … record count
+_LENGTH_STARTS_AFTER: Final = 12
+
+SPAN_ROWS_MINIMUM: Final = 8192
+"""Bodies are written in groups of at least so many rows: few calls, yet the views stay in the processor's cache."""
+
+
+class OversizedRecord(ValueError):
+    """A record that doesn't fit into a batch even when it is alone there.
+
+    :param row: its row in the columns that were given
+    :param partition: where it should have gone
+    :param key: its key, or None
+    :param size_bytes: bytes of a batch with this record only, header included; what max.message.bytes is compared with
+    :param body_bytes_maximum: the limit that it exceeds
+    """
+
+    def __init__(
+        self, *, row: int, partition: int, key: bytes | None, size_bytes: int, body_bytes_maximum: int
+    ) -> None:
+        self.row = row
+        self.partition = partition
+        self.key = key
+        self.size_bytes = size_bytes
+        self.body_bytes_maximum = body_bytes_maximum
+        super().__init__(
+            f"the record in row {row} (partition {partition}, key {_shortened(key)}) takes {size_bytes} bytes as a "
+            f"record batch, the limit is {body_bytes_maximum}: raise the topic's max.message.bytes or make it smaller"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Body:
+    """The records of one batch for one partition, without the header.
+
+    :param partition: the partition they go to
+    :param records: how many they are
+    :param payload: their bytes, uncompressed; part of a buffer that a few bodies share, freed with the last of them
+    :param base_timestamp_milliseconds: CreateTime of the first record
+    :param max_timestamp_milliseconds: CreateTime of the latest record
+    :param digest: sum of the rows' digests, modulo 2**64
+    """
+
+    partition: int
+    records: int
+    payload: memoryview
+    base_timestamp_milliseconds: int
+    max_timestamp_milliseconds: int
+    digest: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the batch, header included: what a topic's max.message.bytes is compared with."""
+        return HEADER_BYTES + len(self.payload)
+
+
+def encode_bodies(
+    keys: pa.BinaryArray | pa.LargeBinaryArray,
+    values: pa.BinaryArray | pa.LargeBinaryArray,
+    digests: NDArray[Any] | pa.Int64Array,
+    partitions: NDArray[np.int32],
+    *,
+    timestamp_milliseconds: int,
+    body_bytes_maximum: int,
+) -> list[Body]:
+    """Encode rows into bodies: by partition, in the rows' order within each, cut so that no batch exceeds the limit.
+
+    :param keys: a key a row, null for none
+    :param values: a value a row, null for a tombstone
+    :param digests: a 64 bit integer a row
+    :param partitions: a target partition a row
+    :param timestamp_milliseconds: CreateTime of all rows
+    :param body_bytes_maximum: the most that a batch may take, header included
+    :raises OversizedRecord: for the first row that exceeds the limit alone; nothing is encoded then
+    """
+    digest_column = _digest_column(digests)
+    _check_arguments(keys, values, digest_column, partitions, body_bytes_maximum)
+    if len(partitions) == 0:
+        return []
+    order = stable_order(partitions)
+    targets = partitions[order]
+    records = RecordColumns(flat_column(keys).take(order), flat_column(values).take(order))
+    _refuse_oversized(records, keys, targets, order, body_bytes_maximum)
+    ends = _body_ends(records, targets, body_bytes_maximum)
+    starts = np.concatenate(([0], ends[:-1]))
+    payloads = (payload for span_ends in _spans(ends) for payload in write_bodies(records, span_ends))
+    body_digests = np.add.reduceat(digest_column[order], starts)
+    return [
+        Body(
+            partition=partition,
+            records=record_count,
+            payload=payload,
+            base_timestamp_milliseconds=timestamp_milliseconds,
+            max_timestamp_milliseconds=timestamp_milliseconds,
+            digest=digest,
+        )
+        for partition, record_count, payload, digest in zip(
+            targets[starts].tolist(), (ends - starts).tolist(), payloads, body_digests.tolist(), strict=True
+        )
+    ]
+
+
+def encode_single(key: bytes | None, value: bytes | None, timestamp_milliseconds: int) -> Body:
+    """Encode one record for partition 0; its digest is 0.
+
+    :param key: the key, or None
+    :param value: the value, or None
+    :param timestamp_milliseconds: its CreateTime
+    """
+    (body,) = encode_bodies(
+        pa.array([key], type=pa.binary()),
+        pa.array([value], type=pa.binary()),
+        np.zeros(1, dtype=np.uint64),
+        np.zeros(1, dtype=np.int32),
+        timestamp_milliseconds=timestamp_milliseconds,
+        body_bytes_maximum=BODY_BYTES_LIMIT,
+    )
+    return body
+
+
+def stamp(
+    body: Body, *, producer_id: int, epoch: int, base_sequence: int, transactional: bool = True
+) -> tuple[bytes, memoryview]:
+    """Put the header before a body; joined, both parts are a complete record set. A resend needs the very same stamp.
+
+    :param body: the records
+    :param producer_id: the producer's id
+    :param epoch: its epoch
+    :param base_sequence: sequence of the first record in its partition, see :func:`advance_sequence`
+    :param transactional: whether the records belong to a transaction
+    """
+    after_crc = _AFTER_CRC.pack(
+        TRANSACTIONAL_ATTRIBUTE if transactional else 0,
+        body.records - 1,
+        body.base_timestamp_milliseconds,
+        body.max_timestamp_milliseconds,
+        producer_id,
+        epoch,
+        base_sequence,
+        body.records,
+    )
+    checksum = crc32c.crc32c(body.payload, crc32c.crc32c(after_crc))
+    before_crc = _BEFORE_CRC.pack(0, body.size_bytes - _LENGTH_STARTS_AFTER, -1, 2)
+    return before_crc + _CRC.pack(checksum) + after_crc, body.payload
+
+
+def advance_sequence(sequence: int, records: int) -> int:
+    """The sequence after so many records; after 2**31 - 1 comes 0.
+
+    :param sequence: the sequence of the first of them
+    :param records: how many they are
+    """
+    return (sequence + records) & 0x7FFFFFFF
+
+
+def _check_arguments(
+    keys: pa.Array,
+    values: pa.Array,
+    digests: NDArray[np.uint64],
+    partitions: NDArray[np.int32],
+    body_bytes_maximum: int,
+) -> None:
+    rows = len(partitions)
+    if not rows == len(keys) == len(values) == len(digests):
+        raise ValueError(
+            f"a row needs a key, a value, a digest and a partition, found {len(keys)} keys, {len(values)} values, "
+            f"{len(digests)} digests and {rows} partitions"
+        )
+    if not HEADER_BYTES < body_bytes_maximum <= BODY_BYTES_LIMIT:
+        raise ValueError(
+            f"body_bytes_maximum must be {HEADER_BYTES + 1} to {BODY_BYTES_LIMIT}, found {body_bytes_maximum}"
+        )
+    if rows and int(partitions.min()) < 0:
+        raise ValueError(f"row {int(partitions.argmin())} has partition {int(partitions.min())}: choose 0 or more")
+
+
+def _refuse_oversized(
+    records: RecordColumns,
+    keys: pa.Array,
+    targets: NDArray[np.int32],
+    order: NDArray[np.int64],
+    body_bytes_maximum: int,
+) -> None:
+    """Raise for the first row that doesn't fit into a batch alone."""
+    alone = records.sizes(1) + HEADER_BYTES
+    oversized = np.flatnonzero(alone > body_bytes_maximum)
+    if oversized.size:
+        position = int(oversized[order[oversized].argmin()])
+        row = int(order[position])
+        raise OversizedRecord(
+            row=row,
+            partition=int(targets[position]),
+            key=keys[row].as_py(),
+            size_bytes=int(alone[position]),
+            body_bytes_maximum=body_bytes_maximum,
+        )
+
+
+def _body_ends(records: RecordColumns, targets: NDArray[np.int32], body_bytes_maximum: int) -> NDArray[np.int64]:
+    """Where each body ends, in rows; every record fits alone."""
+    partition_ends = np.append(np.flatnonzero(np.diff(targets)) + 1, len(targets)).tolist()
+    ends: list[int] = []
+    start = 0
+    for partition_end in partition_ends:
+        while start < partition_end:
+            start = _body_end(records, start, partition_end, body_bytes_maximum - HEADER_BYTES)
+            ends.append(start)
+    return np.array(ends, dtype=np.int64)
+
+
+def _body_end(records: RecordColumns, start: int, partition_end: int, remaining_bytes: int) -> int:
+    """Where the body that starts here is full; one search for each stretch of offset deltas of the same width."""
+    position = start
+    for width, limit in enumerate(WIDTH_LIMITS, start=1):
+        stretch_end = min(partition_end, start + limit)
+        totals = records.totals(width)[position : stretch_end + 1]
+        full_bytes = totals[0] + remaining_bytes
+        if totals[-1] > full_bytes:
+            return position + int(np.searchsorted(totals, full_bytes, side="right")) - 1
+        if stretch_end == partition_end:
+            break
+        remaining_bytes -= int(totals[-1] - totals[0])
+        position = stretch_end
+    return partition_end
+
+
+def _spans(ends: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """The bodies in groups that are written together, each as the ends of its bodies after the start of the first."""
+    span_start = first = 0
+    for body, end in enumerate(ends.tolist()):
+        if end - span_start >= SPAN_ROWS_MINIMUM or end == ends[-1]:
+            yield np.concatenate(([span_start], ends[first : body + 1]))
+            span_start, first = end, body + 1
+
+
+def _digest_column(digests: NDArray[Any] | pa.Int64Array) -> NDArray[np.uint64]:
+    """The rows' digests as unsigned integers, so that their sum wraps at 2**64."""
+    if isinstance(digests, pa.Array):
+        if digests.null_count:
+            raise ValueError(f"every row needs a digest, found {digests.null_count} null")
+        digests = digests.to_numpy()
+    if digests.dtype not in (np.int64, np.uint64):
+        raise TypeError(f"digests must be int64 or uint64, found {digests.dtype}")
+    return digests.view(np.uint64)
+
+
+def _shortened(key: bytes | None) -> str:
+    return repr(key) if key is None or len(key) <= 100 else f"{key[:100]!r}… of {len(key)} bytes"

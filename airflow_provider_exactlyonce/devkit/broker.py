@@ -35,6 +35,7 @@ START_TIMEOUT_SECONDS: Final = 90.0
 STOP_TIMEOUT_SECONDS: Final = 30.0
 KILL_TIMEOUT_SECONDS: Final = 10.0
 PROBE_INTERVAL_SECONDS: Final = 0.1
+FORMAT_HEAP_MEGABYTES: Final = 128
 LOG_TAIL_LINES: Final = 20
 LOG_ROTATION_BYTES: Final = 16 * 1024 * 1024
 NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -183,10 +184,14 @@ class EmbeddedBroker:
     def _format(self, class_path: str, properties_file: Path, log: IO[bytes]) -> str:
         """Prepare the storage; may be repeated after a crash in the middle of it."""
         identifier = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        command = [
+            *self._java(FORMAT_HEAP_MEGABYTES, class_path),
+            *("-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format"),
+            f"--cluster-id={identifier}",  # in one word, because the identifier may begin with a dash
+            *("--config", str(properties_file), "--ignore-formatted"),
+        ]
         result = subprocess.run(
-            # "--cluster-id=…" in one word, because the identifier may begin with a dash.
-            [*self._java(128, class_path), "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format"]
-            + [f"--cluster-id={identifier}", "--config", str(properties_file), "--ignore-formatted"],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -136,8 +136,8 @@ def _previous_ports(data_directory: Path) -> Ports | None:
 def _any_free_port(exclude: int) -> int:
     """Pick a port below the range from which the kernel takes ports for outgoing connections.
 
-    In that range a client that tries again and again to reach a killed broker may be given the broker's own port, connect
-    to itself, and keep the broker from coming back.
+    In that range a client that tries again and again to reach a killed broker may be given the broker's own port,
+    connect to itself, and keep the broker from coming back.
     """
     first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
     highest = max(first_outgoing, LOWEST_PORT + PORT_ATTEMPTS) - 1

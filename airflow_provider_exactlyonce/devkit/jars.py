@@ -1,8 +1,8 @@
 """The broker's and the connector's jars: resolved once per user, verified, and found again in milliseconds.
 
 A stamp beside the jars holds each one's size and times as they were when its SHA-256 was last compared with
-``checksums.txt``. The kernel sets a file's change time at every write, so equal times mean equal bytes and the next call
-needs no hashing; unequal times cost one hashing, and unequal hashes a new download.
+``checksums.txt``. The kernel sets a file's change time at every write, so equal times mean equal bytes and the next
+call needs no hashing; unequal times cost one hashing, and unequal hashes a new download.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def resolve(progress: Progress) -> None:
                 _download(directory, progress)
     except OSError as error:
         raise DevkitError(
-            f"the cache {cache_directory()} can't be used ({error}); set {CACHE_VARIABLE} to a folder that can be written"
+            f"the cache {cache_directory()} can't be used ({error}); set {CACHE_VARIABLE} to a writable folder"
         ) from error
 
 

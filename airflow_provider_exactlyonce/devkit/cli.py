@@ -1,0 +1,104 @@
+"""``exactlyonce broker start|stop|status``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker, end_broker
+from airflow_provider_exactlyonce.devkit.configuration import HOST
+from airflow_provider_exactlyonce.devkit.errors import DevkitError
+from airflow_provider_exactlyonce.devkit.jars import resolve
+from airflow_provider_exactlyonce.devkit.probe import why_not_ready
+from airflow_provider_exactlyonce.devkit.state import BrokerState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+DEFAULT_DATA: Final = Path(".exactlyonce/broker")
+EXIT_FAILED: Final = 1
+EXIT_NOT_RUNNING: Final = 3  # as service managers have it
+
+
+def add_broker_parser(subparsers: Subparsers) -> None:
+    """Add ``broker`` and its subcommands; each sets ``func(args) -> exit code``."""
+    broker = subparsers.add_parser(
+        "broker",
+        help="an embedded Kafka broker for development",
+        description="A real Kafka broker of one node on the loopback interface. For development, not for production.",
+    )
+    commands = broker.add_subparsers(dest="broker_command", required=True, metavar="COMMAND")
+    start = _add_command(commands, "start", "start it in the background and wait until it is ready", start_command)
+    start.add_argument("--port", type=int, default=0, help="where clients connect (default: as last time, or any)")
+    _add_command(commands, "stop", "stop it in order; the data stays", stop_command)
+    _add_command(commands, "status", f"exit 0 if it runs, {EXIT_NOT_RUNNING} if not", status_command)
+
+
+def _add_command(
+    commands: Subparsers, name: str, description: str, function: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=description, description=description[0].upper() + description[1:] + ".")
+    parser.add_argument("--data", type=Path, default=DEFAULT_DATA, metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(func=lambda arguments: _guarded(function, arguments))
+    return parser
+
+
+def start_command(arguments: argparse.Namespace) -> int:
+    """Start a broker that outlives this process; one that runs already is left as it is."""
+    state = BrokerState.load_living(arguments.data)
+    if state is None:
+        resolve(lambda line: print(line, file=sys.stderr, flush=True))
+        broker = EmbeddedBroker(arguments.data, port=arguments.port, detached=True)
+        broker.start()
+        state = broker.state
+    elif arguments.port not in (0, state.port):
+        raise DevkitError(f"a broker runs on {arguments.data} already, on port {state.port}, not {arguments.port}")
+    _print(arguments, state, "running")
+    return 0
+
+
+def stop_command(arguments: argparse.Namespace) -> int:
+    """Stop the broker of this data; that none runs is no error."""
+    state = BrokerState.load_living(arguments.data)
+    if state is not None:
+        end_broker(arguments.data, state)
+    _print(arguments, None, "stopped")
+    return 0
+
+
+def status_command(arguments: argparse.Namespace) -> int:
+    """Say whether the broker of this data runs, and whether clients can work with it."""
+    state = BrokerState.load_living(arguments.data)
+    if state is None:
+        _print(arguments, None, "stopped")
+        return EXIT_NOT_RUNNING
+    _print(arguments, state, "starting" if why_not_ready(HOST, state.port, state.cluster_id) else "running")
+    return 0
+
+
+def _guarded(function: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    try:
+        return function(arguments)
+    except DevkitError as error:
+        if arguments.json:
+            print(json.dumps({"data": str(arguments.data.absolute()), "state": "failed", "error": str(error)}))
+        else:
+            print(f"exactlyonce broker: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _print(arguments: argparse.Namespace, state: BrokerState | None, word: str) -> None:
+    data = str(arguments.data.absolute())
+    servers, pid = (state.bootstrap_servers, state.process.pid) if state else (None, None)
+    if arguments.json:
+        print(json.dumps({"bootstrap_servers": servers, "pid": pid, "data": data, "state": word}))
+    elif state:
+        print(f"{word}: {servers}, pid {pid}, data in {data}")
+    else:
+        print(f"{word}: data in {data}")

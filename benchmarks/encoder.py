@@ -1,5 +1,4 @@
-"""
-Records per second of one core: murmur2 and the record-batch encoder, for fixed and variable lengths.
+"""Records per second of one core: murmur2 and the record-batch encoder, for fixed and variable lengths.
 
 Run: ``python benchmarks/encoder.py [rows]``
 """
@@ -22,7 +21,7 @@ ROUNDS = 7
 
 
 def random_column(generator: np.random.Generator, rows: int, shortest: int, longest: int) -> pa.Array:
-    """A binary column of random bytes and lengths."""
+    """Make a binary column of random bytes and lengths."""
     offsets = np.concatenate(([0], np.cumsum(generator.integers(shortest, longest + 1, rows)))).astype(np.int32)
     data = generator.integers(0, 256, int(offsets[-1]), dtype=np.uint8)
     return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)])

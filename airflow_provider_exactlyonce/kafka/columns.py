@@ -28,7 +28,7 @@ class Column:
     valid: NDArray[np.bool_] | None
 
     def take(self, order: NDArray[np.int64] | slice) -> Column:
-        """These rows in this order; the data buffer stays as it is."""
+        """Take these rows in this order; the data buffer stays as it is."""
         return Column(
             buffer=self.buffer,
             starts=self.starts[order],
@@ -77,7 +77,7 @@ class WordReader:
         )
 
     def read(self, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """The words at these positions.
+        """Read the words at these positions.
 
         :param positions: byte positions, each at least 0
         """
@@ -89,7 +89,7 @@ class WordReader:
 
 
 def stable_order(numbers: NDArray[Any]) -> NDArray[np.int64]:
-    """The order that sorts these numbers and keeps equal ones as they stand.
+    """Sort these numbers, as the order of their positions; equal ones keep theirs.
 
     :param numbers: integers, each at least 0
     """

@@ -21,7 +21,7 @@ SCALAR_ROWS_MAXIMUM: Final = 32
 
 
 def partitions_for_keys(keys: pa.BinaryArray | pa.LargeBinaryArray, partition_count: int) -> NDArray[np.int32]:
-    """The partition of each key; -1 for null. An empty key is a key.
+    """Choose the partition of each key; -1 for null. An empty key is a key.
 
     :param keys: one Arrow array of binary or large_binary
     :param partition_count: the topic's partitions
@@ -37,7 +37,7 @@ def partitions_for_keys(keys: pa.BinaryArray | pa.LargeBinaryArray, partition_co
 
 
 def _murmur2(column: Column) -> NDArray[np.uint32]:
-    """The 32 bit hash of every row."""
+    """Hash every row to 32 bits."""
     reader = WordReader(column.buffer)
     word_counts = column.lengths >> 2
     hashes = np.uint32(SEED) ^ column.lengths.astype(np.uint32)
@@ -87,7 +87,7 @@ def _mix_rest(hashed: int, buffer: pa.Buffer, position: int, words: int) -> int:
 
 
 def _scramble(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """What murmur2 does to a word before it meets the hash, in place."""
+    """Do to words what murmur2 does before they meet the hash, in place."""
     words *= np.uint32(MULTIPLIER)
     words ^= words >> np.uint32(24)
     words *= np.uint32(MULTIPLIER)

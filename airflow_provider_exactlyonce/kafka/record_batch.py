@@ -35,7 +35,7 @@ SPAN_ROWS_MINIMUM: Final = 8192
 """Bodies are written in groups of at least so many rows: few calls, yet the views stay in the processor's cache."""
 
 
-class OversizedRecord(ValueError):
+class OversizedRecord(ValueError):  # noqa: N818 - the fact; callers turn it into the error that names the topic
     """A record that doesn't fit into a batch even when it is alone there.
 
     :param row: its row in the columns that were given
@@ -175,7 +175,7 @@ def stamp(
 
 
 def advance_sequence(sequence: int, records: int) -> int:
-    """The sequence after so many records; after 2**31 - 1 comes 0.
+    """Tell the sequence after so many records; after 2**31 - 1 comes 0.
 
     :param sequence: the sequence of the first of them
     :param records: how many they are
@@ -255,7 +255,7 @@ def _body_end(records: RecordColumns, start: int, partition_end: int, remaining_
 
 
 def _spans(ends: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """The bodies in groups that are written together, each as the ends of its bodies after the start of the first."""
+    """Group the bodies that are written together: where the first one starts, then where each one ends."""
     span_start = first = 0
     for body, end in enumerate(ends.tolist()):
         if end - span_start >= SPAN_ROWS_MINIMUM or end == ends[-1]:
@@ -264,7 +264,7 @@ def _spans(ends: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
 
 
 def _digest_column(digests: NDArray[Any] | pa.Int64Array) -> NDArray[np.uint64]:
-    """The rows' digests as unsigned integers, so that their sum wraps at 2**64."""
+    """See the rows' digests as unsigned integers, so that their sum wraps at 2**64."""
     if isinstance(digests, pa.Array):
         if digests.null_count:
             raise ValueError(f"every row needs a digest, found {digests.null_count} null")

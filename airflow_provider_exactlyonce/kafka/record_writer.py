@@ -1,4 +1,6 @@
-"""The records of a batch as bytes. A record, with varints for all numbers but the attributes::
+"""The records of a batch as bytes.
+
+A record is, with varints for all numbers but the attributes::
 
     length | attributes 0 | timestamp delta 0 | offset delta | key length | key | value length | value | headers 0
 
@@ -104,20 +106,20 @@ def _write_prefix(
 
 
 def _write_varint(views: NDArray[np.uint64], numbers: NDArray[np.int64], widths: NDArray[np.int64]) -> None:
-    """The length of a key or value."""
+    """Write the length of a key or value."""
     words = varint_words(numbers, widths)
     views[:, 0] = widths.astype(np.uint64) | (words << np.uint64(32))
     views[:, 1] = words >> np.uint64(32)
 
 
 def _write_suffix(views: NDArray[np.uint64]) -> None:
-    """What follows the value: the number of headers, and nothing more, as no record has any."""
+    """Write what follows the value: the number of headers, and nothing more, as no record has any."""
     views[:, 0] = len(HEADERLESS_SUFFIX) | int.from_bytes(HEADERLESS_SUFFIX, "little") << 32
     views[:, 1] = 0
 
 
 def _write_column(views: NDArray[np.uint64], column: Column, first_buffer: int) -> list[pa.Buffer]:
-    """Views of a column's rows: those of more than 12 bytes refer to the buffer, shorter ones must be inline.
+    """Write a column's rows: those of more than 12 bytes refer to its buffer, shorter ones must be inline.
 
     A view's position is an int32, so a large column is presented as several buffers that start ever later in it.
     """

@@ -29,7 +29,7 @@ def varint_widths(numbers: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def varint_words(numbers: NDArray[Any], widths: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The varint of each number as the low bytes of a little-endian word.
+    """Encode each number, as the low bytes of a little-endian word.
 
     :param numbers: 32 bit integers, each -1 (null) or more
     :param widths: their widths, from :func:`varint_widths`

@@ -107,7 +107,8 @@ def test_bytes_under_a_null_do_not_matter() -> None:
 
 def test_no_rows_give_no_partitions() -> None:
     partitions = partitions_for_keys(pa.array([], pa.binary()), 4)
-    assert partitions.dtype == np.int32 and partitions.size == 0
+    assert partitions.dtype == np.int32
+    assert partitions.size == 0
 
 
 def test_a_column_of_another_type_is_refused_by_its_type() -> None:

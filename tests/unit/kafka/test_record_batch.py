@@ -140,7 +140,8 @@ def test_a_batch_is_byte_for_byte_that_of_kafka_pythons_builder() -> None:
     stamped = b"".join(stamp(body, producer_id=9, epoch=1, base_sequence=40))
     built = bytes(builder.build())
     leader_epoch = slice(12, 16)  # the builder writes 0; outside the checksum, and the broker sets its own
-    assert stamped[:12] + stamped[16:] == built[:12] + built[16:] and stamped[leader_epoch] == b"\xff" * 4
+    assert stamped[:12] + stamped[16:] == built[:12] + built[16:]
+    assert stamped[leader_epoch] == b"\xff" * 4
 
 
 def test_all_records_in_one_partition_are_cut_at_the_last_byte_that_fits() -> None:
@@ -281,7 +282,8 @@ def test_a_single_record_is_a_body_for_partition_0(key: bytes | None, value: byt
 def test_a_batch_outside_a_transaction_says_so() -> None:
     parts = stamp(encode_single(b"k", b"v", NOW), producer_id=1, epoch=0, base_sequence=0, transactional=False)
     batch = DefaultRecordBatch(b"".join(parts))
-    assert batch.validate_crc() and not batch.is_transactional
+    assert batch.validate_crc()
+    assert not batch.is_transactional
 
 
 @pytest.mark.parametrize(
@@ -301,4 +303,5 @@ def test_varints_are_those_of_kafka_python() -> None:
     for number, width, word in zip(numbers, widths.tolist(), words.tolist(), strict=True):
         expected = bytearray()
         encode_varint(number, expected.append)
-        assert word.to_bytes(8, "little") == bytes(expected).ljust(8, b"\0") and width == len(expected), number
+        assert word.to_bytes(8, "little") == bytes(expected).ljust(8, b"\0"), number
+        assert width == len(expected), number

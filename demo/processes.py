@@ -1,0 +1,112 @@
+"""Starts processes, and ends all of them, whatever they have started themselves in the meantime."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_GRACE_SECONDS: Final = 8.0
+
+
+class Interrupted(BaseException):
+    """Somebody asked the demo to end: Ctrl-C or SIGTERM."""
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies.
+
+    A killed driver leaves its JVM, and a killed supervisor its driver; as our children they can still be found.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into :class:`Interrupted`, once; while the demo ends things, more of them are ignored."""
+
+    def interrupt(number: int, _: object) -> None:
+        for repeated in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(repeated, signal.SIG_IGN)
+        raise Interrupted(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def start(command: list[str], *, environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, so that a terminal's Ctrl-C reaches the demo alone.
+
+    :param environment: added to this process's
+    :param log: where its output goes
+    """
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process in order, so that it can end what it started; by force when that takes too long."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def end_descendants(*, spared: frozenset[int] = frozenset()) -> None:
+    """End by force what is left of everything that was started. Needs :func:`adopt_orphans`.
+
+    :param spared: process ids that somebody else ends in order
+    """
+    while left := [child for child in psutil.Process().children(recursive=True) if child.pid not in spared]:
+        for child in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(left, timeout=_GRACE_SECONDS)
+
+
+def tail(log: Path, lines: int) -> str:
+    """Return the end of a log."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "(no log)"
+
+
+def python(*arguments: str) -> list[str]:
+    """Return the command that runs this interpreter."""
+    return [sys.executable, *arguments]
+
+
+def spark_submit() -> str:
+    """Return the spark-submit that belongs to this interpreter."""
+    return str(Path(sys.executable).with_name("spark-submit"))
+
+
+def spark_environment() -> dict[str, str]:
+    """Return what a driver needs to run on this interpreter and to import what this one does."""
+    root = str(Path(__file__).parents[1])
+    return {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+    }

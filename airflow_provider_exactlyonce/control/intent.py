@@ -20,7 +20,7 @@ class Intent:
     """One start of a driver.
 
     :param token: start token of the driver
-    :param owner: who wants it, for example an Airflow task instance; only the same owner takes the driver's end for its own
+    :param owner: who wants it, for example a task instance; only the same owner takes the driver's end for its own
     :param until: ``available`` or ``forever``
     :param series: start token of the first driver of this series of restarts
     :param restarts: restarts before this start, in its series

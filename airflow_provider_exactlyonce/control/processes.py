@@ -1,7 +1,7 @@
 """The operating-system side of a driver: the processes that carry its start token.
 
-A driver is several processes (spark-submit's JVM, the Python driver, Python workers) in a session of their own. All inherit
-the start token in their environment, so they are found by it and never taken for others, whatever the pids.
+A driver is several processes (spark-submit's JVM, the Python driver, Python workers) in a session of their own. All
+inherit the start token in their environment, so they are found by it and never taken for others, whatever the pids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.lease import Life
 
 #: Environment variable with the start token; the driver's settings read the same name.
-TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"  # noqa: S105
+TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"
 
 _SWEEP_SECONDS: Final = 5.0
 
@@ -49,9 +49,9 @@ class Driver(ABC):
     def ended(self) -> Ended | None:
         """Return how it ended, None while it lives. After an end no process of the driver is left on this host."""
 
-    @abstractmethod
-    def signal(self, number: signal.Signals) -> bool:
-        """Send a signal to all its processes; returns whether they are within reach."""
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all its processes on this host."""
+        _signal_all(self.token, number)
 
 
 class ChildDriver(Driver):
@@ -61,16 +61,13 @@ class ChildDriver(Driver):
         super().__init__(token)
         self.process: Final = process
 
-    def ended(self) -> Ended | None:  # noqa: D102
+    def ended(self) -> Ended | None:
+        """Reap the child if it has ended."""
         code = self.process.poll()
         if code is None:
             return None
         sweep(self.token)
         return Ended(exit_code=code)
-
-    def signal(self, number: signal.Signals) -> bool:  # noqa: D102
-        _signal_all(self.token, number)
-        return True
 
 
 class FoundDriver(Driver):
@@ -85,15 +82,12 @@ class FoundDriver(Driver):
         self.pid: Final = pid
         self.process_started: Final = process_started
 
-    def ended(self) -> Ended | None:  # noqa: D102
+    def ended(self) -> Ended | None:
+        """Ask the process table."""
         if leases.process_start(self.pid) == self.process_started:
             return None
         sweep(self.token)
         return Ended(exit_code=None)
-
-    def signal(self, number: signal.Signals) -> bool:  # noqa: D102
-        _signal_all(self.token, number)
-        return True
 
 
 class RemoteDriver(Driver):
@@ -106,14 +100,12 @@ class RemoteDriver(Driver):
         super().__init__(token)
         self.lease: Final = lease
 
-    def ended(self) -> Ended | None:  # noqa: D102
+    def ended(self) -> Ended | None:
+        """Ask the lease."""
         held = leases.read(self.lease)
         if held is not None and held.token == self.token and leases.life(held) is Life.ALIVE:
             return None
         return Ended(exit_code=None)
-
-    def signal(self, number: signal.Signals) -> bool:  # noqa: D102
-        return False
 
 
 def start(

@@ -50,9 +50,7 @@ def append(path: Path, restart: Restart) -> None:
 
 def relaunched(path: Path, token: str, at: float) -> None:
     """Record when the driver after the one with this token was started."""
-    _write(
-        path, tuple(replace(entry, relaunched=at) if entry.token == token else entry for entry in read(path))
-    )
+    _write(path, tuple(replace(entry, relaunched=at) if entry.token == token else entry for entry in read(path)))
 
 
 def _write(path: Path, entries: tuple[Restart, ...]) -> None:

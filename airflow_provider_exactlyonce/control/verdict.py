@@ -1,7 +1,7 @@
 """What a driver's end means: success, or an error of the kind that the driver itself would have raised.
 
-Evidence in this order: the driver's status document, if this driver wrote it; its exit code; a lease that another driver
-holds. No evidence is a failure, never a success.
+Evidence in this order: the driver's status document, if this driver wrote it; its exit code; a lease that another
+driver holds. No evidence is a failure, never a success.
 """
 
 from __future__ import annotations
@@ -58,12 +58,13 @@ def failure(home: Home, token: str, ended: Ended) -> ExactlyOnceError | None:
         return None
     if status is not None and status.error is not None:
         return _from_status(status.error)
-    if ended.exit_code in _BY_EXIT_CODE:
-        return _BY_EXIT_CODE[ended.exit_code](_exit_sentence(ended.exit_code))
+    known = _BY_EXIT_CODE.get(ended.exit_code) if ended.exit_code is not None else None
+    if known is not None:
+        return known(_exit_sentence(ended.exit_code))
     held = leases.read(home.lease)
     if held is not None and held.token != token and leases.life(held) is Life.ALIVE:
         return FencedError(
-            f"the driver ended without an account; pid {held.pid} on {held.host} has taken over the pipeline (run {held.run})"
+            f"the driver ended without an account; pid {held.pid} on {held.host} has taken over (run {held.run})"
         )
     if ended.exit_code == 0:
         return RefusedError(

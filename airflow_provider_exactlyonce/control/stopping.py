@@ -1,0 +1,57 @@
+"""Stops a driver: asks it, waits, then SIGTERM, then SIGKILL.
+
+Runs as a process of its own (``python -m airflow_provider_exactlyonce.control.stopping HOME TOKEN SECONDS REASON``),
+because Airflow gives a killed task about ten seconds before it kills its process: too short for a batch to end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Final
+
+from airflow_provider_exactlyonce.control import commands, processes
+from airflow_provider_exactlyonce.control.home import Home
+
+#: How long a driver has between SIGTERM and SIGKILL.
+TERM_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 0.1
+
+
+def ask_and_enforce(home: Home, token: str, *, reason: str, timeout_seconds: float) -> None:
+    """Stop the driver with this start token. May be repeated, also at the same time by several.
+
+    On another host only the command reaches it.
+
+    :param timeout_seconds: how long it may take to end its batch before it gets SIGTERM
+    """
+    commands.request_stop(home, token, reason=reason)
+    driver = processes.leader(token)
+    if driver is None:
+        return
+    for number, seconds in ((None, timeout_seconds), (signal.SIGTERM, TERM_SECONDS)):
+        if number is not None:
+            driver.signal(number)
+        deadline = time.monotonic() + seconds
+        while driver.ended() is None:
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+        else:
+            return
+    processes.sweep(token)
+
+
+def detach(home: Home, token: str, *, reason: str, timeout_seconds: float) -> None:
+    """Do :func:`ask_and_enforce` in a process that outlives this one; returns as soon as the driver is asked."""
+    commands.request_stop(home, token, reason=reason)  # at once: the process below needs a moment to start
+    command = [sys.executable, "-m", __name__, str(home.path), token, str(timeout_seconds), reason]
+    null = [(os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_RDWR, 0) for descriptor in (0, 1, 2)]
+    os.posix_spawn(sys.executable, command, os.environ, file_actions=null, setsid=True)
+
+
+if __name__ == "__main__":
+    _location, _token, _seconds, _reason = sys.argv[1:]
+    ask_and_enforce(Home(_location), _token, reason=_reason, timeout_seconds=float(_seconds))

@@ -1,0 +1,123 @@
+"""A driver that speaks the control contract and runs no Spark: a real process for the supervisor's tests.
+
+``contract_driver.py --home HOME --until UNTIL PLAN [PLAN ...]``: the n-th start for a home follows the n-th plan, the last
+plan again when there are more starts. A plan is a list of steps, separated by spaces, each ``name`` or ``name=argument``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from airflow_provider_exactlyonce.control import commands, lease, status
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
+
+
+class Driver:
+    def __init__(self, home: Home, run: int) -> None:
+        self.home = home
+        self.run = run
+        self.token = os.environ["EXACTLYONCE_TOKEN"]
+        self.lease: lease.Lease | None = None
+        commits = status.read(home.status)
+        self.status = Status(
+            pipeline="shop",
+            token=self.token,
+            state=DriverState.STARTING,
+            run=run,
+            commit=commits.commit if commits else 0,
+        )
+
+    def write(self, **changes: object) -> None:
+        self.status = replace(self.status, updated=time.time(), **changes)  # type: ignore[arg-type]
+        status.write(self.home.status, self.status)
+
+    def step(self, name: str, argument: str) -> None:
+        getattr(self, name.replace("-", "_"))(*([argument] if argument else []))
+
+    def take_lease(self) -> None:
+        self.lease = lease.take(self.home.lease, "shop", self.token)
+        self.write()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        while self.lease is not None:
+            lease.beat(self.home.lease, self.lease)
+            time.sleep(0.2)
+
+    def commit(self) -> None:
+        self.write(
+            state=DriverState.RUNNING,
+            commit=self.status.commit + 1,
+            batch=self.status.batch + 1,
+            commits_of_run=self.status.commits_of_run + 1,
+            rows=self.status.rows + 100,
+            application_id="local-1",
+            ui_url="http://127.0.0.1:4040",
+        )
+
+    def sleep(self, seconds: str) -> None:
+        time.sleep(float(seconds))
+
+    def ignore_sigterm(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def until_stop(self) -> None:
+        while commands.stop_requested(self.home, self.token) is None:
+            time.sleep(0.05)
+        self.end("stopped")
+
+    def print(self, text: str) -> None:
+        print(text.replace("_", " "), flush=True)
+
+    def die(self) -> None:
+        self.note("died")
+        os.killpg(0, signal.SIGKILL)
+
+    def exit(self, code: str) -> None:
+        os._exit(int(code))
+
+    def fail(self, text: str) -> None:
+        kind, decision, code, message = text.split(":")
+        error = DriverError(kind=kind, decision=decision, exit_code=int(code), message=message.replace("_", " "))
+        self.write(state=DriverState.FAILED, error=error)
+        self.release()
+        os._exit(int(code))
+
+    def end(self, state: str) -> None:
+        self.write(state=DriverState(state))
+        self.release()
+        os._exit(0)
+
+    def release(self) -> None:
+        held, self.lease = self.lease, None
+        if held is not None:
+            lease.release(self.home.lease, held)
+
+    def note(self, event: str) -> None:
+        line = {"run": self.run, "event": event, "at": time.time(), "token": self.token, "pid": os.getpid()}
+        with (self.home.control / "notes.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def main() -> None:
+    home = Home(sys.argv[sys.argv.index("--home") + 1])
+    plans = sys.argv[sys.argv.index("--until") + 2 :]
+    notes = home.control / "notes.jsonl"
+    starts = notes.read_text().count('"started"') if notes.exists() else 0
+    driver = Driver(home, run=starts + 1)
+    driver.note("started")
+    for step in plans[min(starts, len(plans) - 1)].split():
+        name, _, argument = step.partition("=")
+        driver.step(name, argument)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,423 @@
+"""The supervisor with real processes: scripts that speak the control contract, real signals, real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.control import documents, lease, processes, restarts, stopping, verdict
+from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import status as statuses
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.intent import Intent
+from airflow_provider_exactlyonce.control.status import DriverState, Status
+from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
+from airflow_provider_exactlyonce.exceptions import (
+    AlreadyRunningError,
+    DataError,
+    DriverFailedError,
+    ExactlyOnceError,
+    FencedError,
+    RefusedError,
+    StopRequestedError,
+)
+from airflow_provider_exactlyonce.restart import RestartStrategy
+
+SCRIPT = Path(__file__).with_name("contract_driver.py")
+AT_ONCE = RestartStrategy.fixed_delay(attempts=3, delay=timedelta(0))
+SECRET = "kafka-password-4711"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path / "home")
+    yield home
+    for pid in (int(str(note["pid"])) for note in notes(home)):  # a failed test leaves nothing running
+        if str(home.path) in cmdline(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def cmdline(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def notes(home: Home, event: str | None = None) -> list[dict[str, object]]:
+    path = home.control / "notes.jsonl"
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [note for note in found if event in (None, note["event"])]
+
+
+def launch(home: Home, *plans: str, until: str = "available") -> Launch:
+    command = [sys.executable, str(SCRIPT), "--home", str(home.path), "--until", until, *plans]
+    return Launch(command=command, printable=" ".join(command), environment={"EXACTLYONCE_KAFKA": SECRET})
+
+
+def supervisor(
+    home: Home,
+    *plans: str,
+    owner: str = "shop/stream/run1/-1",
+    until: str = "available",
+    strategy: RestartStrategy = AT_ONCE,
+    stop_timeout_seconds: float = 5.0,
+) -> Supervisor:
+    return Supervisor(
+        home,
+        launch(home, *plans, until=until),
+        owner=owner,
+        until=until,
+        strategy=strategy,
+        poll_seconds=0.05,
+        stop_timeout_seconds=stop_timeout_seconds,
+    )
+
+
+def first_supervisor_killed(home: Home, plan: str, *, until_note: str, owner: str = "shop/stream/run1/-1") -> None:
+    """Let another process supervise, and SIGKILL it once its driver has written a note."""
+    code = f"""
+from datetime import timedelta
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
+from airflow_provider_exactlyonce.restart import RestartStrategy
+command = {list(launch(home, plan).command)!r}
+launch = Launch(command=command, printable="", environment={{}})
+for _ in Supervisor(Home({str(home.path)!r}), launch, owner={owner!r}, until="available",
+                    strategy=RestartStrategy.none()).run():
+    pass
+"""
+    process = subprocess.Popen([sys.executable, "-c", code])
+    wait_for(lambda: notes(home, until_note))
+    process.kill()
+    process.wait()
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.02)
+
+
+@contextmanager
+def alarm(seconds: float, action: Callable[[], None]) -> Iterator[None]:
+    """Run an action in a signal handler of the main thread, as Airflow runs ``on_kill``."""
+    previous = signal.signal(signal.SIGALRM, lambda *_: action())
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def test_a_driver_that_finishes_yields_each_change_once_and_leaves_no_intent(home: Home) -> None:
+    seen = list(supervisor(home, "take-lease commit sleep=0.3 commit sleep=0.3 end=finished").run())
+    assert [(status.state.value, status.commit) for status in seen[-3:]] == [
+        ("running", 1),
+        ("running", 2),
+        ("finished", 2),
+    ]
+    assert intents.read(home.intent) is None
+    assert len(seen) == len({(status.state, status.commit) for status in seen})
+
+
+def test_a_killed_driver_is_started_again_within_half_a_second_and_the_death_is_on_record(home: Home) -> None:
+    one = supervisor(home, "take-lease commit sleep=0.2 die", "take-lease commit end=finished")
+    assert list(one.run())[-1].commit == 2
+    [died], started = notes(home, "died"), notes(home, "started")
+    overhead = float(str(started[1]["at"])) - float(str(died["at"]))
+    assert overhead < 0.5 + 0.3, "the new process needs up to 0.3 s to get to its note"
+    [restart] = restarts.read(home.control / "restarts.json")
+    assert (restart.number, restart.run, restart.commit, restart.exit_code) == (1, 1, 1, -signal.SIGKILL)
+    assert restart.cause == "the driver was killed by signal 9"
+    assert restart.died >= float(str(died["at"]))
+    assert restart.relaunched is not None
+    assert restart.relaunched - float(str(died["at"])) < 0.5
+    assert one.restarts == 1
+
+
+def test_the_driver_fails_the_work_when_its_restarts_are_used_up(home: Home) -> None:
+    strategy = RestartStrategy.fixed_delay(attempts=2, delay=timedelta(0))
+    one = supervisor(home, "take-lease die", strategy=strategy)
+    with pytest.raises(DriverFailedError, match="killed by signal 9"):
+        list(one.run())
+    assert len(notes(home, "started")) == 3
+    assert [entry.number for entry in restarts.read(home.control / "restarts.json")] == [1, 2]
+
+
+def test_the_delay_of_the_strategy_is_kept(home: Home) -> None:
+    strategy = RestartStrategy.fixed_delay(attempts=1, delay=timedelta(seconds=0.6))
+    list(supervisor(home, "take-lease die", "take-lease end=finished", strategy=strategy).run())
+    [restart] = restarts.read(home.control / "restarts.json")
+    assert restart.relaunched is not None
+    assert 0.6 <= restart.relaunched - restart.died < 1.1
+
+
+@pytest.mark.parametrize(
+    ("plan", "error", "message"),
+    [
+        ("take-lease fail=BadRecordError:fix_data:67:not_JSON_at_shop-0@12", DataError, "BadRecordError: not JSON"),
+        ("take-lease fail=RefusedError:refuse:64:foreign_ledger", RefusedError, "foreign ledger"),
+        ("take-lease fail=FencedError:exit:66:run_9_took_over", FencedError, "run 9 took over"),
+        ("exit=65", AlreadyRunningError, "exit code 65"),
+        ("exit=66", FencedError, "exit code 66"),
+        ("exit=67", DataError, "exit code 67"),
+    ],
+)
+def test_a_driver_that_would_fail_again_is_not_started_again(
+    home: Home, plan: str, error: type[ExactlyOnceError], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        list(supervisor(home, plan).run())
+    assert verdict.is_final(caught.value)
+    assert len(notes(home, "started")) == 1
+
+
+@pytest.mark.parametrize("plan", ["exit=1", "take-lease fail=BatchFailedError:replay_batch:1:lost_an_executor"])
+def test_a_failure_of_the_infrastructure_is_started_again(home: Home, plan: str) -> None:
+    list(supervisor(home, plan, "take-lease end=finished").run())
+    assert len(notes(home, "started")) == 2
+
+
+def test_exit_code_zero_without_an_account_is_no_success(home: Home) -> None:
+    with pytest.raises(RefusedError, match=r"main\(\)"):
+        list(supervisor(home, "exit=0").run())
+
+
+def test_the_output_goes_to_a_file_of_its_own_and_its_tail_can_be_shown(home: Home) -> None:
+    one = supervisor(home, "print=first_words exit=1", "print=last_words exit=1", strategy=AT_ONCE)
+    with pytest.raises(DriverFailedError):
+        list(one.run())
+    logs = sorted(home.logs.iterdir())
+    assert [log.name for log in logs] == [f"driver-{number}.log" for number in (1, 2, 3, 4)]
+    assert stat.S_IMODE(logs[0].stat().st_mode) == 0o600
+    assert "first words" in verdict.log_tail(logs[0])
+    assert one.log == logs[3]
+    assert "last words" in verdict.log_tail(one.log)
+
+
+def test_only_the_newest_outputs_are_kept(home: Home) -> None:
+    home.logs.mkdir(parents=True)
+    for number in range(1, 31):
+        (home.logs / f"driver-{number}.log").touch()
+    list(supervisor(home, "take-lease end=finished").run())
+    numbers = sorted(int(log.stem.removeprefix("driver-")) for log in home.logs.iterdir())
+    assert numbers == list(range(12, 32))
+
+
+def test_the_intent_is_written_before_the_start_and_holds_no_secret(home: Home) -> None:
+    one = supervisor(home, "take-lease end=finished")
+    one.launch = replace(one.launch, command=["/nonexistent/spark-submit"])  # type: ignore[misc]
+    with pytest.raises(FileNotFoundError):
+        list(one.run())
+    intent = intents.read(home.intent)
+    assert intent is not None
+    assert (intent.owner, intent.pid) == ("shop/stream/run1/-1", 0)
+    assert SECRET not in home.intent.read_text()
+    assert stat.S_IMODE(home.intent.stat().st_mode) == 0o600
+    assert list(supervisor(home, "take-lease end=finished").run()), "a start that never happened blocks nobody"
+
+
+def test_a_driver_outlives_its_supervisor_and_the_next_one_takes_it_over(home: Home) -> None:
+    first_supervisor_killed(home, "take-lease commit note=up sleep=1.5 commit end=finished", until_note="up")
+    two = supervisor(home, "exit=1")
+    assert [status.commit for status in two.run()][-1] == 2
+    assert len(notes(home, "started")) == 1
+    assert two.restarts == 0
+
+
+def test_a_driver_that_has_no_lease_yet_is_found_by_its_token(home: Home) -> None:
+    first_supervisor_killed(home, "note=up sleep=1 take-lease commit end=finished", until_note="up")
+    assert lease.read(home.lease) is None
+    list(supervisor(home, "exit=1").run())
+    assert len(notes(home, "started")) == 1
+
+
+def test_a_driver_whose_supervisor_died_before_it_noted_the_pid_is_found_by_its_token(home: Home) -> None:
+    first_supervisor_killed(home, "note=up sleep=1 take-lease commit end=finished", until_note="up")
+    intent = intents.read(home.intent)
+    assert intent is not None
+    intents.write(home.intent, replace(intent, pid=0, process_started=0))
+    list(supervisor(home, "exit=1").run())
+    assert len(notes(home, "started")) == 1
+
+
+def test_a_driver_that_died_unseen_is_replaced(home: Home) -> None:
+    first_supervisor_killed(home, "take-lease commit note=up sleep=0.5 die", until_note="up")
+    wait_for(lambda: lease.life(lease.read(home.lease)) is lease.Life.GONE)
+    list(supervisor(home, "exit=1", "take-lease end=finished").run())
+    assert len(notes(home, "started")) == 2
+
+
+def test_a_driver_that_is_taken_over_and_dies_is_restarted_in_its_series(home: Home) -> None:
+    first_supervisor_killed(home, "take-lease commit note=up sleep=1 die", until_note="up")
+    intent = intents.read(home.intent)
+    assert intent is not None
+    intents.write(home.intent, replace(intent, restarts=2))
+    two = supervisor(home, "exit=1", "take-lease end=finished")
+    list(two.run())
+    assert two.restarts == 3
+    [restart] = restarts.read(home.control / "restarts.json")
+    assert (restart.series, restart.number, restart.exit_code) == (intent.series, 3, None)
+
+
+def test_another_task_waits_for_a_living_driver_and_then_starts_its_own(home: Home) -> None:
+    first_supervisor_killed(home, "take-lease commit note=up sleep=1 end=finished", until_note="up")
+    two = supervisor(home, "exit=1", "take-lease commit end=finished", owner="shop/stream/run2/-1")
+    assert list(two.run())[-1].commit == 2, "what came after the first driver's start is committed, too"
+    assert len(notes(home, "started")) == 2
+
+
+def test_a_driver_that_no_task_started_is_left_alone(home: Home) -> None:
+    home.control.mkdir(parents=True)
+    process = processes.start(
+        launch(home, "take-lease note=up until-stop").command,
+        token="of-a-person",
+        environment={},
+        directory=home.control,
+        log=home.control / "log",
+    )
+    wait_for(lambda: notes(home, "up"))
+    with pytest.raises(AlreadyRunningError, match=rf"pid {process.process.pid} on .* no Airflow task has started"):
+        list(supervisor(home, "exit=1").run())
+    assert process.ended() is None
+    stopping.ask_and_enforce(home, "of-a-person", reason="test", timeout_seconds=5)
+    assert process.ended() == processes.Ended(exit_code=0)
+
+
+def test_a_driver_that_runs_for_ever_can_not_be_waited_for(home: Home) -> None:
+    first_supervisor_killed(home, "take-lease commit note=up until-stop", until_note="up")
+    intent = intents.read(home.intent)
+    assert intent is not None
+    intents.write(home.intent, replace(intent, until="forever"))
+    with pytest.raises(AlreadyRunningError, match="CommitGateSensor"):
+        list(supervisor(home, "exit=1", owner="shop/stream/run2/-1").run())
+    stopping.ask_and_enforce(home, intent.token, reason="test", timeout_seconds=5)
+    assert processes.leader(intent.token) is None
+
+
+def test_a_driver_that_may_be_starting_on_another_host_is_waited_for(home: Home) -> None:
+    elsewhere = Intent(
+        token="t", owner="shop/stream/run1/-1", until="available", series="t", restarts=0, log="", host="elsewhere"
+    )
+    intents.write(home.intent, elsewhere)
+    ends_there = Status(pipeline="shop", token="t", state=DriverState.FINISHED)
+    one = supervisor(home, "take-lease end=finished")
+    with alarm(0.7, lambda: statuses.write(home.status, ends_there)):
+        began = time.monotonic()
+        list(one.run())
+    assert time.monotonic() - began > 0.6, "while it is unknown, no second driver is started"
+    assert len(notes(home, "started")) == 1
+
+
+def test_a_start_on_another_host_that_never_reported_blocks_only_for_a_while(home: Home) -> None:
+    elsewhere = Intent(
+        token="t",
+        owner="o",
+        until="available",
+        series="t",
+        restarts=0,
+        log="",
+        host="elsewhere",
+        written=time.time() - 300,
+    )
+    intents.write(home.intent, elsewhere)
+    list(supervisor(home, "take-lease end=finished").run())
+    assert len(notes(home, "started")) == 1
+
+
+def test_a_driver_that_hangs_is_killed_and_replaced(home: Home) -> None:
+    first_supervisor_killed(home, "take-lease commit note=up sleep=60", until_note="up")
+    [up] = notes(home, "up")
+    os.kill(int(str(up["pid"])), signal.SIGSTOP)
+    held = lease.read(home.lease)
+    assert held is not None
+    documents.write(home.lease, {**vars(held), "heartbeat": held.heartbeat - 60})
+    list(supervisor(home, "exit=1", "take-lease end=finished").run())
+    assert lease.process_start(int(str(up["pid"]))) is None
+    assert len(notes(home, "started")) == 2
+
+
+def test_a_stop_ends_the_driver_at_its_batch_boundary(home: Home) -> None:
+    one = supervisor(home, "take-lease commit until-stop")
+    with alarm(0.7, lambda: one.stop("the task was killed")), pytest.raises(StopRequestedError, match="commit 1"):
+        list(one.run())
+    status = statuses.read(home.status)
+    assert status is not None
+    assert status.state is DriverState.STOPPED
+    assert len(notes(home, "started")) == 1
+
+
+def test_a_second_stop_changes_nothing(home: Home) -> None:
+    one = supervisor(home, "take-lease commit until-stop")
+
+    def twice() -> None:
+        one.stop("first")
+        one.stop("second")
+
+    with alarm(0.7, twice), pytest.raises(StopRequestedError, match="first"):
+        list(one.run())
+
+
+def test_a_stop_during_the_delay_before_a_restart_starts_nothing(home: Home) -> None:
+    strategy = RestartStrategy.fixed_delay(attempts=1, delay=timedelta(seconds=30))
+    one = supervisor(home, "take-lease commit die", strategy=strategy)
+    with alarm(1.0, lambda: one.stop("enough")), pytest.raises(StopRequestedError, match="before restart 1: enough"):
+        list(one.run())
+    assert len(notes(home, "started")) == 1
+
+
+def test_a_driver_that_does_not_stop_is_killed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "TERM_SECONDS", 0.3)
+    first_supervisor_killed(home, "ignore-sigterm take-lease commit note=up sleep=60", until_note="up")
+    intent = intents.read(home.intent)
+    assert intent is not None
+    stopping.ask_and_enforce(home, intent.token, reason="test", timeout_seconds=0.3)
+    assert processes.members(intent.token) == []
+
+
+def test_the_stop_goes_on_when_the_supervisor_is_killed_in_the_middle(home: Home) -> None:
+    first_supervisor_killed(home, "take-lease commit note=up sleep=60", until_note="up")
+    intent = intents.read(home.intent)
+    assert intent is not None
+    stopping.detach(home, intent.token, reason="test", timeout_seconds=0.2)
+    wait_for(lambda: not processes.members(intent.token))
+
+
+def test_a_stop_by_somebody_else_is_no_success_while_records_were_available(home: Home) -> None:
+    with pytest.raises(StopRequestedError, match="before everything available was committed"):
+        list(supervisor(home, "take-lease commit end=stopped").run())
+
+
+def test_a_stop_by_somebody_else_is_the_normal_end_of_a_driver_that_runs_for_ever(home: Home) -> None:
+    seen = list(supervisor(home, "take-lease commit end=stopped", until="forever").run())
+    assert seen[-1].state is DriverState.STOPPED
+
+
+def test_what_a_dead_leader_leaves_behind_is_killed_before_the_next_start(home: Home) -> None:
+    """The JVM leads and the Python driver below it holds the lease; a JVM that dies alone must not block the pipeline."""
+    plans = ["take-lease commit sleep=60", "take-lease end=finished"]
+    inner = list(launch(home, *plans).command)
+    one = supervisor(home, *plans)
+    outer = (
+        f"import os,subprocess,sys,time; child = subprocess.Popen({inner!r}); time.sleep(0.8)\n"
+        "sys.exit(child.wait()) if child.poll() is not None else os.kill(os.getpid(), 9)"
+    )
+    one.launch = replace(one.launch, command=[sys.executable, "-c", outer])  # type: ignore[misc]
+    list(one.run())
+    assert len(notes(home, "started")) == 2
+    assert all(cmdline(int(str(note["pid"]))) == "" for note in notes(home, "started"))

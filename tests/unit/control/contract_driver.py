@@ -1,7 +1,8 @@
 """A driver that speaks the control contract and runs no Spark: a real process for the supervisor's tests.
 
-``contract_driver.py --home HOME --until UNTIL PLAN [PLAN ...]``: the n-th start for a home follows the n-th plan, the last
-plan again when there are more starts. A plan is a list of steps, separated by spaces, each ``name`` or ``name=argument``.
+``contract_driver.py --home HOME --until UNTIL PLAN [PLAN ...]``: the n-th start for a home follows the n-th plan, the
+last plan again when there are more starts. A plan is a list of steps, separated by spaces, each ``name`` or
+``name=argument``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from airflow_provider_exactlyonce.control import commands, lease, status
 from airflow_provider_exactlyonce.control.home import Home

@@ -409,7 +409,7 @@ def test_a_stop_by_somebody_else_is_the_normal_end_of_a_driver_that_runs_for_eve
 
 
 def test_what_a_dead_leader_leaves_behind_is_killed_before_the_next_start(home: Home) -> None:
-    """The JVM leads and the Python driver below it holds the lease; a JVM that dies alone must not block the pipeline."""
+    """The JVM leads, the Python driver below it holds the lease; a JVM that dies alone must not block the pipeline."""
     plans = ["take-lease commit sleep=60", "take-lease end=finished"]
     inner = list(launch(home, *plans).command)
     one = supervisor(home, *plans)

@@ -68,7 +68,7 @@ def kafka_config(broker: EmbeddedBroker) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def make_topic(kafka_config: dict[str, str]) -> MakeTopic:
-    """Give a function that creates a topic of a new name: ``make_topic(partitions=4, **{"max.message.bytes": "9"})``."""
+    """Give ``make(partitions=4, **{"max.message.bytes": "9"})``, which creates a topic and returns its new name."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient(dict(kafka_config))

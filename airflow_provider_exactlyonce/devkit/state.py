@@ -54,9 +54,7 @@ class BrokerState:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
-            raise DevkitError(
-                f"{path} can't be read ({error!r}); remove it once no broker runs on this data"
-            ) from error
+            raise DevkitError(f"{path} is damaged ({error!r}); remove it once no broker runs on this data") from error
         return state if process.is_alive() else None
 
     @staticmethod

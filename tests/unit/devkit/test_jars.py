@@ -1,0 +1,222 @@
+"""The cache of jars: what it trusts, what it refuses, what it says without a network."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.devkit import ivy, jars
+from airflow_provider_exactlyonce.devkit.errors import DevkitError
+
+CONTENT = {
+    "broker/kafka-1.jar": b"a broker",
+    "broker/slf4j-1.jar": b"its logging",
+    "spark/connector-1.jar": b"a connector",
+}
+
+
+class FakeIvy:
+    """Stands in for the download: puts files where Ivy would, and counts."""
+
+    def __init__(self) -> None:
+        self.content = dict(CONTENT)
+        self.calls = 0
+        self.delay_seconds = 0.0
+
+    def __call__(self, destination: Path, ivy_cache: Path, progress: object, jar_count: int | None = None) -> None:
+        self.calls += 1
+        time.sleep(self.delay_seconds)
+        ivy_cache.mkdir(exist_ok=True)
+        for name, content in self.content.items():
+            (destination / name).parent.mkdir(exist_ok=True)
+            (destination / name).write_bytes(content)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(jars.CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def fake_ivy(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeIvy]:
+    """Three small files instead of 52 jars, with checksums of their own."""
+    checksums = tmp_path / "checksums.txt"
+    checksums.write_text("".join(f"{hashlib.sha256(body).hexdigest()}  {name}\n" for name, body in CONTENT.items()))
+    fake = FakeIvy()
+    monkeypatch.setattr(jars, "CHECKSUMS", checksums)
+    monkeypatch.setattr(jars, "retrieve", fake)
+    jars._checksums.cache_clear()
+    yield fake
+    jars._checksums.cache_clear()
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send the JVM to a proxy where nobody listens."""
+    for name in ("no_proxy", "NO_PROXY", "https_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+
+
+def silent(line: str) -> None:
+    """Take a progress line and do nothing with it."""
+
+
+def leftovers(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.iterdir() if path.name not in ("lock", jars.jar_directory().name))
+
+
+def test_a_second_call_starts_no_process_and_takes_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    jars.resolve(print)
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError(f"a process was started: {arguments}")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    started = time.perf_counter()
+    found = [*jars.broker_jars(), *jars.spark_connector_jars()]
+    assert time.perf_counter() - started < 0.05
+    assert len(found) == 52
+    assert all(path.is_file() for path in found)
+
+
+def test_spark_is_handed_just_what_pyspark_lacks() -> None:
+    names = {re.sub(r"-[\d.]+\.jar$", "", path.name) for path in jars.spark_connector_jars()}
+    assert names == {
+        "commons-pool2",
+        "jsr305",
+        "kafka-clients",
+        "scala-parallel-collections_2.13",
+        "spark-sql-kafka-0-10_2.13",
+        "spark-token-provider-kafka-0-10_2.13",
+    }
+
+
+def test_versions_agree_in_the_dependencies_the_checksums_and_pyspark() -> None:
+    dependencies, checksums = ivy.DEPENDENCIES.read_text(), jars.CHECKSUMS.read_text()
+    assert f'name="kafka_2.13" rev="{jars.KAFKA_VERSION}"' in dependencies
+    assert f"broker/kafka_2.13-{jars.KAFKA_VERSION}.jar\n" in checksums
+    assert f'name="spark-sql-kafka-0-10_2.13" rev="{jars.SPARK_VERSION}"' in dependencies
+    assert f"spark/spark-sql-kafka-0-10_2.13-{jars.SPARK_VERSION}.jar\n" in checksums
+    assert importlib.metadata.version("pyspark") == jars.SPARK_VERSION
+
+
+def test_the_jars_are_downloaded_once_and_ivys_own_cache_does_not_stay(cache: Path, fake_ivy: FakeIvy) -> None:
+    assert [path.read_bytes() for path in jars.broker_jars(silent)] == [b"a broker", b"its logging"]
+    assert [path.read_bytes() for path in jars.spark_connector_jars(silent)] == [b"a connector"]
+    assert fake_ivy.calls == 1
+    assert leftovers(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda path: path.unlink(), "broker/kafka-1.jar is missing"),
+        (lambda path: path.write_bytes(b"shorter"), "broker/kafka-1.jar has SHA-256"),
+        (lambda path: path.write_bytes(b"A BROKER"), "broker/kafka-1.jar has SHA-256"),
+    ],
+    ids=["missing", "another size", "same size"],
+)
+def test_a_damaged_jar_is_named_and_resolved_again(
+    cache: Path, fake_ivy: FakeIvy, damage: Callable[[Path], object], expected: str
+) -> None:
+    jar = jars.broker_jars(silent)[0]
+    times = jar.stat()
+    damage(jar)
+    if jar.exists():  # as somebody would who covers up a change
+        os.utime(jar, ns=(times.st_atime_ns, times.st_mtime_ns))
+    lines: list[str] = []
+    assert jars.broker_jars(lines.append)[0].read_bytes() == b"a broker"
+    assert lines[0].startswith(f"resolving again: {expected}")
+    assert fake_ivy.calls == 2
+    assert leftovers(cache) == []
+
+
+def test_a_jar_that_was_merely_touched_is_hashed_and_kept(fake_ivy: FakeIvy) -> None:
+    jar = jars.broker_jars(silent)[0]
+    os.utime(jar)
+    assert not jars._is_stamped(jars.jar_directory())
+    jars.broker_jars(silent)
+    assert jars._is_stamped(jars.jar_directory())
+    assert fake_ivy.calls == 1
+
+
+def test_a_download_with_another_checksum_is_refused_by_name_and_not_published(cache: Path, fake_ivy: FakeIvy) -> None:
+    fake_ivy.content["broker/slf4j-1.jar"] = b"something else"
+    with pytest.raises(DevkitError, match=r"broker/slf4j-1\.jar has SHA-256 \w{64}, expected"):
+        jars.broker_jars(silent)
+    assert not jars.jar_directory().exists()
+    assert leftovers(cache) == []
+
+
+def test_a_download_with_a_jar_that_nobody_expected_is_refused(fake_ivy: FakeIvy) -> None:
+    fake_ivy.content["broker/extra-1.jar"] = b"who asked for this?"
+    with pytest.raises(DevkitError, match=r"broker/extra-1\.jar has no checksum"):
+        jars.broker_jars(silent)
+
+
+def test_a_refused_replacement_leaves_the_published_jars_in_place(fake_ivy: FakeIvy) -> None:
+    good, damaged = jars.broker_jars(silent)
+    damaged.write_bytes(b"damaged")
+    fake_ivy.content["broker/slf4j-1.jar"] = b"something else"
+    with pytest.raises(DevkitError):
+        jars.broker_jars(silent)
+    assert good.read_bytes() == b"a broker"
+
+
+def test_of_two_callers_at_once_one_downloads_and_the_other_waits(fake_ivy: FakeIvy) -> None:
+    fake_ivy.delay_seconds = 0.5
+    lines: list[str] = []
+    callers = [threading.Thread(target=jars.resolve, args=(lines.append,)) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert fake_ivy.calls == 1
+    assert any(line.startswith("waiting for another process") for line in lines)
+    assert len(jars.broker_jars(silent)) == 2
+
+
+def test_what_a_killed_download_left_is_cleared(cache: Path, fake_ivy: FakeIvy) -> None:
+    (cache / f"{jars.STAGING_PREFIX}dead" / "broker").mkdir(parents=True)
+    jars.resolve(silent)
+    assert leftovers(cache) == []
+
+
+def test_without_a_network_it_says_so_and_how_to_go_on(cache: Path, no_network: None) -> None:
+    with pytest.raises(
+        DevkitError, match=r"can't be downloaded \(ConnectException.*network is needed once.*HTTPS_PROXY"
+    ):
+        jars.resolve(silent)
+    assert not jars.jar_directory().exists()
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_the_variable_that_moves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv(jars.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    with pytest.raises(DevkitError, match=f"file/cache can't be used .*set {jars.CACHE_VARIABLE}"):
+        jars.resolve(silent)
+
+
+def test_the_cache_follows_the_users_settings_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(jars.CACHE_VARIABLE, raising=False)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert jars.cache_directory() == Path("/home/somebody/.cache/exactlyonce")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/fast")
+    assert jars.cache_directory() == Path("/fast/exactlyonce")
+    monkeypatch.setenv(jars.CACHE_VARIABLE, "~/own")
+    assert jars.cache_directory() == Path("/home/somebody/own")

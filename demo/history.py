@@ -60,6 +60,11 @@ class Batch:
     started: float
     committed: float
 
+    @property
+    def records(self) -> int:
+        """How many of the source's records went in."""
+        return sum(end - start for start, end in self.source.values())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _GRACE_SECONDS: Final = 8.0
+#: Variables that would point the demo's Airflow or Spark somewhere else.
+_FOREIGN: Final = ("AIRFLOW", "SPARK_", "PYSPARK_", "EXACTLYONCE_KAFKA", "EXACTLYONCE_TOKEN", "EXACTLYONCE_FAILPOINTS")
 
 
 class Interrupted(BaseException):
@@ -50,13 +52,14 @@ def interruptible() -> Iterator[None]:
 def start(command: list[str], *, environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own, so that a terminal's Ctrl-C reaches the demo alone.
 
-    :param environment: added to this process's
+    :param environment: added to this process's, but for what other Airflows and Sparks are set up by
     :param log: where its output goes
     """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     with log.open("ab") as output:
         return subprocess.Popen(
             command,
-            env={**os.environ, **environment},
+            env={**inherited, **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -106,6 +109,7 @@ def spark_environment() -> dict[str, str]:
     """Return what a driver needs to run on this interpreter and to import what this one does."""
     root = str(Path(__file__).parents[1])
     return {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),

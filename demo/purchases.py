@@ -61,9 +61,15 @@ def read(file: Path = FILE) -> list[Purchase]:
                 customer, day, disks, dollars = line.split()
                 purchase = Purchase(line=number, customer=customer, day=day, disks=int(disks), dollars=Decimal(dollars))
             except (ValueError, ArithmeticError) as error:
-                raise ValueError(f"{file}, line {number}: {line.rstrip()!r} is not 'customer day CDs dollars'") from error
+                problem = f"{file}, line {number}: {line.rstrip()!r} is not 'customer day CDs dollars'"
+                raise ValueError(problem) from error
             purchases.append(purchase)
     return purchases
+
+
+def in_order_of_time(purchases: Iterable[Purchase]) -> list[Purchase]:
+    """Return the purchases as the shop saw them: by day, and on a day as in the file, which is sorted by customer."""
+    return sorted(purchases, key=lambda purchase: purchase.day)
 
 
 def totals(purchases: Iterable[Purchase]) -> dict[str, tuple[int, Decimal]]:

@@ -1,6 +1,6 @@
 """The same job with the same two kills through Spark's stock Kafka sink, restarted by a plain loop.
 
-No fail point is in Spark's sink, so a watcher outside the driver kills: in mid-write when the batch's first record is in
+Spark's sink has no fail point, so a watcher outside the driver kills: in mid-write when the batch's first record is in
 the topic, and after the write when its last one is and ``commits/<batch>`` is not there yet.
 """
 

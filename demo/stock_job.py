@@ -1,4 +1,4 @@
-"""The demo's job through the Kafka sink that Spark ships. Run by spark-submit: ``stock_job.py SERVERS TOPIC CHECKPOINT``.
+"""The job through the Kafka sink that Spark ships, run by spark-submit: ``stock_job.py SERVERS TOPIC CHECKPOINT``.
 
 Source, schema, batches and function are those of ``dags/jobs/shop_totals.py``; only the sink is another.
 """
@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from demo.history import SOURCE_TOPIC
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 JOBS = Path(__file__).parents[1] / "dags" / "jobs"
 
@@ -23,19 +23,20 @@ JOBS = Path(__file__).parents[1] / "dags" / "jobs"
 def start(spark: SparkSession, servers: str, topic: str, checkpoint: str) -> StreamingQuery:
     """Start the query; it ends when everything that is available now is processed."""
     sys.path.insert(0, str(JOBS))
-    from shop_totals import shop_totals
+    from shop_totals import shop_totals  # type: ignore[import-not-found]
 
+    (source,) = shop_totals.sources.values()
     records = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", servers)
         .option("subscribe", SOURCE_TOPIC)
         .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", shop_totals.source.max_offsets_per_trigger)
+        .option("maxOffsetsPerTrigger", source.max_offsets_per_trigger)
         .load()
     )
-    events = records.select(F.from_json(F.col("value").cast("string"), shop_totals.source.schema).alias("event"))
-    totals = shop_totals.function(events.select("event.*"))
-    return (
+    events = records.select(F.from_json(F.col("value").cast("string"), source.schema).alias("event"))
+    totals = shop_totals(events.select("event.*"))
+    query: StreamingQuery = (
         totals.select(F.col("uuid").alias("key"), F.to_json(F.struct("*")).alias("value"))
         .writeStream.format("kafka")
         .option("kafka.bootstrap.servers", servers)
@@ -45,6 +46,7 @@ def start(spark: SparkSession, servers: str, topic: str, checkpoint: str) -> Str
         .trigger(availableNow=True)
         .start()
     )
+    return query
 
 
 if __name__ == "__main__":

@@ -1,0 +1,164 @@
+"""Runs the DAG over the kills, and watches it from outside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.control import lease
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, Record, RunRecord, ledger_topic
+from demo import processes, topics
+from demo.dag_run import DAGS
+from demo.history import SOURCE_TOPIC, History, Kill, batches_of, read_updates
+
+PIPELINE: Final = "shop-totals"
+TOPIC: Final = "shop.totals"
+_MASTER: Final = "local[2]"
+_POLL_SECONDS: Final = 0.1
+_MIGRATION_SECONDS: Final = 120.0
+
+
+class JobFailedError(Exception):
+    """The DAG, or Airflow, did not get to its end."""
+
+
+class MainJob:
+    """Airflow of the demo's own, with one connection to Spark and one to Kafka.
+
+    :param folder: Airflow's home, the pipeline's home and the logs
+    :param fail_points: where the driver dies, in the language of :mod:`airflow_provider_exactlyonce.failpoints`
+    """
+
+    def __init__(self, folder: Path, *, fail_points: str) -> None:
+        self.log: Final = folder / "dag.log"
+        self._folder = folder
+        self._home = Home(folder / "home")
+        self._fail_points = fail_points
+        self._result = folder / "dag-result.json"
+        self._migration: subprocess.Popen[bytes] | None = None
+
+    def prepare(self) -> None:
+        """Begin to make Airflow's database; it takes a while, and nothing else needs it yet."""
+        command = processes.python("-m", "airflow", "db", "migrate")
+        self._migration = processes.start(command, environment=self._environment({}), log=self.log)
+
+    def wait_until_prepared(self) -> None:
+        """Wait for the database.
+
+        :raises JobFailedError: when it could not be made
+        """
+        if self._migration is None or self._migration.wait(_MIGRATION_SECONDS) != 0:
+            raise JobFailedError("Airflow's database could not be made")
+
+    def run(
+        self, config: Mapping[str, Any], *, progress: Callable[[int, str], None], say: Callable[[str], None]
+    ) -> list[Kill]:
+        """Run the DAG to its end and return the deaths of its drivers.
+
+        :param config: Kafka client configuration
+        :param progress: called with the number of records that are committed, and a text
+        :param say: called once for each thing that happens
+        :raises JobFailedError: when the DAG did not succeed
+        """
+        command = processes.python("-m", "demo.dag_run", str(self._home.path), str(self._result))
+        process = processes.start(command, environment=self._environment(config), log=self.log)
+        try:
+            with _Watch(self._home, config, progress, say) as watch:
+                while process.poll() is None:
+                    watch.look()
+                    time.sleep(_POLL_SECONDS)
+                return watch.kills
+        finally:
+            processes.end(process)
+
+    def result(self) -> tuple[bool, float | None]:
+        """Return whether every task succeeded, and when the gate opened, seconds since the epoch."""
+        if not self._result.exists():
+            return False, None
+        result = json.loads(self._result.read_text())
+        gate = result["tasks"].get("gate", {})
+        return result["state"] == "success", gate.get("ended") if gate.get("state") == "success" else None
+
+    def _environment(self, config: Mapping[str, Any]) -> dict[str, str]:
+        airflow = self._folder / "airflow"
+        connections = {
+            "SPARK_DEFAULT": {"conn_type": "spark", "host": _MASTER},
+            "KAFKA_DEFAULT": {"conn_type": "kafka", "extra": dict(config)},
+        }
+        return {
+            **processes.spark_environment(),
+            "AIRFLOW_HOME": str(airflow),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{airflow / 'airflow.db'}",
+            **{f"AIRFLOW_CONN_{name}": json.dumps(connection) for name, connection in connections.items()},
+            FAILPOINTS: self._fail_points,
+        }
+
+
+class _Watch:
+    """Follows the ledger and the lease, as anybody could beside the DAG."""
+
+    def __init__(
+        self,
+        home: Home,
+        config: Mapping[str, Any],
+        progress: Callable[[int, str], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.kills: list[Kill] = []
+        self._home = home
+        self._reader = LedgerReader(config, PIPELINE)
+        self._progress = progress
+        self._say = say
+        self._ends: dict[int, int] = {}
+        self._run = 0
+        self._dead: set[str] = set()
+
+    def __enter__(self) -> _Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()
+
+    def look(self) -> None:
+        """Look once, and tell what is new."""
+        held = lease.read(self._home.lease)
+        if held and held.token not in self._dead and lease.life(held) is Life.GONE:
+            self._dead.add(held.token)
+            self.kills.append(Kill(run=self._run, at=time.time()))
+            self._say(f"driver of run {self._run} is dead (pid {held.pid}); Airflow's operator starts the next")
+        tail = self._reader.tail()
+        if tail is None or tail.claim is None:
+            self._progress(0, "records committed · the driver starts")
+            return
+        if tail.claim.run > self._run:
+            self._run = tail.claim.run
+            self._say(f"run {self._run} has claimed the pipeline, after commit {tail.claim.base_commit}")
+        if tail.commit:
+            self._ends.update({partition: end for partition, (_, end) in tail.commit.source[SOURCE_TOPIC].items()})
+        number = tail.commit.commit if tail.commit else 0
+        self._progress(sum(self._ends.values()), f"records committed · commit {number} · run {self._run}")
+
+
+def history(config: Mapping[str, Any], kills: list[Kill]) -> tuple[History, list[Record]]:
+    """Read what the main job left in Kafka: its history, and the ledger's records in their order."""
+    with LedgerReader(config, PIPELINE) as reader:
+        records = [record for _, record in reader.records()]
+    first_claims = {record.run: record for record in reversed(records) if isinstance(record, RunRecord)}
+    return History(
+        batches=batches_of(record for record in records if isinstance(record, CommitRecord)),
+        updates=read_updates(topics.read(config, TOPIC)),
+        rows_written=sum(1 for _ in topics.read(config, TOPIC, committed=False)),
+        sink_ends={name: topics.Ends(config, name).stable_and_high() for name in (TOPIC, ledger_topic(PIPELINE))},
+        starts=[first_claims[run].claimed / 1000 for run in sorted(first_claims)],
+        kills=kills,
+    ), records

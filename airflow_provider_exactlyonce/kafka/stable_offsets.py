@@ -1,0 +1,92 @@
+"""Where partitions end: for readers of committed records, for all, and at a point of time.
+
+Asks through confluent-kafka's admin client, joins no group and commits nothing. confluent_kafka is imported when it is
+asked, not when this module is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+
+_TIMEOUT_SECONDS: Final = 30.0
+
+#: (topic, partition)
+Place = tuple[str, int]
+
+
+class StableOffsets:
+    """Offsets of a cluster's partitions.
+
+    :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        from confluent_kafka.admin import AdminClient
+
+        self._admin = AdminClient(dict(config))
+
+    def partitions(self, topics: Iterable[str]) -> list[Place]:
+        """Return all partitions of topics.
+
+        :raises ExactlyOnceError: when a topic does not exist
+        """
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        wanted = sorted(set(topics))
+        if not wanted:
+            return []
+        found: list[Place] = []
+        described = self._admin.describe_topics(TopicCollection(wanted), request_timeout=_TIMEOUT_SECONDS)
+        for topic in wanted:
+            try:
+                found.extend((topic, partition.id) for partition in described[topic].result().partitions)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+                raise ExactlyOnceError(f"topic {topic} does not exist on this cluster") from error
+        return found
+
+    def last_stable(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Return the last stable offsets: below them every transaction is decided, and readers see what committed."""
+        from confluent_kafka.admin import OffsetSpec
+
+        return self._ask({place: OffsetSpec.latest() for place in places}, committed=True)
+
+    def ends(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Return the offsets after the last records, whether their transactions are decided or not."""
+        from confluent_kafka.admin import OffsetSpec
+
+        return self._ask({place: OffsetSpec.latest() for place in places}, committed=False)
+
+    def at_timestamp(self, places: Iterable[Place], milliseconds: int) -> dict[Place, int | None]:
+        """Return the offsets of the first records with this timestamp or a later one, None where there is none."""
+        from confluent_kafka.admin import OffsetSpec
+
+        found = self._ask({place: OffsetSpec.for_timestamp(milliseconds) for place in places}, committed=False)
+        return {place: offset if offset >= 0 else None for place, offset in found.items()}
+
+    def _ask(self, specs: Mapping[Place, Any], *, committed: bool) -> dict[Place, int]:
+        from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+
+        if not specs:
+            return {}
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        futures = self._admin.list_offsets(
+            {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
+            isolation_level=level,
+            request_timeout=_TIMEOUT_SECONDS,
+        )
+        answers: dict[Place, int] = {}
+        for place, future in futures.items():
+            try:
+                answers[(place.topic, place.partition)] = int(future.result().offset)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+                raise ExactlyOnceError(
+                    f"partition {place.topic}-{place.partition} does not exist on this cluster"
+                ) from error
+        return answers

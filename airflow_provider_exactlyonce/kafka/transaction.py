@@ -64,6 +64,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
     (State.NEW, Event.INITIALISED): State.IDLE,
     (State.LOST, Event.INITIALISED): State.IDLE,
     (State.IDLE, Event.INITIALISED): State.IDLE,
+    (State.OPEN, Event.INITIALISED): State.IDLE,
     (State.IDLE, Event.BEGUN): State.OPEN,
     (State.OPEN, Event.COMMIT_SENT): State.ENDING,
     (State.ENDING, Event.COMMITTED): State.IDLE,

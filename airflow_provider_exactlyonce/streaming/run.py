@@ -27,7 +27,6 @@ from airflow_provider_exactlyonce.exceptions import (
     CommitUnknownError,
     ExactlyOnceError,
     FencedError,
-    RefusedError,
     invariant,
 )
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, TransactionSession
@@ -193,7 +192,7 @@ class Run:
         self._check_ledger(before)
         invariant(before is not None, "the ledger topic was just made")
         if before.claim is not None and self.number and before.claim.run > self.number:  # type: ignore[union-attr]
-            raise self._superseded_by(before.claim)  # type: ignore[union-attr, arg-type]
+            raise self._superseded_by(before.claim)  # type: ignore[union-attr]
         claim = self._claim_record(before)  # type: ignore[arg-type]
         self.session.begin()
         offset = self.session.write(self._reader.topic, 0, claim.key, records.encode(claim))

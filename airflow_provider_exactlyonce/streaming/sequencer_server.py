@@ -228,7 +228,7 @@ class _Connection(socketserver.StreamRequestHandler):
             return None
         message = json.loads(line)
         if not isinstance(message, dict):
-            raise ValueError("a message is a JSON object")  # noqa: TRY004  (a peer's mistake, not a caller's)
+            raise ValueError("a message is a JSON object")
         return message
 
 

@@ -166,7 +166,7 @@ class _Sender:
             if self._error is None:
                 try:
                     self._send(bodies)
-                except BaseException as error:  # noqa: BLE001  (raised again in the task's own thread)
+                except BaseException as error:
                     self._error = error
 
     def _send(self, bodies: list[Body]) -> None:

@@ -1,0 +1,130 @@
+"""The commit coordinator: what happens to a micro-batch, from Spark's callback to the commit.
+
+It runs in the driver, inside ``foreachBatch``, because only there do the batch id, a hook before the tasks start, and a
+retry of the whole batch come together.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    CommitUnknownError,
+    ExactlyOnceError,
+    StopRequestedError,
+)
+from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.streaming.batch import Batch
+from airflow_provider_exactlyonce.streaming.sinks.base import TransactionalSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS: Final = 0.5
+_LONGEST_PAUSE_SECONDS: Final = 10.0
+_STOP_POLL_SECONDS: Final = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """What the coordinator asks of, and tells to, the driver around it.
+
+    :param plan: reads what Spark has planned for a batch id
+    :param stop_reason: why a stop was asked for, None when it was not
+    :param committed: told of each commit: the record, seconds since the batch began, whether it was committed before
+    :param run: number of the run, for fail points
+    """
+
+    plan: Callable[[int], Batch]
+    stop_reason: Callable[[], str | None]
+    committed: Callable[[CommitRecord, float, bool], None]
+    run: Callable[[], int]
+
+
+class CommitCoordinator:
+    """Drives the sink through each batch, again where an attempt fails.
+
+    :param max_batch_attempts: attempts of one batch before the query fails
+    """
+
+    def __init__(self, sink: TransactionalSink, callbacks: Callbacks, *, max_batch_attempts: int) -> None:
+        self._sink: Final = sink
+        self._callbacks: Final = callbacks
+        self._max_batch_attempts: Final = max_batch_attempts
+        self.failure: ExactlyOnceError | None = None
+
+    def process(self, frame: DataFrame, number: int) -> None:
+        """Commit one micro-batch; the callback of ``foreachBatch``.
+
+        :param number: Spark's batch id
+        :raises ExactlyOnceError: what ends the query; kept in :attr:`failure`, as Spark passes on only its text
+        """
+        try:
+            self._process(frame, number)
+        except ExactlyOnceError as error:
+            self.failure = error
+            raise
+
+    def _process(self, frame: DataFrame, number: int) -> None:
+        self._honour_stop()
+        began = time.monotonic()
+        batch = self._callbacks.plan(number)
+        for attempt in range(1, self._max_batch_attempts + 1):
+            try:
+                record, before = self._attempt(frame, batch)
+            except (ProducerLostError, CommitUnknownError) as error:
+                log.warning("batch %d, attempt %d: %s; the ledger decides", number, attempt, error)
+                self._sink.recover()
+                found = self._sink.committed(batch)
+                if found is None or not isinstance(error, CommitUnknownError):
+                    continue
+                record, before = found, False
+            except BatchFailedError as error:
+                log.warning("batch %d, attempt %d of %d failed: %s", number, attempt, self._max_batch_attempts, error)
+                if attempt == self._max_batch_attempts:
+                    raise BatchFailedError(f"batch {number} failed {attempt} times; the last time: {error}") from error
+                self._pause(attempt)
+                continue
+            failpoints.reach("after-commit", run=self._callbacks.run(), batch=number)
+            self._callbacks.committed(record, time.monotonic() - began, before)
+            return
+        raise BatchFailedError(f"batch {number} lost its producer in {self._max_batch_attempts} attempts")
+
+    def _attempt(self, frame: DataFrame, batch: Batch) -> tuple[CommitRecord, bool]:
+        """Attempt a batch once; returns its record and whether it had been committed before."""
+        started_milliseconds = int(time.time() * 1000)
+        self._sink.begin(batch)
+        try:
+            known = self._sink.committed(batch)
+            if known is not None:
+                log.info("batch %d is commit %d already; rebuilding its state", batch.number, known.commit)
+                self._sink.rebuild(frame, known)
+                self._sink.abort()
+                return known, True
+            self._sink.write(frame)
+            record = self._sink.pre_commit(started_milliseconds)
+        except Exception:
+            self._sink.abort()
+            raise
+        self._sink.commit()
+        return record, False
+
+    def _pause(self, attempt: int) -> None:
+        until = time.monotonic() + min(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1), _LONGEST_PAUSE_SECONDS)
+        while time.monotonic() < until:
+            self._honour_stop()
+            time.sleep(_STOP_POLL_SECONDS)
+
+    def _honour_stop(self) -> None:
+        reason = self._callbacks.stop_reason()
+        if reason is not None:
+            raise StopRequestedError(reason)

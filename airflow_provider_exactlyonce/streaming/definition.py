@@ -1,0 +1,104 @@
+"""How a user declares a pipeline."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.records import check_pipeline_name
+from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
+from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+OUTPUT_MODES: Final = ("append", "update", "complete")
+_ONE_SOURCE: Final = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A named stream: sources, a function of ordinary PySpark, a sink.
+
+    :param name: unique per Kafka cluster; ledger and transactional.id are named by it
+    :param sources: by the function's argument; one source without a name is its only positional argument
+    :param output_mode: ``append``, ``update`` or ``complete``, as in Spark
+    :param max_batch_attempts: attempts of one batch before the query fails
+    """
+
+    name: str
+    sources: Mapping[str, KafkaSource]
+    sink: KafkaSink
+    output_mode: str
+    function: Callable[..., DataFrame]
+    max_batch_attempts: int = 3
+
+    def __call__(self, *args: Any, **kwargs: Any) -> DataFrame:
+        """Apply the function, to batch frames in a test as to streams."""
+        return self.function(*args, **kwargs)
+
+    def result(self, spark: SparkSession, config: Mapping[str, str]) -> DataFrame:
+        """Return the stream that goes to the sink."""
+        frames = {name: source.read(spark, config) for name, source in self.sources.items()}
+        return self.function(frames[_ONE_SOURCE]) if _ONE_SOURCE in frames else self.function(**frames)
+
+    @property
+    def version(self) -> str:
+        """The first 12 hexadecimal digits of the SHA-256 of the job's file and declaration."""
+        file = inspect.getsourcefile(self.function)
+        text = Path(file).read_bytes() if file else repr(self.function).encode()
+        declared = repr((self.name, dict(self.sources), self.sink, self.output_mode)).encode()
+        return hashlib.sha256(text + declared).hexdigest()[:12]
+
+    def main(self, arguments: Sequence[str] | None = None) -> NoReturn:
+        """Run the pipeline as a driver and exit; ``--help`` lists the arguments.
+
+        :param arguments: command line without the program's name, None for this process's
+        """
+        from airflow_provider_exactlyonce.streaming.driver import main
+
+        main(self, arguments)
+
+
+def pipeline(
+    *,
+    name: str,
+    source: KafkaSource | Mapping[str, KafkaSource],
+    sink: KafkaSink,
+    output_mode: str = "append",
+    max_batch_attempts: int = 3,
+) -> Callable[[Callable[..., DataFrame]], Pipeline]:
+    """Declare a pipeline.
+
+    :param name: unique per Kafka cluster; it never changes
+    :param source: one source, or several by the function's keyword arguments
+    :param sink: where the result goes
+    :param output_mode: ``append``, ``update`` or ``complete``
+    :param max_batch_attempts: attempts of one batch before the query fails
+    :raises RefusedError: when a value can't be
+    """
+    check_pipeline_name(name)
+    if output_mode not in OUTPUT_MODES:
+        raise RefusedError(f"output_mode={output_mode!r} of pipeline {name}: one of {', '.join(OUTPUT_MODES)}")
+    if max_batch_attempts < 1:
+        raise RefusedError(f"max_batch_attempts={max_batch_attempts} of pipeline {name}: at least 1")
+    sources = {_ONE_SOURCE: source} if isinstance(source, KafkaSource) else dict(source)
+    if not sources:
+        raise RefusedError(f"pipeline {name} has no source")
+
+    def declare(function: Callable[..., DataFrame]) -> Pipeline:
+        return Pipeline(
+            name=name,
+            sources=sources,
+            sink=sink,
+            output_mode=output_mode,
+            function=function,
+            max_batch_attempts=max_batch_attempts,
+        )
+
+    return declare

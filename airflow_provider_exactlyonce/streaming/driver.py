@@ -1,0 +1,321 @@
+"""The driver: one process that runs one pipeline from its start to its end."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.control import commands, status
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.lease import HEARTBEAT_SECONDS
+from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
+from airflow_provider_exactlyonce.exceptions import (
+    Decision,
+    ExactlyOnceError,
+    RefusedError,
+    StopRequestedError,
+)
+from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka.wire import UnansweredError
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming.batch import planned_batch
+from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.session import open_session
+from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.start_checks import reconcile
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from airflow_provider_exactlyonce.streaming.definition import Pipeline
+
+log = logging.getLogger("exactlyonce")
+
+_WAIT_SECONDS: Final = 1
+_LOG_UPDATE_CONFLICT: Final = "CONCURRENT_STREAM_LOG_UPDATE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverOptions:
+    """What a driver is started with.
+
+    :param until: ``available`` ends when all that was available at the start is committed; ``forever`` doesn't end
+    :param interval: Spark's processing-time trigger, for ``forever``
+    """
+
+    home: Home
+    config: dict[str, str]
+    token: str
+    until: str = "forever"
+    interval: str = "0 seconds"
+    accept_home: bool = False
+
+
+def main(pipeline: Pipeline, arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a pipeline and exit with the code of what happened; see :mod:`airflow_provider_exactlyonce.exceptions`."""
+    logging.basicConfig(
+        stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
+    )
+    for noisy in ("py4j", "kafka"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    try:
+        options = parse_arguments(pipeline.name, arguments)
+    except RefusedError as error:
+        log.error("RefusedError: %s", error)
+        sys.exit(error.exit_code)
+    sys.exit(Driver(pipeline, options).run())
+
+
+def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions:
+    """Read the command line and the environment.
+
+    :raises RefusedError: when the Kafka configuration is missing
+    """
+    parser = argparse.ArgumentParser(
+        description=f"Run pipeline {name}.",
+        epilog=f"The Kafka configuration is JSON in {settings.KAFKA_VARIABLE}, in librdkafka's names.",
+    )
+    parser.add_argument("--home", required=True, help="the pipeline's home directory; made if absent")
+    parser.add_argument(
+        "--until",
+        choices=("available", "forever"),
+        default="forever",
+        help="available: end when all that is available now is committed (default: forever)",
+    )
+    parser.add_argument("--interval", default="0 seconds", help="trigger interval (default: as soon as there is data)")
+    parser.add_argument("--bootstrap-servers", help=f"Kafka brokers, instead of {settings.KAFKA_VARIABLE}")
+    parser.add_argument(
+        "--accept-home", action="store_true", help="the home was moved on purpose; it replaces the one in the ledger"
+    )
+    given = parser.parse_args(arguments)
+    text = os.environ.get(settings.KAFKA_VARIABLE)
+    if given.bootstrap_servers:
+        config = {**(kafka_config.parse(text) if text else {}), "bootstrap.servers": given.bootstrap_servers}
+    elif text:
+        config = kafka_config.parse(text)
+    else:
+        raise RefusedError(f"no Kafka cluster: pass --bootstrap-servers or set {settings.KAFKA_VARIABLE}")
+    return DriverOptions(
+        home=Home(given.home),
+        config=config,
+        token=os.environ.get(settings.TOKEN_VARIABLE) or str(uuid.uuid4()),
+        until=given.until,
+        interval=given.interval,
+        accept_home=given.accept_home,
+    )
+
+
+class Driver:
+    """Runs one pipeline; :meth:`run` is called once."""
+
+    def __init__(self, pipeline: Pipeline, options: DriverOptions) -> None:
+        self._pipeline: Final = pipeline
+        self._options: Final = options
+        self._status = Status(pipeline=pipeline.name, token=options.token, state=DriverState.STARTING)
+        self._status_lock: Final = threading.Lock()
+        self._owns_status = False
+        self._signal: str | None = None
+        self._lost_lease: Final = threading.Event()
+        self._ended: Final = threading.Event()
+        self._available: dict[str, dict[int, int]] = {}
+
+    def run(self) -> int:
+        """Run to the end; returns the process's exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        spark: SparkSession | None = None
+        run: Run | None = None
+        try:
+            spark = open_session(self._pipeline.name)
+            spark.sparkContext.setLogLevel("WARN")
+            run = Run(
+                self._options.home,
+                self._pipeline.name,
+                RunOptions(
+                    config=self._options.config,
+                    token=self._options.token,
+                    version=self._pipeline.version,
+                    transaction_timeout_milliseconds=self._pipeline.sink.transaction_timeout_seconds * 1000,
+                    accept_home=self._options.accept_home,
+                ),
+            )
+            self._supervised(spark, run)
+        except StopRequestedError as error:
+            log.info("stopped: %s", error)
+            return self._end(DriverState.STOPPED)
+        except Exception as error:
+            return self._failed(error)
+        else:
+            return self._end(DriverState.FINISHED)
+        finally:
+            self._ended.set()
+            if run is not None:
+                run.close()
+            if spark is not None:
+                spark.stop()
+
+    def _supervised(self, spark: SparkSession, run: Run) -> None:
+        # Whatever can be refused is, before the start of the run fences anybody.
+        result = self._pipeline.result(spark, self._options.config)
+        for source in self._pipeline.sources.values():
+            if run.client.metadata(source.topic) is None:
+                raise RefusedError(f"source topic {source.topic} does not exist on this cluster")
+        sink = KafkaTransaction(self._pipeline.sink, run, sequencer_host=_sequencer_host(spark))
+        run.start()
+        self._owns_status = True
+        context = spark.sparkContext
+        self._tell(
+            run=run.number,
+            lineage=run.lineage.id,
+            commit=run.tail.place.commit,
+            batch=run.tail.commit.batch if run.tail.commit else -1,
+            application_id=context.applicationId,
+            ui_url=context.uiWebUrl,
+        )
+        log.info("run %d of %s, lineage %s, after commit %d", run.number, run.pipeline, run.lineage.id, self._status.commit)
+        threading.Thread(target=self._beat, args=(run,), name="heartbeat", daemon=True).start()
+        checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
+        reconcile(checkpoint, run.lineage.id, run.tail)
+        coordinator = CommitCoordinator(
+            sink,
+            Callbacks(
+                plan=lambda number: planned_batch(checkpoint, run.client, run.lineage.id, number),
+                stop_reason=self._stop_reason,
+                committed=self._on_commit,
+                run=lambda: run.number,
+            ),
+            max_batch_attempts=self._pipeline.max_batch_attempts,
+        )
+        query = self._start_query(result, checkpoint.path, coordinator)
+        self._tell(state=DriverState.RUNNING)
+        self._wait(query, run, coordinator)
+
+    def _start_query(self, result: DataFrame, checkpoint: Path, coordinator: CommitCoordinator) -> StreamingQuery:
+        writer = (
+            result.writeStream.queryName(self._pipeline.name)
+            .outputMode(self._pipeline.output_mode)
+            .option("checkpointLocation", str(checkpoint))
+            .foreachBatch(coordinator.process)
+        )
+        if self._options.until == "available":
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=self._options.interval).start()
+
+    def _wait(self, query: StreamingQuery, run: Run, coordinator: CommitCoordinator) -> None:
+        """Wait for the query's end; raises what ended it."""
+        try:
+            while not query.awaitTermination(_WAIT_SECONDS):
+                if self._lost_lease.is_set():
+                    run.check_superseded()
+                reason = self._stop_reason()
+                if reason is not None and not query.status["isTriggerActive"]:
+                    query.stop()
+                    raise StopRequestedError(reason)
+        except ExactlyOnceError:
+            raise
+        except Exception as error:
+            if coordinator.failure is not None:
+                raise coordinator.failure from error
+            if _LOG_UPDATE_CONFLICT in str(error):
+                run.check_superseded()
+            raise
+
+    def _on_commit(self, record: CommitRecord, seconds: float, before: bool) -> None:
+        rows_per_second = record.rows / seconds if seconds > 0 else 0.0
+        ends = {
+            (topic, partition): end for topic, ranges in record.source.items() for partition, (_, end) in ranges.items()
+        }
+        available = {
+            (topic, partition): offset
+            for topic, offsets in self._available.items()
+            for partition, offset in offsets.items()
+        }
+        lag = sum(max(0, available.get(place, end) - end) for place, end in ends.items()) if available else None
+        own = 0 if before else 1
+        self._tell(
+            commit=record.commit,
+            batch=record.batch,
+            commits_of_run=self._status.commits_of_run + own,
+            rows=self._status.rows + own * record.rows,
+            rows_per_second=rows_per_second,
+            lag=lag,
+            watermark=record.watermark,
+        )
+        log.info(
+            "commit %d, batch %d: %s rows in %.2f s (%s rows/s)%s%s",
+            record.commit,
+            record.batch,
+            f"{record.rows:,}",
+            seconds,
+            f"{rows_per_second:,.0f}",
+            "" if lag is None else f", lag {lag:,}",
+            ", was committed before: state rebuilt, nothing written" if before else "",
+        )
+
+    def _beat(self, run: Run) -> None:
+        topics = sorted({source.topic for source in self._pipeline.sources.values()})
+        while True:
+            try:
+                if not run.beat():
+                    self._lost_lease.set()
+                    return
+                self._available = {topic: run.client.stable_offsets(topic) for topic in topics}
+                self._tell()
+            except (OSError, UnansweredError) as error:
+                log.warning("heartbeat: %s", error)
+            if self._ended.wait(HEARTBEAT_SECONDS):
+                return
+
+    def _stop_reason(self) -> str | None:
+        return self._signal or commands.stop_requested(self._options.home, self._options.token)
+
+    def _on_signal(self, number: int, _: object) -> None:
+        self._signal = f"signal {signal.Signals(number).name}"
+
+    def _tell(self, **changes: Any) -> None:
+        with self._status_lock:
+            self._status = replace(self._status, updated=time.time(), **changes)
+            if self._owns_status and not self._lost_lease.is_set():
+                status.write(self._options.home.status, self._status)
+
+    def _end(self, state: DriverState) -> int:
+        self._ended.set()
+        self._tell(state=state)
+        return 0
+
+    def _failed(self, error: Exception) -> int:
+        self._ended.set()
+        known = error if isinstance(error, ExactlyOnceError) else None
+        described = DriverError(
+            kind=type(error).__name__,
+            decision=(known.decision if known else Decision.RESTART).value,
+            exit_code=known.exit_code if known else 1,
+            message=str(error),
+        )
+        if known:
+            log.error("%s: %s", described.kind, error)
+        else:
+            log.exception("the driver failed")
+        self._tell(state=DriverState.FAILED, error=described)
+        return described.exit_code
+
+
+def _sequencer_host(spark: SparkSession) -> str:
+    """Return the address on which executors reach this driver."""
+    if str(spark.sparkContext.master).startswith("local"):
+        return "127.0.0.1"
+    return str(spark.conf.get("spark.driver.host"))

@@ -1,0 +1,82 @@
+"""The driver's Spark session: made with the settings that the protocol needs, and checked."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming import settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def open_session(name: str) -> SparkSession:
+    """Return the session of this driver, made with the required settings where nobody has set them.
+
+    :param name: the application's name, unless one was given at submit
+    :raises SettingRefusedError: when a setting contradicts a required one
+    :raises RefusedError: when the versions of pyspark, pyspark-client and the JVM differ
+    """
+    check_packages()
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    # Spark's Python workers would otherwise be the PATH's python3, without this environment's packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    active = SparkSession.getActiveSession()
+    if active is None:
+        conf = SparkConf()
+        for key, value in settings.submit_settings(dict(conf.getAll())).items():
+            conf.set(key, value)
+        conf.setIfMissing("spark.app.name", name)
+        active = SparkSession.builder.config(conf=conf).getOrCreate()
+    check_session(active)
+    return active
+
+
+def check_session(spark: SparkSession) -> None:
+    """Check a session that somebody else may have made.
+
+    :raises SettingRefusedError: naming the setting, its value and the value it must have
+    :raises RefusedError: when the JVM's version is another one, or the session is a Spark Connect one
+    """
+    import pyspark
+
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise RefusedError("this is a Spark Connect session; the commit coordinator needs a classic one")
+    if spark.version != pyspark.__version__:
+        raise RefusedError(
+            f"pyspark is {pyspark.__version__} and the JVM's Spark is {spark.version}; install the pyspark of the "
+            "cluster's version, and unset SPARK_HOME if it points to another one"
+        )
+    conf = spark.sparkContext.getConf()
+    settings.check(lambda name: spark.conf.get(name, None) or conf.get(name))
+
+
+def check_packages() -> None:
+    """Check that pyspark and pyspark-client are one version: the second overwrites files of the first.
+
+    :raises RefusedError: naming both versions
+    """
+    versions = {}
+    for package in ("pyspark", "pyspark-client"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if importlib.util.find_spec("pyspark") is None or "pyspark" not in versions:
+        raise RefusedError("pyspark is not installed; install airflow-provider-exactlyonce[spark]")
+    import pyspark
+
+    found = {**versions, "pyspark's files": pyspark.__version__}
+    if len(set(found.values())) > 1:
+        raise RefusedError(
+            "these must be one version: "
+            + ", ".join(f"{name} {version}" for name, version in found.items())
+            + f"; pip install pyspark=={versions['pyspark']} pyspark-client=={versions['pyspark']}"
+        )

@@ -1,0 +1,1 @@
+"""Sources whose offsets live in the checkpoint."""

@@ -1,0 +1,173 @@
+"""The Kafka source: what a user declares, and records that fit a schema or stop the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_exactlyonce.exceptions import BadRecordError, RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.kafka.config import for_spark
+from airflow_provider_exactlyonce.streaming.marked_errors import CLOSE, OPEN
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DecimalType, StructField, StructType
+
+_CORRUPT: Final = "_exactlyonce_corrupt"
+_PARSED: Final = "_exactlyonce_parsed"
+_WIDE_SCALE: Final = 18
+
+#: Options of Spark's source with which the guarantee doesn't hold, and the only values that are accepted.
+_FIXED: Final[Mapping[str, str]] = {"failOnDataLoss": "true", "kafka.isolation.level": "read_committed"}
+
+
+@dataclass(frozen=True)
+class KafkaSource:
+    """Reads a topic, committed records only.
+
+    With ``schema`` each value is a JSON object, and the stream has the schema's columns. A field that is declared
+    ``NOT NULL`` is required. A record that does not fit (no value, not JSON, a wrong type, a decimal that would be
+    rounded, a required field that is missing) stops the pipeline before its batch commits; fields that the schema does not
+    name are ignored. Without ``schema`` the stream has Spark's own columns: key, value, topic, partition, offset,
+    timestamp, timestampType.
+
+    :param topic: the topic
+    :param schema: columns in Spark's DDL, for example ``"id STRING NOT NULL, price DECIMAL(12,2)"``
+    :param starting_offsets: ``"earliest"`` or ``"latest"``, where a new pipeline begins
+    :param max_offsets_per_trigger: at most so many records a batch, None for no limit
+    :param options: more options of Spark's Kafka source
+    """
+
+    topic: str
+    schema: str | None = None
+    starting_offsets: str = "earliest"
+    max_offsets_per_trigger: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, spark: SparkSession, config: Mapping[str, str]) -> DataFrame:
+        """Return the stream.
+
+        :param config: client configuration in librdkafka's names
+        :raises SettingRefusedError: when an option would break the guarantee
+        """
+        reader = spark.readStream.format("kafka").options(**self.spark_options(config))
+        try:
+            records = reader.load()
+        except Exception as error:
+            if "kafka" in str(error) and "Failed to find" in str(error):
+                raise RefusedError(
+                    "Spark's Kafka connector is not on the driver's class path; start the job with "
+                    f"--packages org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}, or with `exactlyonce run`"
+                ) from error
+            raise
+        return self.fitted(records)
+
+    def spark_options(self, config: Mapping[str, str]) -> dict[str, str]:
+        """Return the options that Spark's source gets."""
+        for name, value in self.options.items():
+            required = next((value for fixed, value in _FIXED.items() if fixed.lower() == name.lower()), None)
+            if required is not None and value.lower() != required:
+                raise SettingRefusedError(f"option {name} of KafkaSource", value, required, "records would be lost")
+        limit = {"maxOffsetsPerTrigger": str(self.max_offsets_per_trigger)} if self.max_offsets_per_trigger else {}
+        declared = {"subscribe": self.topic, "startingOffsets": self.starting_offsets, **limit}
+        return {**self.options, **for_spark(config), **declared, **_FIXED}
+
+    def fitted(self, records: DataFrame) -> DataFrame:
+        """Return the schema's columns of Kafka records.
+
+        :param records: a frame with Spark's Kafka columns
+        """
+        if self.schema is None:
+            return records
+        from pyspark.sql import functions as F
+
+        schema = self._struct()
+        text = F.col("value").cast("string")
+        parsed = F.from_json(text, _reading_schema(schema), {"columnNameOfCorruptRecord": _CORRUPT})
+        checked = records.withColumn(_PARSED, parsed)
+        reason = _misfit(schema, text)
+        place = F.concat_ws("-", "topic", "partition")
+        message = F.concat(
+            F.lit(f"{OPEN}{BadRecordError.__name__}]"), place, F.lit(" offset "), "offset", F.lit(": "), reason, F.lit(CLOSE)
+        )
+        # A filter is never pruned and runs before the user's own; without a misfit it costs one comparison a row.
+        fits = F.when(reason.isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
+        columns = [F.col(f"{_PARSED}.`{one.name}`").cast(one.dataType).alias(one.name) for one in schema.fields]
+        return checked.where(fits).select(*columns)
+
+    def _struct(self) -> StructType:
+        from pyspark.sql.types import StructType
+
+        try:
+            schema = StructType.fromDDL(str(self.schema))
+        except Exception as error:
+            raise RefusedError(f"schema of KafkaSource({self.topic!r}): {self.schema!r} is not DDL: {error}") from error
+        if not isinstance(schema, StructType):
+            raise RefusedError(f"schema of KafkaSource({self.topic!r}): {self.schema!r} names no fields")
+        return schema
+
+
+def _reading_schema(schema: StructType) -> StructType:
+    """Return the schema to parse with: decimals wide enough to see whether they would be rounded."""
+    from pyspark.sql.types import DecimalType, StringType, StructType
+
+    fields = StructType()
+    for one in schema.fields:
+        wide = DecimalType(38, _WIDE_SCALE) if _is_checked_decimal(one) else one.dataType
+        fields.add(one.name, wide, nullable=True)
+    return fields.add(_CORRUPT, StringType(), nullable=True)
+
+
+def _is_checked_decimal(one: StructField) -> bool:
+    from pyspark.sql.types import DecimalType
+
+    kind = one.dataType
+    return isinstance(kind, DecimalType) and kind.scale <= _WIDE_SCALE and kind.precision - kind.scale <= 38 - _WIDE_SCALE
+
+
+def _misfit(schema: StructType, text: Column) -> Column:
+    """Return why a record does not fit, null when it does."""
+    from pyspark.sql import functions as F
+
+    reasons = [
+        F.when(F.col("value").isNull(), F.lit("it has no value (a tombstone)")),
+        # A second parse sees what the first ignores: text after the object, or several objects.
+        F.when(
+            ~F.coalesce(F.json_array_length(F.concat(F.lit("["), text, F.lit("]"))) == 1, F.lit(False)),
+            F.concat(F.lit("it is not one JSON object: "), F.left(text, F.lit(200))),
+        ),
+        F.when(F.col(f"{_PARSED}.{_CORRUPT}").isNotNull(), _wrong_type(schema, text)),
+    ]
+    for one in schema.fields:
+        name = F.col(f"{_PARSED}.`{one.name}`")
+        if not one.nullable:
+            reasons.append(F.when(name.isNull(), F.lit(f"the required field {one.name} is missing or null")))
+        if _is_checked_decimal(one):
+            reasons.append(_rounded(one, one.dataType, name))  # type: ignore[arg-type]
+    return F.coalesce(*reasons)
+
+
+def _wrong_type(schema: StructType, text: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    found = [
+        F.when(
+            F.col(f"{_PARSED}.`{one.name}`").isNull() & F.get_json_object(text, f"$['{one.name}']").isNotNull(),
+            F.concat(
+                F.lit(f"field {one.name} is not {one.dataType.simpleString()}: "),
+                F.left(F.get_json_object(text, f"$['{one.name}']"), F.lit(100)),
+            ),
+        )
+        for one in schema.fields
+    ]
+    return F.coalesce(*found, F.concat(F.lit("it is not a JSON object of the schema: "), F.left(text, F.lit(200))))
+
+
+def _rounded(one: StructField, kind: DecimalType, wide: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    narrow = F.expr(f"try_cast({_PARSED}.`{one.name}` AS {kind.simpleString()})")
+    fits = F.coalesce(narrow == wide, F.lit(False))
+    message = F.concat(F.lit(f"field {one.name} does not fit {kind.simpleString()}: "), wide.cast("string"))
+    return F.when(wide.isNotNull() & ~fits, message)

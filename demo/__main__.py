@@ -126,13 +126,10 @@ def _feed(console: Console, folder: Path, config: dict[str, Any]) -> Bench:
     return Bench(console=console, folder=folder, config=config, purchases=bought, events=events)
 
 
-def _main_job(bench: Bench, job: main_job.MainJob) -> tuple[report.Account, list[CommitRecord], float | None]:
-    kills = job.run(bench.config, progress=bench.progress, say=bench.console.say)
-    succeeded, gate_opened = job.result()
-    if not succeeded:
-        raise main_job.JobFailedError("the DAG did not succeed; the end of its log is above")
+def _main_job(bench: Bench, job: main_job.MainJob) -> tuple[report.Account, list[CommitRecord], float]:
+    result = job.run(bench.config, progress=bench.progress, say=bench.console.say)
     bench.console.say("the gate has opened, and the task behind it found the totals equal to the file")
-    history, records = main_job.history(bench.config, kills)
+    history, records = main_job.history(bench.config, result)
     figures = judge.figures(history, bench.events, bench.purchases)
     ends = topics.Ends(bench.config, SOURCE_TOPIC).stable_and_high()
     source_ends = {partition: high for partition, (_, high) in ends.items()}
@@ -142,7 +139,7 @@ def _main_job(bench: Bench, job: main_job.MainJob) -> tuple[report.Account, list
         *judge.ledger_problems(records, source_ends, bench.events, history.updates, main_job.TOPIC),
     ]
     account = report.Account(name=report.OURS, history=history, figures=figures, problems=problems)
-    return account, [record for record in records if isinstance(record, CommitRecord)], gate_opened
+    return account, [record for record in records if isinstance(record, CommitRecord)], result.gate_opened
 
 
 def _stock(bench: Bench) -> report.Account:

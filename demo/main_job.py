@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.control import lease
+from airflow_provider_exactlyonce.control import restarts
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.restarts import Restart
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Record, RunRecord, ledger_topic
@@ -24,10 +26,30 @@ TOPIC: Final = "shop.totals"
 _MASTER: Final = "local[2]"
 _POLL_SECONDS: Final = 0.1
 _MIGRATION_SECONDS: Final = 120.0
+_RESTARTS: Final = "restarts.json"
 
 
 class JobFailedError(Exception):
     """The DAG, or Airflow, did not get to its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DagResult:
+    """A run of the DAG in which every task succeeded; times in seconds since the epoch.
+
+    :param started: when its task ``stream`` began
+    :param gate_opened: when its task ``gate`` ended
+    :param restarts: what the operator has on record
+    """
+
+    started: float
+    gate_opened: float
+    restarts: Sequence[Restart]
+
+    @property
+    def kills(self) -> list[Kill]:
+        """The deaths by SIGKILL; other deaths count as restarts that nobody asked for."""
+        return [Kill(run=entry.run, at=entry.died) for entry in self.restarts if entry.exit_code == -signal.SIGKILL]
 
 
 class MainJob:
@@ -60,13 +82,13 @@ class MainJob:
 
     def run(
         self, config: Mapping[str, Any], *, progress: Callable[[int, str], None], say: Callable[[str], None]
-    ) -> list[Kill]:
-        """Run the DAG to its end and return the deaths of its drivers.
+    ) -> DagResult:
+        """Run the DAG to its end.
 
         :param config: Kafka client configuration
         :param progress: called with the number of records that are committed, and a text
         :param say: called once for each thing that happens
-        :raises JobFailedError: when the DAG did not succeed
+        :raises JobFailedError: when a task did not succeed
         """
         command = processes.python("-m", "demo.dag_run", str(self._home.path), str(self._result))
         process = processes.start(command, environment=self._environment(config), log=self.log)
@@ -75,17 +97,22 @@ class MainJob:
                 while process.poll() is None:
                     watch.look()
                     time.sleep(_POLL_SECONDS)
-                return watch.kills
         finally:
             processes.end(process)
+        if process.returncode != 0:
+            raise JobFailedError(f"the DAG did not succeed: {self._failures()}")
+        tasks = json.loads(self._result.read_text())["tasks"]
+        return DagResult(
+            started=tasks["stream"]["started"],
+            gate_opened=tasks["gate"]["ended"],
+            restarts=restarts.read(self._home.control / _RESTARTS),
+        )
 
-    def result(self) -> tuple[bool, float | None]:
-        """Return whether every task succeeded, and when the gate opened, seconds since the epoch."""
+    def _failures(self) -> str:
         if not self._result.exists():
-            return False, None
-        result = json.loads(self._result.read_text())
-        gate = result["tasks"].get("gate", {})
-        return result["state"] == "success", gate.get("ended") if gate.get("state") == "success" else None
+            return "it ended without a result"
+        tasks = json.loads(self._result.read_text())["tasks"]
+        return ", ".join(f"task {name} is {task['state']}" for name, task in tasks.items())
 
     def _environment(self, config: Mapping[str, Any]) -> dict[str, str]:
         airflow = self._folder / "airflow"
@@ -105,7 +132,7 @@ class MainJob:
 
 
 class _Watch:
-    """Follows the ledger and the lease, as anybody could beside the DAG."""
+    """Follows the ledger and the record of restarts, as anybody could beside the DAG."""
 
     def __init__(
         self,
@@ -114,14 +141,13 @@ class _Watch:
         progress: Callable[[int, str], None],
         say: Callable[[str], None],
     ) -> None:
-        self.kills: list[Kill] = []
-        self._home = home
+        self._restarts = home.control / _RESTARTS
         self._reader = LedgerReader(config, PIPELINE)
         self._progress = progress
         self._say = say
         self._ends: dict[int, int] = {}
         self._run = 0
-        self._dead: set[str] = set()
+        self._told = 0
 
     def __enter__(self) -> _Watch:
         return self
@@ -131,11 +157,11 @@ class _Watch:
 
     def look(self) -> None:
         """Look once, and tell what is new."""
-        held = lease.read(self._home.lease)
-        if held and held.token not in self._dead and lease.life(held) is Life.GONE:
-            self._dead.add(held.token)
-            self.kills.append(Kill(run=self._run, at=time.time()))
-            self._say(f"driver of run {self._run} is dead (pid {held.pid}); Airflow's operator starts the next")
+        for entry in restarts.read(self._restarts)[self._told :]:
+            self._told += 1
+            self._say(
+                f"run {entry.run} is dead after commit {entry.commit}: {entry.cause}; the operator starts the next"
+            )
         tail = self._reader.tail()
         if tail is None or tail.claim is None:
             self._progress(0, "records committed · the driver starts")
@@ -149,16 +175,20 @@ class _Watch:
         self._progress(sum(self._ends.values()), f"records committed · commit {number} · run {self._run}")
 
 
-def history(config: Mapping[str, Any], kills: list[Kill]) -> tuple[History, list[Record]]:
-    """Read what the main job left in Kafka: its history, and the ledger's records in their order."""
+def history(config: Mapping[str, Any], result: DagResult) -> tuple[History, list[Record]]:
+    """Read what the main job left in Kafka: its history, and the ledger's records in their order.
+
+    A run began when the operator launched its driver; the ledger tells which runs there were.
+    """
     with LedgerReader(config, PIPELINE) as reader:
         records = [record for _, record in reader.records()]
-    first_claims = {record.run: record for record in reversed(records) if isinstance(record, RunRecord)}
+    claims = {record.run: record.claimed / 1000 for record in reversed(records) if isinstance(record, RunRecord)}
+    launches = {1: result.started, **{entry.run + 1: entry.relaunched for entry in result.restarts if entry.relaunched}}
     return History(
         batches=batches_of(record for record in records if isinstance(record, CommitRecord)),
         updates=read_updates(topics.read(config, TOPIC)),
         rows_written=sum(1 for _ in topics.read(config, TOPIC, committed=False)),
         sink_ends={name: topics.Ends(config, name).stable_and_high() for name in (TOPIC, ledger_topic(PIPELINE))},
-        starts=[first_claims[run].claimed / 1000 for run in sorted(first_claims)],
-        kills=kills,
+        starts=[launches.get(run, claims[run]) for run in sorted(claims)],
+        kills=result.kills,
     ), records

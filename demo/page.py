@@ -40,7 +40,7 @@ class Story:
     """What the page tells.
 
     :param commits: the ledger's, in order
-    :param gate_opened: when the gate let the next task go, seconds since the epoch; None when it did not
+    :param gate_opened: when the gate let the next task go, seconds since the epoch
     :param kills: what each kill of ours interrupted, in order
     :param stock_kills: the same for the stock sink
     """
@@ -48,7 +48,7 @@ class Story:
     ours: Account
     stock: Account
     commits: Sequence[CommitRecord]
-    gate_opened: float | None
+    gate_opened: float
     kills: Sequence[str]
     stock_kills: Sequence[str]
 
@@ -107,12 +107,12 @@ def _tiles(ours: Figures) -> str:
 
 
 def _timelines(story: Story) -> str:
-    ours_ended = max(story.ours.history.batches[-1].committed, story.gate_opened or 0.0)
+    ours_ended = max(story.ours.history.batches[-1].committed, story.gate_opened)
     stock_ended = story.stock.history.batches[-1].committed
     span = _MARGIN * max(ours_ended - story.ours.history.starts[0], stock_ended - story.stock.history.starts[0])
-    gate = [Mark(at=story.gate_opened, label="gate opens", kind="gate")] if story.gate_opened else []
+    gate = Mark(at=story.gate_opened, label="gate opens", kind="gate")
     pictures = (
-        (story.ours, [*_kill_marks(story.ours.history, story.kills), *gate], ours_ended, "ours"),
+        (story.ours, [*_kill_marks(story.ours.history, story.kills), gate], ours_ended, "ours"),
         (story.stock, _kill_marks(story.stock.history, story.stock_kills), stock_ended, "stock"),
     )
     figures = []

@@ -7,14 +7,14 @@ import pendulum
 from airflow.sdk import DAG, Connection, task
 
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
-from airflow_provider_exactlyonce.sensors.gate import CommitGateSensor
+from airflow_provider_exactlyonce.sensors.commit_gate import CommitGateSensor
 
 DAGS = Path(__file__).parent
 
 with DAG("shop_totals", schedule=None, params={"home": "~/.exactlyonce/shop-totals"}):
     stream = StreamingPipelineOperator(
         task_id="stream",
-        application=str(DAGS / "jobs" / "shop_totals.py"),
+        application="jobs/shop_totals.py",
         checkpoint="{{ params.home }}",
         until="available",
         restart_strategy=RestartStrategy.fixed_delay(attempts=3, delay=pendulum.duration(seconds=1)),

@@ -71,6 +71,7 @@ class Timeline:
         """Draw the stair of records that are done: one step a commit, flat while nothing runs."""
         total = sum(batch.records for batch in self._history.batches) or 1
         done = 0
+        floor = float(_PLOT_TOP + _PLOT_HEIGHT)
         parts = []
         ends = [*(batch.committed for batch in self._history.batches[1:]), self._ended]
         for batch, end in zip(self._history.batches, ends, strict=True):
@@ -84,9 +85,11 @@ class Timeline:
             parts.append(
                 f'<g><title>{title}</title><rect class="step" x="{left:.2f}%" y="{top:.1f}" '
                 f'width="{max(0.0, right - left):.2f}%" height="{height:.1f}"/>'
+                f'<line class="edge" x1="{left:.2f}%" x2="{left:.2f}%" y1="{floor:.1f}" y2="{top:.1f}"/>'
                 f'<line class="edge" x1="{left:.2f}%" x2="{right:.2f}%" y1="{top:.1f}" y2="{top:.1f}"/>'
                 f'<circle class="commit" cx="{left:.2f}%" cy="{top:.1f}" r="3.5"/></g>'
             )
+            floor = top
         return parts
 
     def _runs(self) -> list[str]:
@@ -103,16 +106,16 @@ class Timeline:
         return parts
 
     def _labels(self) -> list[str]:
-        parts = []
+        lines, texts = [], []  # the texts above all lines, so that none is crossed out
         for index, mark in enumerate(self._marks):
             x, row = self._x(mark.at), _LABEL_ROWS[index % len(_LABEL_ROWS)]
             anchor, shift = ("end", -5) if x > _RIGHT_THIRD else ("start", 5)
-            parts.append(
-                f'<line class="{mark.kind}" x1="{x:.2f}%" x2="{x:.2f}%" y1="{row - 10}" y2="{_AXIS_TOP}"/>'
+            lines.append(f'<line class="{mark.kind}" x1="{x:.2f}%" x2="{x:.2f}%" y1="{row - 10}" y2="{_AXIS_TOP}"/>')
+            texts.append(
                 f'<text class="{mark.kind}" x="{x:.2f}%" dx="{shift}" y="{row}" text-anchor="{anchor}">'
                 f"{escape(mark.label)}</text>"
             )
-        return parts
+        return [*lines, *texts]
 
     def _axis(self) -> list[str]:
         step = next((s for s in _STEPS_SECONDS if self._span_seconds / s <= _TICKS_AT_MOST), _STEPS_SECONDS[-1])

@@ -12,7 +12,7 @@ import pytest
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from kafka.record.util import encode_varint
 
-from airflow_provider_exactlyonce.kafka import record_writer
+from airflow_provider_exactlyonce.kafka import record_batch, record_writer
 from airflow_provider_exactlyonce.kafka.record_batch import (
     HEADER_BYTES,
     Body,
@@ -207,6 +207,12 @@ def test_columns_beyond_the_reach_of_a_view_are_encoded_too(monkeypatch: pytest.
     monkeypatch.setattr(record_writer, "BUFFER_STEP_BITS", 10)
     rows = random_rows(random.Random(4), 400)
     assert summary(encode(rows)) == plain_bodies(rows, 1_000_000)
+
+
+def test_bodies_written_in_several_groups_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_batch, "SPAN_ROWS_MINIMUM", 100)
+    rows = random_rows(random.Random(5), 3_000)
+    assert summary(encode(rows, 30_000)) == plain_bodies(rows, 30_000)
 
 
 def test_bytes_under_a_null_are_not_sent() -> None:

@@ -7,10 +7,14 @@ Java client get the same cluster and credentials under their own names.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
+
+#: Environment variable that holds the configuration as JSON: a command line is for everybody to read.
+VARIABLE: Final = "EXACTLYONCE_KAFKA"
 
 _KAFKA_PYTHON: Final[Mapping[str, str]] = {
     "bootstrap.servers": "bootstrap_servers",
@@ -45,6 +49,19 @@ def parse(text: str) -> dict[str, str]:
     if not isinstance(config, dict) or not config.get("bootstrap.servers"):
         raise RefusedError('the Kafka configuration needs "bootstrap.servers", for example "localhost:9092"')
     return {str(name): str(value) for name, value in config.items()}
+
+
+def from_environment(bootstrap_servers: str | None) -> dict[str, str]:
+    """Return the configuration in ``EXACTLYONCE_KAFKA``, with the brokers replaced when they are given.
+
+    :raises RefusedError: when neither names a cluster
+    """
+    text = os.environ.get(VARIABLE)
+    if bootstrap_servers:
+        return {**(parse(text) if text else {}), "bootstrap.servers": bootstrap_servers}
+    if not text:
+        raise RefusedError(f"no Kafka cluster: pass --bootstrap-servers or set {VARIABLE}")
+    return parse(text)
 
 
 def for_kafka_python(config: Mapping[str, str]) -> dict[str, Any]:

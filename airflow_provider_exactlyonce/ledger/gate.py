@@ -83,8 +83,14 @@ class GateTarget:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values from which :meth:`parse` makes an equal target."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """Return JSON values from which :meth:`parse` makes an equal target; they are the same after that."""
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.offsets is not None:
+            values["offsets"] = {
+                topic: {str(partition): offset for partition, offset in partitions.items()}
+                for topic, partitions in self.offsets.items()
+            }
+        return values
 
     def missing(self, newest: CommitRecord) -> list[str]:
         """Say what the ledger lacks, by its newest commit; empty when it has everything."""

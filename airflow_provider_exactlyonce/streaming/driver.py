@@ -102,16 +102,9 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
         "--accept-home", action="store_true", help="the home was moved on purpose; it replaces the one in the ledger"
     )
     given = parser.parse_args(arguments)
-    text = os.environ.get(settings.KAFKA_VARIABLE)
-    if given.bootstrap_servers:
-        config = {**(kafka_config.parse(text) if text else {}), "bootstrap.servers": given.bootstrap_servers}
-    elif text:
-        config = kafka_config.parse(text)
-    else:
-        raise RefusedError(f"no Kafka cluster: pass --bootstrap-servers or set {settings.KAFKA_VARIABLE}")
     return DriverOptions(
         home=Home(given.home),
-        config=config,
+        config=kafka_config.from_environment(given.bootstrap_servers),
         token=os.environ.get(settings.TOKEN_VARIABLE) or str(uuid.uuid4()),
         until=given.until,
         interval=given.interval,

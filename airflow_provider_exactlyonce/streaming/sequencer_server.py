@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 _LINE_BYTES_MAXIMUM: Final = 65_536
 _HANDSHAKE_SECONDS: Final = 10.0
 _GRACE_SECONDS: Final = 2.0
+_SHUTDOWN_POLL_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ class SequencerServer:
         self.address: Final = Address(host=host, port=server.server_address[1], secret=secrets.token_hex(16))
 
     def __enter__(self) -> Self:
-        for name, target in (("sequencer", self._server.serve_forever), ("sequencer-watch", self._watch)):
+        for name, target in (("sequencer", self._serve), ("sequencer-watch", self._watch)):
             threading.Thread(target=target, name=name, daemon=True).start()
         return self
 
@@ -167,6 +168,9 @@ class SequencerServer:
                 connection.send({"error": self._sequencer.failure})
         if not self._closing.is_set():
             self._on_failure()
+
+    def _serve(self) -> None:
+        self._server.serve_forever(poll_interval=_SHUTDOWN_POLL_SECONDS)
 
     def _watch(self) -> None:
         while not self._closing.wait(min(1.0, self._grant_timeout_seconds / 4)):

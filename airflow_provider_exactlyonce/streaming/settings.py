@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import SettingRefusedError
+from airflow_provider_exactlyonce.kafka import config
 
 #: Environment variables through which a supervisor hands a driver what must not be on its command line.
-KAFKA_VARIABLE: Final = "EXACTLYONCE_KAFKA"  # client configuration as JSON, librdkafka's names
+KAFKA_VARIABLE: Final = config.VARIABLE  # client configuration as JSON, librdkafka's names
 TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"  # start token
 
 #: One transaction can't absorb a task that runs twice; the batch is attempted again as a whole instead.
@@ -24,6 +25,7 @@ DEFAULTS: Final[Mapping[str, str]] = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+    "spark.sql.session.timeZone": "UTC",  # timestamps in the output are the same wherever the driver runs
 }
 
 

@@ -1,0 +1,156 @@
+"""The command ``exactlyonce``: thin; every subcommand calls what the operators call."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_exactlyonce.control import lease, status
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.devkit.cli import add_broker_parser
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.streaming import settings
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the process's exit code."""
+    parser = argparse.ArgumentParser(prog="exactlyonce", description="Exactly-once PySpark streams.")
+    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_run(subparsers)
+    _add_status(subparsers)
+    add_broker_parser(subparsers)
+    given = parser.parse_args(arguments)
+    try:
+        return int(given.func(given))
+    except ExactlyOnceError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _add_run(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "run",
+        help="run a pipeline's driver here, through spark-submit",
+        description="Run JOB.py through spark-submit with the settings that the protocol needs. "
+        "What follows JOB.py goes to the job; JOB.py --help lists it.",
+        epilog="exit codes: 0 finished or stopped, 64 refused, 65 already running, 66 superseded by another run, "
+        "67 a record that can't be processed, others: failed, start again",
+    )
+    parser.add_argument("--master", default="local[*]", help="Spark master (default: %(default)s)")
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; repeatable")
+    parser.add_argument("--packages", help="packages for Spark, instead of the connector that this project resolves")
+    parser.add_argument("job", help="the job's file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the job's arguments, such as --home DIR")
+    parser.set_defaults(func=_run)
+
+
+def _run(given: argparse.Namespace) -> int:
+    command = submit_command(
+        given.job, given.arguments, master=given.master, conf=_pairs(given.conf), packages=given.packages
+    )
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    sys.stdout.flush()
+    os.execvp(command[0], command)
+
+
+def submit_command(
+    job: str, arguments: Sequence[str], *, master: str, conf: Mapping[str, str], packages: str | None = None
+) -> list[str]:
+    """Return the command line that runs a job's driver.
+
+    :raises RefusedError: when the job is not there, or a setting contradicts a required one
+    """
+    if not Path(job).is_file():
+        raise RefusedError(f"there is no job file {job!r}")
+    beside = Path(sys.executable).with_name("spark-submit")
+    command = [shutil.which("spark-submit") or str(beside), "--master", master]
+    for name, value in settings.submit_settings(conf).items():
+        command += ["--conf", f"{name}={value}"]
+    if packages:
+        command += ["--packages", packages]
+    else:
+        from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+
+        command += ["--jars", ",".join(map(str, spark_connector_jars()))]
+    return [*command, job, *arguments]
+
+
+def _pairs(items: Sequence[str]) -> dict[str, str]:
+    pairs = {}
+    for item in items:
+        name, separator, value = item.partition("=")
+        if not separator:
+            raise RefusedError(f"--conf {item!r} is not NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def _add_status(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "status",
+        help="show where a pipeline is",
+        description="Show a pipeline's last commit and run from its ledger, and its driver from its home.",
+    )
+    parser.add_argument("pipeline", help="the pipeline's name")
+    parser.add_argument("--bootstrap-servers", help=f"Kafka brokers, instead of {settings.KAFKA_VARIABLE}")
+    parser.add_argument("--home", help="the pipeline's home, if it is not where its last run started")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(func=_status)
+
+
+def _status(given: argparse.Namespace) -> int:
+    with LedgerReader(kafka_config.from_environment(given.bootstrap_servers), given.pipeline) as reader:
+        tail = reader.tail()
+    if tail is None or tail.claim is None:
+        raise RefusedError(f"pipeline {given.pipeline} has no ledger on this cluster: it has never been started here")
+    facts = _facts(given.pipeline, tail, Home(given.home or tail.claim.home_path))
+    if given.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        width = max(map(len, facts))
+        for name, value in facts.items():
+            print(f"{name.replace('_', ' '):<{width}}  {'-' if value is None else value}")
+    return 0
+
+
+def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
+    claim, commit = tail.claim, tail.commit
+    held = lease.read(home.lease)
+    driver = status.read(home.status)
+    newest = driver if driver and claim and driver.token == claim.token else None
+    return {
+        "pipeline": pipeline,
+        "run": claim.run if claim else None,
+        "driver": lease.life(held).value,
+        "state": newest.state.value if newest else None,
+        "pid": held.pid if held else None,
+        "host": held.host if held else None,
+        "home": str(home.path),
+        "lineage": claim.lineage if claim else None,
+        "commit": commit.commit if commit else 0,
+        "batch": commit.batch if commit else None,
+        "committed": _time(commit.committed) if commit else None,
+        "watermark": _time(commit.watermark) if commit and commit.watermark else None,
+        "lag": newest.lag if newest else None,
+        "error": newest.error.message if newest and newest.error else None,
+        "source": {topic: {p: end for p, (_, end) in of.items()} for topic, of in commit.source.items()} if commit else {},
+    }
+
+
+def _time(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

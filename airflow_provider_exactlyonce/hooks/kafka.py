@@ -1,0 +1,48 @@
+"""The one place that turns an Airflow connection of type ``kafka`` into client configuration.
+
+The connection is the Kafka provider's: its extra is librdkafka configuration, and its hook adds managed authentication.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.exceptions import SettingRefusedError
+
+#: What says where the cluster is and who we are. The rest of an extra (groups, offsets, batching) is for other clients.
+_NAMES: Final = frozenset({"bootstrap.servers", "client.id", "client.dns.lookup", "client.rack", "oauth_cb"})
+_PREFIXES: Final = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.", "https.", "broker.address.", "socket.")
+
+
+def client_config(conn_id: str) -> dict[str, Any]:
+    """Return what a confluent-kafka client of ours is configured with.
+
+    Blocks while the connection is fetched; an async caller uses a thread.
+
+    :param conn_id: connection of type ``kafka``
+    :raises AirflowNotFoundException: when there is no such connection
+    :raises ValueError: when its extra has no ``bootstrap.servers``
+    """
+    from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
+
+    config = KafkaBaseHook(kafka_config_id=conn_id)._build_config()  # type: ignore[no-untyped-call]
+    return {name: value for name, value in config.items() if name in _NAMES or name.startswith(_PREFIXES)}
+
+
+def driver_config(conn_id: str) -> str:
+    """Return the configuration for a driver's environment, as JSON.
+
+    :param conn_id: connection of type ``kafka``
+    :raises SettingRefusedError: when it holds a callback, which can't be handed to another process
+    """
+    config = client_config(conn_id)
+    for name, value in config.items():
+        if callable(value):
+            raise SettingRefusedError(
+                f"{name} of connection {conn_id}",
+                "a callback",
+                None,
+                "it can't be handed to the driver's process; use SASL/SCRAM, SASL/PLAIN or TLS certificates",
+            )
+    return json.dumps({name: str(value) for name, value in config.items()})

@@ -1,0 +1,109 @@
+"""The one adapter over the Spark provider's ``SparkSubmitHook``.
+
+The hook knows connections, masters, Kerberos and how a command is masked, but its ``submit()`` ties the driver to the
+worker: it pipes the output and kills with the task. So only the command is taken from it. That uses three private
+names, ``_build_spark_submit_command``, ``_mask_cmd`` and ``_connection``; should one go, the test of this module fails
+first, and this module is the only one to change.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What is submitted.
+
+    :param application: path or URI of the job's file
+    :param name: Spark application's name
+    :param arguments: arguments of the application
+    :param conf: the user's Spark settings
+    :param jars: comma-separated; with neither jars nor packages Spark's own Kafka connector is passed
+    :param packages: comma-separated Maven coordinates
+    """
+
+    application: str
+    name: str
+    arguments: Sequence[str]
+    conf: Mapping[str, Any] = field(default_factory=dict)
+    jars: str | None = None
+    packages: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command line.
+
+    :param printable: the same with secrets masked
+    """
+
+    arguments: tuple[str, ...]
+    printable: str
+
+
+def build_command(conn_id: str, submission: Submission) -> Command:
+    """Build the spark-submit command of a submission, with the settings that the protocol needs.
+
+    :param conn_id: connection of type ``spark``
+    :raises SettingRefusedError: when a setting contradicts the protocol
+    :raises RefusedError: when the connection asks for cluster mode, or there is no spark-submit
+    :raises AirflowNotFoundException: when there is no such connection
+    """
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+    from airflow_provider_exactlyonce.streaming.settings import submit_settings
+
+    SparkSubmitHook.get_connection(conn_id)  # the hook would go on with master "yarn" if there were none
+    jars = submission.jars if submission.jars or submission.packages else _connector_jars()
+    hook = SparkSubmitHook(
+        conf=submit_settings({name: _text(value) for name, value in submission.conf.items()}),
+        conn_id=conn_id,
+        jars=jars,
+        packages=submission.packages,
+        name=submission.name,
+        application_args=list(submission.arguments),
+    )
+    if hook._connection["deploy_mode"] == "cluster":
+        raise RefusedError(
+            f"connection {conn_id} has deploy-mode cluster; the driver writes the pipeline's home and is supervised "
+            "by its process, so it must run where the task does: set deploy-mode to client"
+        )
+    program, *rest = hook._build_spark_submit_command(submission.application)
+    return Command(arguments=(_executable(program), *rest), printable=hook._mask_cmd([program, *rest]))
+
+
+def python_environment() -> dict[str, str]:
+    """Return the variables that make driver and workers use this process's interpreter.
+
+    Spark's Python workers are otherwise the PATH's ``python3``, without the packages of this environment.
+    """
+    return {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+
+
+def _executable(program: str) -> str:
+    beside = Path(sys.executable).parent / program
+    found = shutil.which(program) or (str(beside) if beside.exists() else None)
+    if found is None:
+        raise RefusedError(
+            f"{program} is neither on the PATH nor beside {sys.executable}; "
+            "install airflow-provider-exactlyonce[spark], or put Spark's bin folder on the PATH"
+        )
+    return found
+
+
+def _connector_jars() -> str:
+    from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+
+    return ",".join(str(jar) for jar in spark_connector_jars())
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,1 @@
+"""Operators: start and supervise a pipeline."""

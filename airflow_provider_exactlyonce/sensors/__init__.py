@@ -1,0 +1,1 @@
+"""Sensors: wait for what a pipeline has committed."""

@@ -1,0 +1,1 @@
+"""Triggers: the same waits without a worker."""

@@ -2,8 +2,8 @@
 
 Off unless the environment variable ``EXACTLYONCE_FAILPOINTS`` is set when the process starts; a step then costs one
 comparison with None. Its value is a list, ``name[:key=value]*`` separated by commas, for example
-``during-send:run=1:batch=2,after-commit:run=2``. A step fires when all its conditions hold, and kills the whole process
-group with SIGKILL: driver and JVM die as they do with a lost machine.
+``during-send:run=1:batch=2,after-commit:run=2``. A step fires when all its conditions hold, and sends SIGKILL to the
+whole process group: driver and JVM die as they do with a lost machine. ``signal=STOP`` freezes them instead.
 """
 
 from __future__ import annotations
@@ -46,16 +46,24 @@ def parse(text: str) -> dict[str, dict[str, str]]:
 _ACTIVE: Final[Mapping[str, Mapping[str, str]] | None] = (
     parse(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
 )
+_SIGNAL: Final = "signal"
+_facts: dict[str, str] = {}
 
 
-def reach(name: str, **facts: object) -> None:
+def note(**facts: object) -> None:
+    """Remember what conditions are compared with, for example ``run=1`` or ``batch=3``."""
+    if _ACTIVE is not None:
+        _facts.update({key: str(value) for key, value in facts.items()})
+
+
+def reach(name: str) -> None:
     """Die here if a test asked for it.
 
     :param name: one of :data:`NAMES`
-    :param facts: what conditions are compared with, for example ``run=1, batch=3``
     """
     if _ACTIVE is None:
         return
-    conditions = _ACTIVE.get(name)
-    if conditions is not None and all(str(facts.get(key)) == value for key, value in conditions.items()):
-        os.killpg(os.getpgid(0), signal.SIGKILL)
+    conditions = dict(_ACTIVE.get(name, {_SIGNAL: ""}))
+    action = conditions.pop(_SIGNAL, "KILL")
+    if action and all(_facts.get(key) == value for key, value in conditions.items()):
+        os.killpg(os.getpgid(0), signal.Signals[f"SIG{action}"])

@@ -1,8 +1,11 @@
-"""What Airflow's providers manager wants to know about the package; imports nothing heavy."""
+"""What Airflow's providers manager wants to know about the package; imports nothing."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+_PACKAGE: Final = "airflow_provider_exactlyonce"
+_INTEGRATION: Final = "Exactly Once"
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -10,6 +13,25 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": "airflow-provider-exactlyonce",
         "name": "Exactly Once",
-        "description": "Exactly-once PySpark streams from Kafka to Kafka: one transaction per micro-batch, "
+        "description": "Exactly-once PySpark streams from Kafka to Kafka: one Kafka transaction per micro-batch, "
         "a commit ledger, gates and restarts.",
+        "integrations": [
+            {
+                "integration-name": _INTEGRATION,
+                "external-doc-url": "https://spark.apache.org/docs/latest/streaming/index.html",
+                "tags": ["apache", "software"],
+            }
+        ],
+        "operators": [_modules("operators.streaming")],
+        "sensors": [_modules("sensors.commit_gate")],
+        "triggers": [_modules("triggers.commit_gate")],
+        "hooks": [_modules("hooks.kafka", "hooks.spark_submit")],
+        "extra-links": [
+            f"{_PACKAGE}.links.spark.SparkApplicationLink",
+            f"{_PACKAGE}.links.spark.SparkUILink",
+        ],
     }
+
+
+def _modules(*names: str) -> dict[str, Any]:
+    return {"integration-name": _INTEGRATION, "python-modules": [f"{_PACKAGE}.{name}" for name in names]}

@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import fcntl
-import os
 import signal
 import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import IO, Final, Self
+from typing import Final, Self
 
 from airflow_provider_exactlyonce.devkit import guard
 from airflow_provider_exactlyonce.devkit.configuration import (
     HOST,
     LOGGING_OPTIONS,
+    Ports,
     choose_ports,
     cluster_id,
     write_properties,
 )
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
 from airflow_provider_exactlyonce.devkit.jars import broker_jars
-from airflow_provider_exactlyonce.devkit.java import java_executable
+from airflow_provider_exactlyonce.devkit.java import java_command
+from airflow_provider_exactlyonce.devkit.launch import launch, log_path, log_tail, open_log
 from airflow_provider_exactlyonce.devkit.probe import why_not_ready
-from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
 from airflow_provider_exactlyonce.devkit.state import BrokerState
+from airflow_provider_exactlyonce.devkit.storage import fence_killed_broker, format_storage, was_killed
 
 START_TIMEOUT_SECONDS: Final = 90.0
 STOP_TIMEOUT_SECONDS: Final = 30.0
 KILL_TIMEOUT_SECONDS: Final = 10.0
 PROBE_INTERVAL_SECONDS: Final = 0.1
-FORMAT_HEAP_MEGABYTES: Final = 128
-LOG_TAIL_LINES: Final = 20
-LOG_ROTATION_BYTES: Final = 16 * 1024 * 1024
 NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -112,7 +107,7 @@ class EmbeddedBroker:
     @property
     def log_file(self) -> Path:
         """What the broker writes, over all starts."""
-        return self.data_directory / "logs" / "server.log"
+        return log_path(self.data_directory)
 
     def start(self, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
         """Start and wait until clients can work with it. If it raises, nothing is left running.
@@ -127,14 +122,8 @@ class EmbeddedBroker:
                     f"a broker runs on {self.data_directory} already: pid {other.process.pid},"
                     f" {other.bootstrap_servers}; `exactlyonce broker stop --data {self.data_directory}` ends it"
                 )
-            class_path = ":".join(map(str, broker_jars()))
-            ports = choose_ports(self.data_directory, self._port)
-            properties_file = write_properties(self.data_directory, ports, self._properties)
-            with self._open_log() as log:
-                storage_id = cluster_id(self.data_directory) or self._format(class_path, properties_file, log)
-                process = self._spawn(self._command(class_path, properties_file), log)
-            self._port = ports.client
-            self._state = BrokerState(process=process, port=ports.client, cluster_id=storage_id)
+            self._state = self._launch(choose_ports(self.data_directory, self._port))
+            self._port = self._state.port
             try:
                 self._state.save(self.data_directory)
                 self._wait_until_ready(deadline, timeout_seconds)
@@ -163,80 +152,38 @@ class EmbeddedBroker:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _open_log(self) -> IO[bytes]:
-        if self.log_file.exists() and self.log_file.stat().st_size > LOG_ROTATION_BYTES:
-            self.log_file.replace(self.log_file.with_suffix(".log.1"))
-        return open(self.log_file, "ab")
-
-    def _java(self, heap_megabytes: int, class_path: str) -> list[str]:
-        return [
-            str(java_executable()),
-            f"-Xmx{heap_megabytes}m",
-            "-XX:+ExitOnOutOfMemoryError",
-            "-Djava.awt.headless=true",
-            *LOGGING_OPTIONS,
-            *("-cp", class_path),
-        ]
-
-    def _command(self, class_path: str, properties_file: Path) -> list[str]:
-        return [*self._java(self._heap_megabytes, class_path), "kafka.Kafka", str(properties_file)]
-
-    def _format(self, class_path: str, properties_file: Path, log: IO[bytes]) -> str:
-        """Prepare the storage; may be repeated after a crash in the middle of it."""
-        identifier = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        command = [
-            *self._java(FORMAT_HEAP_MEGABYTES, class_path),
-            *("-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format"),
-            f"--cluster-id={identifier}",  # in one word, because the identifier may begin with a dash
-            *("--config", str(properties_file), "--ignore-formatted"),
-        ]
-        result = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            check=False,
-        )
-        if result.returncode != 0:
-            raise DevkitError(f"the storage in {self.data_directory} can't be formatted:\n{self._log_tail()}")
-        return identifier
-
-    def _spawn(self, command: list[str], log: IO[bytes]) -> ProcessIdentity:
-        mode = guard.DETACH if self._detached else guard.SUPERVISE
-        reading, writing = os.pipe()
-        try:
-            self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__, mode, str(os.getpid()), str(writing), *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.data_directory,
-                pass_fds=[writing],
-                start_new_session=True,  # Ctrl-C is for the owner, who then stops the broker in order
+    def _launch(self, ports: Ports) -> BrokerState:
+        """Bring the storage into order, then start the broker on it."""
+        data, class_path = self.data_directory, ":".join(map(str, broker_jars()))
+        properties_file = write_properties(data, ports, self._properties)
+        with open_log(self.log_file) as log:
+            storage_id = cluster_id(data)
+            if storage_id is None:
+                storage_id = format_storage(data, class_path, properties_file, log)
+            elif was_killed(data):
+                fence_killed_broker(data, class_path, ports, log)
+            command = java_command(class_path, self._heap_megabytes, *LOGGING_OPTIONS)
+            self._guard, process = launch(
+                [*command, "kafka.Kafka", str(properties_file)],
+                data,
+                log,
+                guard.DETACH if self._detached else guard.SUPERVISE,
             )
-        finally:
-            os.close(writing)
-        with open(reading, encoding="ascii") as report:
-            answer = report.read().strip()
-        process = ProcessIdentity.of(int(answer)) if answer else None
-        if self._detached:
-            self._reap()
-        if process is None:
-            self._reap()
-            raise DevkitError(f"the broker ended as soon as it was started:\n{self._log_tail()}")
-        return process
+        return BrokerState(process=process, port=ports.client, cluster_id=storage_id)
 
     def _wait_until_ready(self, deadline: float, timeout_seconds: float) -> None:
         while True:
             reason = why_not_ready(HOST, self.state.port, self.state.cluster_id)
             if not self.is_running:
-                raise DevkitError(f"the broker ended while it started; the end of {self.log_file}:\n{self._log_tail()}")
+                raise DevkitError(
+                    f"the broker ended while it started; the end of {self.log_file}:\n{log_tail(self.log_file)}"
+                )
             if reason is None:
                 return
             if time.monotonic() > deadline:
                 raise DevkitError(
                     f"the broker was not ready within {timeout_seconds:g} s: {reason};"
-                    f" the end of {self.log_file}:\n{self._log_tail()}"
+                    f" the end of {self.log_file}:\n{log_tail(self.log_file)}"
                 )
             time.sleep(PROBE_INTERVAL_SECONDS)
 
@@ -244,9 +191,6 @@ class EmbeddedBroker:
         if self._guard is not None:
             self._guard.wait(KILL_TIMEOUT_SECONDS)
             self._guard = None
-
-    def _log_tail(self) -> str:
-        return "\n".join(self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
 
 def end_broker(data_directory: Path, state: BrokerState, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> None:

@@ -35,6 +35,18 @@ def java_executable() -> Path:
     return Path(found)
 
 
+def java_command(class_path: str, heap_megabytes: int, *options: str) -> list[str]:
+    """Return the words that start a JVM, up to and without the main class."""
+    return [
+        str(java_executable()),
+        f"-Xmx{heap_megabytes}m",
+        "-XX:+ExitOnOutOfMemoryError",
+        "-Djava.awt.headless=true",
+        *options,
+        *("-cp", class_path),
+    ]
+
+
 @functools.cache
 def java_version(executable: str) -> int:
     """Ask a ``java`` for its feature version (8, 17, 21 …).

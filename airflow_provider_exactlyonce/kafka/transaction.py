@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final
 
+from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
     CommitUnknownError,
@@ -157,7 +158,7 @@ class TransactionSession:
         self._move(Event.COMMIT_SENT)
         try:
             code = until_definite(
-                lambda: self.client.end_transaction(self.transactional_id, self.producer, commit=True),
+                self._send_commit,
                 timeout_seconds=2 * self.timeout_milliseconds / 1000,
                 give_up=give_up,
             )
@@ -179,6 +180,11 @@ class TransactionSession:
             timeout_seconds=_REQUEST_PATIENCE_SECONDS,
         )
         self._move(Event.ABORTED)
+
+    def _send_commit(self) -> int:
+        code = self.client.end_transaction(self.transactional_id, self.producer, commit=True)
+        failpoints.reach("after-end-transaction")
+        return code
 
     def _init_producer_id(self, current: Producer) -> tuple[int, Producer]:
         answered = NO_PRODUCER

@@ -41,13 +41,11 @@ class Callbacks:
     :param plan: reads what Spark has planned for a batch id
     :param stop_reason: why a stop was asked for, None when it was not
     :param committed: told of each commit: the record, seconds since the batch began, whether it was committed before
-    :param run: number of the run, for fail points
     """
 
     plan: Callable[[int], Batch]
     stop_reason: Callable[[], str | None]
     committed: Callable[[CommitRecord, float, bool], None]
-    run: Callable[[], int]
 
 
 class CommitCoordinator:
@@ -94,7 +92,7 @@ class CommitCoordinator:
                     raise BatchFailedError(f"batch {number} failed {attempt} times; the last time: {error}") from error
                 self._pause(attempt)
                 continue
-            failpoints.reach("after-commit", run=self._callbacks.run(), batch=number)
+            failpoints.reach("after-commit")
             self._callbacks.committed(record, time.monotonic() - began, before)
             return
         raise BatchFailedError(f"batch {number} lost its producer in {self._max_batch_attempts} attempts")

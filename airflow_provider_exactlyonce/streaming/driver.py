@@ -133,8 +133,6 @@ class Driver:
         spark: SparkSession | None = None
         run: Run | None = None
         try:
-            spark = open_session(self._pipeline.name)
-            spark.sparkContext.setLogLevel("WARN")
             run = Run(
                 self._options.home,
                 self._pipeline.name,
@@ -146,6 +144,9 @@ class Driver:
                     accept_home=self._options.accept_home,
                 ),
             )
+            run.check()  # before the seconds that a Spark session takes
+            spark = open_session(self._pipeline.name)
+            spark.sparkContext.setLogLevel("WARN")
             self._supervised(spark, run)
         except StopRequestedError as error:
             log.info("stopped: %s", error)
@@ -189,7 +190,6 @@ class Driver:
                 plan=lambda number: planned_batch(checkpoint, run.client, run.lineage.id, number),
                 stop_reason=self._stop_reason,
                 committed=self._on_commit,
-                run=lambda: run.number,
             ),
             max_batch_attempts=self._pipeline.max_batch_attempts,
         )

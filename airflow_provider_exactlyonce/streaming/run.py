@@ -96,19 +96,28 @@ class Run:
         invariant(self._lineage is not None, "the run has no lineage yet")
         return self._lineage  # type: ignore[return-value]
 
+    def check(self) -> None:
+        """Take step (a); without side effects.
+
+        :raises RefusedError: when home and ledger do not belong together
+        :raises AlreadyRunningError: when a living driver holds the pipeline
+        """
+        self._check_lease()
+        self._check_ledger(self._reader.tail())
+
     def start(self) -> None:
         """Take steps (a) to (c).
 
         :raises RefusedError: nothing was fenced, written or aborted
         :raises AlreadyRunningError: a living driver holds the pipeline
         """
-        self._check_lease()
-        self._check_ledger(self._reader.tail())
+        self.check()
         self._lease = leases.take(self.home.lease, self.pipeline, self.options.token)
         topic.ensure(self.options.config, self.pipeline)
         self._lineage = self.home.current() or self.home.create(self.pipeline)
         self._claim_until_settled()
-        failpoints.reach("after-claim", run=self.number)
+        failpoints.note(run=self.number)
+        failpoints.reach("after-claim")
 
     def reclaim(self) -> None:
         """Take steps (a) to (c) again, under the same run number, after the producer was lost or a commit is in doubt.

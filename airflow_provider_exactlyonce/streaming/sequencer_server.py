@@ -59,7 +59,6 @@ class SequencerServer:
     :param host: address to listen on, reachable from the executors
     :param grant_timeout_seconds: how long a task may hold a grant
     :param on_failure: called when the attempt has failed and the Spark job has not ended by itself, to cancel it
-    :param facts: what fail points are told of the attempt
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class SequencerServer:
         *,
         grant_timeout_seconds: float,
         on_failure: Callable[[], None],
-        facts: Mapping[str, object],
     ) -> None:
         self._sequencer = Sequencer()
         self._lock = threading.Lock()
@@ -78,7 +76,6 @@ class SequencerServer:
         self._held_since: dict[TopicPartition, float] = {}
         self._grant_timeout_seconds = grant_timeout_seconds
         self._on_failure = on_failure
-        self._facts = facts
         self._closing = threading.Event()
         server = _Server((host, 0), _Connection)
         server.owner = self
@@ -137,7 +134,7 @@ class SequencerServer:
             place = TopicPartition(*message["release"])
             self._held_since.pop(place, None)
             following = self._sequencer.release(task, place, int(message["rows"]), int(message["first"]))
-            failpoints.reach("during-send", **self._facts)
+            failpoints.reach("during-send")
             self._send(following)
         elif "done" in message:
             self._sequencer.done(task)

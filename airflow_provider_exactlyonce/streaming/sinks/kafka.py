@@ -106,12 +106,13 @@ class KafkaTransaction(TransactionalSink):
         self._target = self.describe_topic()
 
     def begin(self, batch: Batch) -> None:
+        failpoints.note(batch=batch.number)
         self._batch, self._sink, self._pre_committed = batch, {}, None
         try:
             self._run.session.begin()
         except UnansweredError as error:
             raise BatchFailedError(f"the batch could not be begun: {error}") from error
-        failpoints.reach("after-begin", run=self._run.number, batch=batch.number)
+        failpoints.reach("after-begin")
 
     def committed(self, batch: Batch) -> CommitRecord | None:
         record = self._run.tail.commit
@@ -145,16 +146,13 @@ class KafkaTransaction(TransactionalSink):
             )
 
     def write(self, frame: DataFrame) -> None:
-        batch = self._open_batch()
         encoded = self._definition.encode(frame)
-        facts = {"run": self._run.number, "batch": batch.number}
         context = frame.sparkSession.sparkContext
         self._target = self.describe_topic()
         with SequencerServer(
             self._sequencer_host,
             grant_timeout_seconds=_GRANT_TIMEOUT_SECONDS,
             on_failure=lambda: context.cancelJobsWithTag(tag),
-            facts=facts,
         ) as server:
             tag = f"exactlyonce-{server.address.secret[:8]}"
             answers = self._run_tasks(encoded, server, tag)
@@ -190,7 +188,7 @@ class KafkaTransaction(TransactionalSink):
         )
         offset = run.session.write(records.ledger_topic(run.pipeline), 0, record.key, records.encode(record))
         self._pre_committed = record, offset
-        failpoints.reach("after-pre-commit", run=run.number, batch=batch.number)
+        failpoints.reach("after-pre-commit")
         return record
 
     def commit(self) -> None:

@@ -1,0 +1,101 @@
+"""Bring the broker's storage into order before a start: format it, or settle what a kill left.
+
+Why a kill needs settling. The metadata of a killed broker say that it lives and leads its partitions. A broker that starts
+on them acts as that leader, loads the transactions whose markers are due, and tries to write them until the controller
+notices that the old session is over and takes the partitions' leader away. In that moment Kafka 4.2 and 4.3 (KAFKA-20734)
+take a partition without a leader for a deleted one and give its marker up: the records of an aborted transaction become
+visible with the next commit of the same producer, and those of a committed one hang. So the controller is started alone
+first, fences the killed broker, and only then comes the start proper, which finds no leader to act as and loads nothing
+before it has been given the partitions again.
+"""
+
+from __future__ import annotations
+
+import base64
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+from typing import IO, Final
+
+from airflow_provider_exactlyonce.devkit import guard
+from airflow_provider_exactlyonce.devkit.configuration import (
+    LOGGING_OPTIONS,
+    Ports,
+    log_directory,
+    write_fencing_properties,
+)
+from airflow_provider_exactlyonce.devkit.errors import DevkitError
+from airflow_provider_exactlyonce.devkit.java import java_command
+from airflow_provider_exactlyonce.devkit.launch import GUARD_TIMEOUT_SECONDS, launch, log_path, log_tail
+
+HEAP_MEGABYTES: Final = 128
+QUICK_START: Final = "-XX:TieredStopAtLevel=1"
+CLEAN_SHUTDOWN_NAME: Final = ".kafka_cleanshutdown"
+CONTROLLER_LOGGING: Final = "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.controller.ReplicationControlManager=info"
+ACTIVATED: Final = b"Performing controller activation"
+FENCED: Final = b"Fencing broker 1 "
+ACTIVATION_TIMEOUT_SECONDS: Final = 60.0
+# Many session timeouts of 100 ms. When it passes, the broker was killed before it was ever unfenced.
+FENCING_TIMEOUT_SECONDS: Final = 5.0
+STOP_TIMEOUT_SECONDS: Final = 10.0
+POLL_INTERVAL_SECONDS: Final = 0.05
+
+
+def format_storage(data_directory: Path, class_path: str, properties_file: Path, log: IO[bytes]) -> str:
+    """Prepare an empty storage and return its cluster id; may be repeated after a crash in the middle of it.
+
+    :raises DevkitError: when the tool refuses, with the end of what it says
+    """
+    identifier = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    command = [
+        *java_command(class_path, HEAP_MEGABYTES, QUICK_START, *LOGGING_OPTIONS),
+        *("kafka.tools.StorageTool", "format", "--config", str(properties_file), "--ignore-formatted"),
+        f"--cluster-id={identifier}",  # in one word, because the identifier may begin with a dash
+    ]
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+    if result.returncode != 0:
+        raise DevkitError(f"the storage in {data_directory} can't be formatted:\n{log_tail(log_path(data_directory))}")
+    return identifier
+
+
+def was_killed(data_directory: Path) -> bool:
+    """Tell whether the last broker on this storage didn't end in order; the broker writes this file as its last act."""
+    return not (log_directory(data_directory) / CLEAN_SHUTDOWN_NAME).exists()
+
+
+def fence_killed_broker(data_directory: Path, class_path: str, ports: Ports, log: IO[bytes]) -> None:
+    """Run the controller alone until it has fenced the killed broker. May be repeated.
+
+    :raises DevkitError: when the controller doesn't start; nothing is left running
+    """
+    written = log_path(data_directory).stat().st_size
+    command = [
+        *java_command(class_path, HEAP_MEGABYTES, QUICK_START, *LOGGING_OPTIONS, CONTROLLER_LOGGING),
+        *("kafka.Kafka", str(write_fencing_properties(data_directory, ports))),
+    ]
+    supervisor, controller = launch(command, data_directory, log, guard.SUPERVISE)
+    try:
+        if not _wait_for_line(data_directory, written, ACTIVATED, ACTIVATION_TIMEOUT_SECONDS):
+            raise DevkitError(
+                f"the controller on {data_directory} did not start:\n{log_tail(log_path(data_directory))}"
+            )
+        _wait_for_line(data_directory, written, FENCED, FENCING_TIMEOUT_SECONDS)
+    finally:
+        controller.send(signal.SIGTERM)
+        if not controller.wait_until_gone(STOP_TIMEOUT_SECONDS):
+            controller.send(signal.SIGKILL)
+        if supervisor is not None:
+            supervisor.wait(GUARD_TIMEOUT_SECONDS)
+
+
+def _wait_for_line(data_directory: Path, position: int, line: bytes, timeout_seconds: float) -> bool:
+    deadline = time.monotonic() + timeout_seconds
+    with open(log_path(data_directory), "rb") as log:
+        while time.monotonic() < deadline:
+            log.seek(position)
+            if line in log.read():
+                return True
+            time.sleep(POLL_INTERVAL_SECONDS)
+    return False

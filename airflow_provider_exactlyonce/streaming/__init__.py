@@ -1,7 +1,27 @@
 """What runs inside Spark: the job definition, its driver, and the commit coordinator. Imports no Airflow."""
 
-from airflow_provider_exactlyonce.streaming.definition import Pipeline, pipeline
-from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
-from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.streaming.definition import Pipeline, pipeline
+    from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
+    from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
 
 __all__ = ["KafkaSink", "KafkaSource", "Pipeline", "pipeline"]
+
+_HOMES: Final = {
+    "KafkaSink": "sinks.kafka",
+    "KafkaSource": "sources.kafka",
+    "Pipeline": "definition",
+    "pipeline": "definition",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use: the Airflow half reads the settings and must not load the Kafka clients."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,78 @@
+"""What the package tells Airflow about itself, checked by Airflow."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from airflow_provider_exactlyonce.get_provider_info import get_provider_info
+
+PACKAGE = "airflow_provider_exactlyonce"
+KINDS = {"operators": "operators", "sensors": "sensors", "triggers": "triggers", "hooks": "hooks"}
+
+
+def listed_modules(kind: str) -> list[str]:
+    return [module for entry in get_provider_info()[kind] for module in entry["python-modules"]]
+
+
+def test_it_validates_against_airflows_own_schema() -> None:
+    import airflow
+
+    schema = Path(airflow.__file__).parent / "provider_info.schema.json"
+    jsonschema.validate(get_provider_info(), json.loads(schema.read_text()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_module_is_listed_and_can_be_imported(kind: str) -> None:
+    import airflow_provider_exactlyonce
+
+    folder = Path(airflow_provider_exactlyonce.__file__).parent / kind
+    present = sorted(f"{PACKAGE}.{kind}.{file.stem}" for file in folder.glob("*.py") if file.stem != "__init__")
+    assert sorted(listed_modules(kind)) == present
+    for module in present:
+        importlib.import_module(module)
+
+
+def test_every_link_is_listed_and_is_a_link() -> None:
+    from airflow.sdk import BaseOperatorLink
+
+    from airflow_provider_exactlyonce.links import spark
+
+    listed = get_provider_info()["extra-links"]
+    public = {f"{PACKAGE}.links.spark.{type(link).__name__}" for link in spark.LINKS}
+    assert set(listed) == public
+    for path in listed:
+        module, _, name = path.rpartition(".")
+        link = getattr(importlib.import_module(module), name)
+        assert inspect.isclass(link)
+        assert issubclass(link, BaseOperatorLink)
+
+
+def test_integrations_that_are_named_exist() -> None:
+    info = get_provider_info()
+    known = {integration["integration-name"] for integration in info["integrations"]}
+    assert {entry["integration-name"] for kind in KINDS for entry in info[kind]} <= known
+
+
+def test_the_entry_point_is_the_function() -> None:
+    points = importlib.metadata.entry_points(group="apache_airflow_provider")
+    [ours] = [point for point in points if point.value.startswith(PACKAGE)]
+    assert ours.load() is get_provider_info
+
+
+def test_airflow_providers_get_shows_it(tmp_path: Path) -> None:
+    environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
+    arguments = ["providers", "get", "airflow-provider-exactlyonce", "--full", "--output", "json"]
+    command = [sys.executable, "-m", "airflow", *arguments]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    [provider] = json.loads(shown.stdout[shown.stdout.index("[") :])
+    assert provider["description"] == get_provider_info()["description"]

@@ -118,7 +118,7 @@ class Supervisor:
                 raise StopRequestedError(f"the driver was stopped at {self._place(attached)}: {self.stopping}")
             if not attached.ours:
                 continue
-            error = verdict.failure(self.home, attached.driver.token, self._ended)
+            error = verdict.failure(self.home, attached.driver.token, self._ended, Path(attached.intent.log))
             if error is None:
                 self._check_finished(attached)
                 return

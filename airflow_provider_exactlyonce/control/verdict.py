@@ -6,6 +6,7 @@ driver holds. No evidence is a failure, never a success.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -31,6 +32,8 @@ from airflow_provider_exactlyonce.exceptions import (
 
 _LOG_LINES: Final = 40
 _LOG_BYTES: Final = 64 * 1024
+_SIGNALLED: Final = 128  # a shell's exit code for a program that a signal has ended, less the signal
+_SAID: Final = re.compile(r" ERROR (\w+: .+)")
 
 #: What an exit code alone tells. Any other is a failure of the infrastructure.
 _BY_EXIT_CODE: Final[Mapping[int, type[ExactlyOnceError]]] = {
@@ -48,9 +51,10 @@ def status_of(home: Home, token: str) -> Status | None:
     return status if status is not None and status.token == token else None
 
 
-def failure(home: Home, token: str, ended: Ended) -> ExactlyOnceError | None:
+def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError | None:
     """Judge an ended driver; returns None for one that finished or stopped on request.
 
+    :param log: its output, for the words of a driver that was refused before it could write a status
     :returns: an error whose message starts with the driver's own
     """
     status = status_of(home, token)
@@ -60,7 +64,7 @@ def failure(home: Home, token: str, ended: Ended) -> ExactlyOnceError | None:
         return _from_status(status.error)
     known = _BY_EXIT_CODE.get(ended.exit_code) if ended.exit_code is not None else None
     if known is not None:
-        return known(_exit_sentence(ended.exit_code))
+        return known(_said(log) or _exit_sentence(ended.exit_code))
     held = leases.read(home.lease)
     if held is not None and held.token != token and leases.life(held) is Life.ALIVE:
         return FencedError(
@@ -71,17 +75,13 @@ def failure(home: Home, token: str, ended: Ended) -> ExactlyOnceError | None:
             "the driver ended with exit code 0 and never said that it finished; "
             "the application must call the pipeline's main(), as in: if __name__ == '__main__': shop_totals.main()"
         )
-    return DriverFailedError(_exit_sentence(ended.exit_code))
+    said = _said(log) if ended.exit_code is not None and 0 < ended.exit_code < _SIGNALLED else None
+    return DriverFailedError(said or _exit_sentence(ended.exit_code))
 
 
 def log_tail(log: Path) -> str:
     """Return the last lines of a driver's output, with a heading; empty when it can't be read here."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOG_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()[-_LOG_LINES:]
-    except OSError:
-        return ""
+    lines = _last_lines(log)[-_LOG_LINES:]
     return "\n".join([f"Last {len(lines)} lines of {log}:", *lines]) if lines else ""
 
 
@@ -90,13 +90,30 @@ def _from_status(error: DriverError) -> ExactlyOnceError:
     return kind(f"{error.kind}: {error.message}")
 
 
+def _said(log: Path) -> str | None:
+    """Return the error that the driver has logged last. Its words only; what they mean is in the exit code."""
+    for line in reversed(_last_lines(log)):
+        if found := _SAID.search(line):
+            return found[1]
+    return None
+
+
+def _last_lines(log: Path) -> list[str]:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_BYTES))
+            return file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
 def _exit_sentence(code: int | None) -> str:
     if code is None:
         return "the driver ended without an account; its exit code could not be seen"
     if code < 0:
         return f"the driver was killed by signal {-code}"
-    if code > 128:
-        return f"the driver ended with exit code {code} (killed by signal {code - 128})"
+    if code > _SIGNALLED:
+        return f"the driver ended with exit code {code} (killed by signal {code - _SIGNALLED})"
     return f"the driver ended with exit code {code}"
 
 

@@ -141,10 +141,10 @@ for refused, names in trials:
         assert os.waitpid(child, 0)[1] == 0, (refused, names)
         continue
     sys.meta_path.insert(0, Refuse(refused))
-    began = time.perf_counter()
+    began = time.process_time()  # a busy machine is not our cost
     for name in names:
         importlib.import_module(name)
-    print(time.perf_counter() - began, flush=True)
+    print(time.process_time() - began, flush=True)
     os._exit(0)
 """
 

@@ -34,6 +34,7 @@ from airflow_provider_exactlyonce.exceptions import (
     StopRequestedError,
 )
 from airflow_provider_exactlyonce.restart import RestartStrategy
+from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE
 
 SCRIPT = Path(__file__).with_name("contract_driver.py")
 AT_ONCE = RestartStrategy.fixed_delay(attempts=3, delay=timedelta(0))
@@ -124,6 +125,10 @@ def alarm(seconds: float, action: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
+def test_both_halves_name_the_start_token_alike() -> None:
+    assert processes.TOKEN_VARIABLE == TOKEN_VARIABLE
+
+
 def test_a_driver_that_finishes_yields_each_change_once_and_leaves_no_intent(home: Home) -> None:
     seen = list(supervisor(home, "take-lease commit sleep=0.3 commit sleep=0.3 end=finished").run())
     assert [(status.state.value, status.commit) for status in seen[-3:]] == [
@@ -174,6 +179,7 @@ def test_the_delay_of_the_strategy_is_kept(home: Home) -> None:
         ("take-lease fail=RefusedError:refuse:64:foreign_ledger", RefusedError, "foreign ledger"),
         ("take-lease fail=FencedError:exit:66:run_9_took_over", FencedError, "run 9 took over"),
         ("exit=65", AlreadyRunningError, "exit code 65"),
+        ("print=12:00:00_ERROR_RefusedError:_another_home exit=64", RefusedError, "^RefusedError: another home$"),
         ("exit=66", FencedError, "exit code 66"),
         ("exit=67", DataError, "exit code 67"),
     ],

@@ -84,9 +84,9 @@ class StableOffsets:
             try:
                 answers[(place.topic, place.partition)] = int(future.result().offset)
             except KafkaException as error:
-                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                if error.args[0].code() not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT):
                     raise
                 raise ExactlyOnceError(
-                    f"partition {place.topic}-{place.partition} does not exist on this cluster"
+                    f"partition {place.topic}-{place.partition} does not exist on this cluster, or has no leader"
                 ) from error
         return answers

@@ -169,16 +169,17 @@ def _written(reader: LedgerReader, tail: LedgerTail, target: GateTarget) -> dict
     When that commit is older than what is searched, everything that was searched has to be readable instead.
     """
     last: dict[Place, int] = {}
-    short = False
-    for offset, record in reader.records(max(0, tail.commit_offset - _WINDOW)):
+    start = max(0, tail.commit_offset - _WINDOW)
+    is_first = start == 0  # whether a commit that meets the target is certainly the first one
+    for offset, record in reader.records(start):
         if offset > tail.commit_offset:
             break
         if isinstance(record, CommitRecord):
             for topic, ranges in record.sink.items():
                 last.update({(topic, partition): written.last for partition, written in ranges.items()})
             if target.missing(record):
-                short = True
-            elif short:
+                is_first = True
+            elif is_first or record.commit == target.commit:
                 break
     return last
 

@@ -1,0 +1,446 @@
+"""Gates against a real broker: real ledgers, real transactions, open ones of other producers, and how a wait ends."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException, TaskDeferred
+from confluent_kafka import Producer
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
+from airflow_provider_exactlyonce.ledger import topic as ledger_topics
+from airflow_provider_exactlyonce.ledger.gate import GateTarget, Verdict, check
+from airflow_provider_exactlyonce.ledger.records import (
+    CommitRecord,
+    Place,
+    RunRecord,
+    SinkRange,
+    encode,
+    ledger_topic,
+)
+from airflow_provider_exactlyonce.sensors.commit_gate import CommitGateSensor
+from airflow_provider_exactlyonce.triggers.commit_gate import CommitGateTrigger
+
+NEW_YEAR = 1_767_225_600_000  # 2026-01-01T00:00:00Z
+CONNECTION = "kafka_of_the_gate"
+
+
+class HandWrittenPipeline:
+    """Commits as a driver does, sink records and ledger record in one transaction, but rows are told by the test."""
+
+    def __init__(self, config: Mapping[str, str], *, source: str, sink: str) -> None:
+        self.config, self.source, self.sink = config, source, sink
+        self.name = f"gate-{uuid.uuid4().hex[:8]}"
+        self.ends: dict[int, int] = {}
+        self.place = Place()
+        ledger_topics.ensure(config, self.name)
+        self.producer = Producer({**config, "transactional.id": f"exactlyonce.{self.name}"})
+        self.producer.init_transactions(30)
+
+    def claim(self) -> None:
+        """Begin a run."""
+        claim = RunRecord(
+            pipeline=self.name,
+            run=1,
+            host="here",
+            pid=1,
+            token="t",
+            lineage="l",
+            version="v",
+            home="h",
+            home_path="/h",
+            base_commit=0,
+            claimed=0,
+            before=self.place,
+        )
+        self.producer.begin_transaction()
+        [offset] = self.send(ledger_topic(self.name), {0: [(claim.key, encode(claim))]})[0]
+        self.producer.commit_transaction(30)
+        self.place = replace(self.place, run=1, run_offset=offset)
+
+    def commit(self, rows: Mapping[int, int], *, read_up_to: Mapping[int, int], watermark: int = 0) -> None:
+        """Commit a batch.
+
+        :param rows: how many, by sink partition
+        :param read_up_to: source ends by partition
+        """
+        self.producer.begin_transaction()
+        written = self.send(self.sink, {partition: [(b"k", b"v")] * number for partition, number in rows.items()})
+        ranges = {partition: (self.ends.get(partition, 0), end) for partition, end in read_up_to.items()}
+        sink = {
+            partition: SinkRange(first=offsets[0], last=offsets[-1], rows=len(offsets), digest=0)
+            for partition, offsets in written.items()
+        }
+        record = CommitRecord(
+            pipeline=self.name,
+            commit=self.place.commit + 1,
+            lineage="l",
+            batch=self.place.commit,
+            run=1,
+            version="v",
+            source={self.source: ranges},
+            source_topic_ids={},
+            sink={self.sink: sink} if sink else {},
+            offsets="",
+            watermark=watermark,
+            batch_timestamp=0,
+            rows=sum(rows.values()),
+            digest=0,
+            producer_id=0,
+            epoch=0,
+            started=0,
+            committed=0,
+            before=self.place,
+        )
+        [offset] = self.send(ledger_topic(self.name), {0: [(record.key, encode(record))]})[0]
+        self.producer.commit_transaction(30)
+        self.ends.update(read_up_to)
+        self.place = replace(self.place, commit=record.commit, commit_offset=offset)
+
+    def send(self, topic: str, records: Mapping[int, list[tuple[bytes, bytes]]]) -> dict[int, list[int]]:
+        """Send and return the offsets by partition."""
+        return send(self.producer, topic, records)
+
+
+def send(
+    producer: Producer, topic: str, records: Mapping[int, list[tuple[bytes, bytes]]], timestamp: int = 0
+) -> dict[int, list[int]]:
+    offsets: dict[int, list[int]] = {}
+
+    def delivered(error: object, message: Any) -> None:
+        assert error is None
+        offsets.setdefault(message.partition(), []).append(message.offset())
+
+    for partition, pairs in records.items():
+        for key, value in pairs:
+            producer.produce(topic, value, key=key, partition=partition, timestamp=timestamp, on_delivery=delivered)
+    assert producer.flush(30) == 0
+    return offsets
+
+
+@pytest.fixture
+def pipeline(kafka_config: dict[str, str], make_topic: Callable[..., str]) -> HandWrittenPipeline:
+    made = HandWrittenPipeline(kafka_config, source=make_topic(partitions=2), sink=make_topic(partitions=3))
+    made.claim()
+    return made
+
+
+@pytest.fixture
+def foreign(kafka_config: dict[str, str]) -> Producer:
+    """Give another application's transactional producer."""
+    producer = Producer({**kafka_config, "transactional.id": f"foreign-{uuid.uuid4()}"})
+    producer.init_transactions(30)
+    return producer
+
+
+def test_a_pipeline_without_a_ledger_keeps_the_gate_closed(kafka_config: dict[str, str]) -> None:
+    verdict = check(kafka_config, "never-started", GateTarget(commit=1))
+    assert not verdict.open
+    assert verdict.missing == "pipeline never-started has no ledger yet (topic exactlyonce.ledger.never-started)"
+
+
+def test_a_pipeline_that_has_committed_nothing_keeps_the_gate_closed(pipeline: HandWrittenPipeline) -> None:
+    verdict = check(pipeline.config, pipeline.name, GateTarget(commit=1))
+    assert verdict.missing == f"pipeline {pipeline.name} has committed nothing yet"
+    empty = check(pipeline.config, pipeline.name, GateTarget(commit=0))
+    assert empty.open, "a task that found an empty source returns commit 0, and there is nothing to wait for"
+
+
+@pytest.mark.parametrize(
+    ("closed", "opened", "missing"),
+    [
+        (GateTarget(commit=3), GateTarget(commit=2), "commit 2 of 3: 1 missing"),
+        (
+            GateTarget(watermark=NEW_YEAR + 35 * 60_000),
+            GateTarget(watermark=NEW_YEAR),
+            "watermark 2026-01-01T00:00:00Z is 35 min short of 2026-01-01T00:35:00Z",
+        ),
+    ],
+)
+def test_the_ledger_opens_the_gate(
+    pipeline: HandWrittenPipeline, closed: GateTarget, opened: GateTarget, missing: str
+) -> None:
+    pipeline.commit({0: 5, 1: 1}, read_up_to={0: 10, 1: 4})
+    pipeline.commit({0: 2}, read_up_to={0: 20, 1: 4}, watermark=NEW_YEAR)
+    assert check(pipeline.config, pipeline.name, opened) == Verdict(open=True, missing="", commit=2, target=opened)
+    assert check(pipeline.config, pipeline.name, closed) == Verdict(
+        open=False, missing=missing, commit=2, target=closed
+    )
+
+
+def test_source_offsets_open_the_gate_partition_by_partition(pipeline: HandWrittenPipeline) -> None:
+    pipeline.commit({0: 1}, read_up_to={0: 20, 1: 4})
+    source = pipeline.source
+    assert check(pipeline.config, pipeline.name, GateTarget(offsets={source: {0: 20, 1: 4}})).open
+    closed = check(pipeline.config, pipeline.name, GateTarget(offsets={source: {0: 21, 1: 500}, "elsewhere": {0: 1}}))
+    assert closed.missing == (
+        f"elsewhere-0: commit 1 does not read it, 1 wanted; {source}-0: committed up to 20 of 21; "
+        f"{source}-1: committed up to 4 of 500"
+    )
+
+
+def test_somebody_elses_open_transaction_keeps_the_gate_closed_until_it_is_decided(
+    pipeline: HandWrittenPipeline, foreign: Producer
+) -> None:
+    """The ledger has the commit, and yet a read_committed reader of the sink can't see it."""
+    foreign.begin_transaction()
+    [blocking] = send(foreign, pipeline.sink, {1: [(b"k", b"v")]})[1]
+    pipeline.commit({0: 2, 1: 2}, read_up_to={0: 1})
+    last = blocking + 2
+    closed = check(pipeline.config, pipeline.name, GateTarget(commit=1))
+    assert closed.missing == f"{pipeline.sink}-1: last stable offset {blocking} has not passed {last}"
+    foreign.abort_transaction(30)
+    wait_until_open(pipeline, GateTarget(commit=1))
+
+
+def test_what_older_commits_wrote_has_to_be_readable_too(pipeline: HandWrittenPipeline, foreign: Producer) -> None:
+    foreign.begin_transaction()
+    send(foreign, pipeline.sink, {2: [(b"k", b"v")]})
+    pipeline.commit({2: 1}, read_up_to={0: 1})
+    pipeline.commit({0: 1}, read_up_to={0: 2})
+    assert (
+        f"{pipeline.sink}-2: last stable offset 0"
+        in check(pipeline.config, pipeline.name, GateTarget(commit=2)).missing
+    )
+    foreign.commit_transaction(30)
+    wait_until_open(pipeline, GateTarget(commit=2))
+
+
+def test_what_newer_commits_wrote_need_not_be_readable(pipeline: HandWrittenPipeline, foreign: Producer) -> None:
+    pipeline.commit({0: 1, 1: 1}, read_up_to={0: 1})
+    foreign.begin_transaction()
+    send(foreign, pipeline.sink, {1: [(b"k", b"v")]})
+    pipeline.commit({0: 1, 1: 1}, read_up_to={0: 2})
+    assert check(pipeline.config, pipeline.name, GateTarget(commit=1)).open
+    assert not check(pipeline.config, pipeline.name, GateTarget(commit=2)).open
+    foreign.abort_transaction(30)
+
+
+def wait_until_open(pipeline: HandWrittenPipeline, target: GateTarget) -> None:
+    """Markers are written after the decision is answered, so an open gate may be milliseconds away."""
+    deadline = time.monotonic() + 10
+    while not (verdict := check(pipeline.config, pipeline.name, target)).open:
+        assert time.monotonic() < deadline, verdict.missing
+        time.sleep(0.05)
+
+
+def test_a_timestamp_stands_for_the_records_before_its_first_one(
+    pipeline: HandWrittenPipeline, kafka_config: dict[str, str]
+) -> None:
+    plain = Producer(dict(kafka_config))
+    for minute in range(4):
+        send(plain, pipeline.source, {0: [(b"k", b"v")]}, timestamp=NEW_YEAR + minute * 60_000)
+    send(plain, pipeline.source, {1: [(b"k", b"v")] * 3}, timestamp=NEW_YEAR)
+    pipeline.commit({0: 1}, read_up_to={0: 2, 1: 2})
+    target = GateTarget(timestamp=NEW_YEAR + 120_000)
+    closed = check(pipeline.config, pipeline.name, target)
+    assert closed.missing == f"{pipeline.source}-1: committed up to 2 of 3", "partition 1 has nothing later: to its end"
+    assert closed.target == GateTarget(offsets={pipeline.source: {0: 2, 1: 3}})
+    pipeline.commit({0: 1}, read_up_to={0: 2, 1: 3})
+    assert check(pipeline.config, pipeline.name, target).open
+
+
+def test_a_resolved_timestamp_does_not_move_when_old_records_keep_coming(
+    pipeline: HandWrittenPipeline, kafka_config: dict[str, str]
+) -> None:
+    plain = Producer(dict(kafka_config))
+    send(plain, pipeline.source, {0: [(b"k", b"v")] * 3, 1: [(b"k", b"v")]}, timestamp=NEW_YEAR)
+    pipeline.commit({0: 1}, read_up_to={0: 2, 1: 1})
+    first = check(pipeline.config, pipeline.name, GateTarget(timestamp=NEW_YEAR + 1))
+    assert first.missing == f"{pipeline.source}-0: committed up to 2 of 3"
+    send(plain, pipeline.source, {0: [(b"k", b"v")] * 50}, timestamp=NEW_YEAR)
+    pipeline.commit({0: 1}, read_up_to={0: 3, 1: 1})
+    assert check(pipeline.config, pipeline.name, first.target).open
+    assert not check(pipeline.config, pipeline.name, GateTarget(timestamp=NEW_YEAR + 1)).open
+
+
+def test_a_timestamp_in_the_future_is_not_resolved_before_it_has_come(pipeline: HandWrittenPipeline) -> None:
+    pipeline.commit({0: 1}, read_up_to={0: 1})
+    target = GateTarget(timestamp=int(time.time() * 1000) + 3_600_000)
+    verdict = check(pipeline.config, pipeline.name, target)
+    assert verdict.missing.endswith("is still 60 min ahead")
+    assert verdict.target == target
+
+
+def test_records_of_an_undecided_source_transaction_are_waited_for(
+    pipeline: HandWrittenPipeline, foreign: Producer
+) -> None:
+    pipeline.commit({0: 1}, read_up_to={0: 0, 1: 0})
+    foreign.begin_transaction()
+    send(foreign, pipeline.source, {0: [(b"k", b"v")]}, timestamp=NEW_YEAR)
+    closed = check(pipeline.config, pipeline.name, GateTarget(timestamp=NEW_YEAR + 1))
+    assert closed.missing == f"{pipeline.source}-0: committed up to 0 of 1"
+    foreign.abort_transaction(30)
+
+
+def test_a_long_ledger_is_not_read_whole(pipeline: HandWrittenPipeline) -> None:
+    for number in range(1, 31):
+        pipeline.commit({number % 3: 1}, read_up_to={0: number})
+    began = time.monotonic()
+    assert check(pipeline.config, pipeline.name, GateTarget(commit=12)).open
+    assert time.monotonic() - began < 2
+
+
+def test_offsets_of_a_topic_that_is_not_there_are_an_error_that_names_it(
+    kafka_config: dict[str, str], make_topic: Callable[..., str]
+) -> None:
+    offsets = StableOffsets(kafka_config)
+    with pytest.raises(ExactlyOnceError, match="topic never-made does not exist"):
+        offsets.partitions(["never-made"])
+    with pytest.raises(ExactlyOnceError, match="partition never-made-0 does not exist"):
+        offsets.last_stable([("never-made", 0)])
+    with pytest.raises(ExactlyOnceError, match="partition never-made-0 does not exist"):
+        offsets.last_stable([(make_topic(partitions=1), 0), ("never-made", 0)])
+
+
+# -- sensor and trigger ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def connection(kafka_config: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    value = json.dumps({"conn_type": "kafka", "extra": {**kafka_config, "group.id": "must-not-be-used"}})
+    monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", value)
+    return CONNECTION
+
+
+def gate(pipeline: HandWrittenPipeline, **options: Any) -> CommitGateSensor:
+    defaults = {"task_id": "gate", "kafka_conn_id": CONNECTION, "poke_interval": 0.1, "timeout": 0.3}
+    return CommitGateSensor(pipeline=pipeline.name, **{**defaults, **options})
+
+
+def events_of(trigger: CommitGateTrigger) -> list[dict[str, Any]]:
+    """Run a trigger as the triggerer does after a restart: from what was serialized, through JSON."""
+
+    async def collect() -> list[dict[str, Any]]:
+        path, arguments = json.loads(json.dumps(trigger.serialize()))
+        module, _, name = path.rpartition(".")
+        restored = getattr(importlib.import_module(module), name)(**arguments)
+        return [event.payload async for event in restored.run()]
+
+    return asyncio.run(collect())
+
+
+def deferred(sensor: CommitGateSensor) -> TaskDeferred:
+    with pytest.raises(TaskDeferred) as raised:
+        sensor.execute({})
+    assert isinstance(raised.value.trigger, CommitGateTrigger)
+    return raised.value
+
+
+def resume(sensor: CommitGateSensor, deferral: TaskDeferred, event: dict[str, Any]) -> Any:
+    return sensor.resume_execution(deferral.method_name, {**(deferral.kwargs or {}), "event": event}, {})
+
+
+@pytest.mark.usefixtures("connection")
+def test_an_open_gate_lets_both_kinds_of_sensor_through_at_once(pipeline: HandWrittenPipeline) -> None:
+    pipeline.commit({0: 1}, read_up_to={0: 1})
+    for deferrable in (False, True):
+        assert gate(pipeline, commit="1", deferrable=deferrable).execute({}) == {"pipeline": pipeline.name, "commit": 1}
+
+
+@pytest.mark.usefixtures("connection")
+def test_a_poking_sensor_times_out_naming_what_is_missing(pipeline: HandWrittenPipeline) -> None:
+    pipeline.commit({0: 1}, read_up_to={0: 1})
+    sensor = gate(pipeline, commit=20)
+    with pytest.raises(AirflowSensorTimeout, match="commit 1 of 20: 19 missing"):
+        sensor.execute({})
+    with pytest.raises(AirflowSkipException, match="commit 1 of 20: 19 missing"):
+        gate(pipeline, commit=20, soft_fail=True).execute({})
+
+
+@pytest.mark.usefixtures("connection")
+def test_a_deferred_sensor_opens_when_the_commit_comes(pipeline: HandWrittenPipeline) -> None:
+    sensor = gate(pipeline, commit=1, deferrable=True, timeout=20)
+    deferral = deferred(sensor)
+
+    async def wait() -> list[dict[str, Any]]:
+        asyncio.get_running_loop().call_later(0.3, lambda: pipeline.commit({0: 1}, read_up_to={0: 1}))
+        return [event.payload async for event in deferral.trigger.run()]
+
+    [event] = asyncio.run(wait())
+    assert event == {"reason": "open", "commit": 1}
+    assert resume(sensor, deferral, event) == {"pipeline": pipeline.name, "commit": 1}
+
+
+@pytest.mark.usefixtures("connection")
+def test_a_deferred_sensor_times_out_naming_what_is_missing(pipeline: HandWrittenPipeline) -> None:
+    pipeline.commit({0: 1}, read_up_to={0: 1})
+    sensor = gate(pipeline, commit=20, deferrable=True)
+    deferral = deferred(sensor)
+    [event] = events_of(deferral.trigger)
+    with pytest.raises(AirflowSensorTimeout, match=r"after 0\.3 s: commit 1 of 20: 19 missing"):
+        resume(sensor, deferral, event)
+    with pytest.raises(AirflowSkipException):
+        resume(gate(pipeline, commit=20, soft_fail=True), deferral, event)
+
+
+@pytest.mark.usefixtures("connection")
+def test_a_restarted_triggerer_keeps_the_deadline_and_stores_no_secret(
+    pipeline: HandWrittenPipeline, kafka_config: dict[str, str]
+) -> None:
+    deferral = deferred(gate(pipeline, commit=1, deferrable=True, timeout=0))
+    text = json.dumps(deferral.trigger.serialize())
+    assert kafka_config["bootstrap.servers"] not in text
+    began = time.monotonic()
+    [event] = events_of(deferral.trigger)
+    assert event["reason"] == "timeout", "the deadline is a point of time, not a span that begins again"
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.usefixtures("connection")
+def test_a_deferred_timestamp_is_fixed_by_a_second_deferral(
+    pipeline: HandWrittenPipeline, kafka_config: dict[str, str]
+) -> None:
+    plain = Producer(dict(kafka_config))
+    send(plain, pipeline.source, {0: [(b"k", b"v")] * 3, 1: [(b"k", b"v")]}, timestamp=NEW_YEAR)
+    sensor = gate(pipeline, timestamp=datetime(2026, 1, 2, tzinfo=UTC), deferrable=True, timeout=20)
+    first = deferred(sensor)
+    assert first.trigger.target == {"timestamp": NEW_YEAR + 86_400_000}, (
+        "there is no commit to take the topics from yet"
+    )
+    pipeline.commit({0: 1}, read_up_to={0: 2, 1: 1})
+    [event] = events_of(first.trigger)
+    with pytest.raises(TaskDeferred) as raised:
+        resume(gate(pipeline, timestamp=datetime(2026, 1, 2, tzinfo=UTC)), first, event)
+    second = raised.value
+    assert second.trigger.target == {"offsets": {pipeline.source: {"0": 3, "1": 1}}}
+    assert second.trigger.deadline == first.trigger.deadline
+    pipeline.commit({0: 1}, read_up_to={0: 3, 1: 1})
+    assert events_of(second.trigger) == [{"reason": "open", "commit": 2}]
+
+
+@pytest.mark.usefixtures("connection")
+def test_waiting_joins_no_group_and_commits_no_offset(
+    pipeline: HandWrittenPipeline, kafka_config: dict[str, str]
+) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    pipeline.commit({0: 1}, read_up_to={0: 1})
+    events_of(deferred(gate(pipeline, commit=9, deferrable=True)).trigger)
+    groups = AdminClient(dict(kafka_config)).list_consumer_groups(request_timeout=30).result().valid
+    assert not [group.group_id for group in groups if group.group_id.startswith(("exactlyonce-ledger", "must-not"))]
+
+
+def test_a_cluster_that_does_not_answer_is_named_at_the_time_out(
+    pipeline: HandWrittenPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = {
+        "bootstrap.servers": "127.0.0.1:1",
+        "socket.timeout.ms": "1000",
+        "socket.connection.setup.timeout.ms": "1000",
+    }
+    monkeypatch.setattr("airflow_provider_exactlyonce.ledger.reader._TIMEOUT_SECONDS", 1.0)
+    value = json.dumps({"conn_type": "kafka", "extra": nobody})
+    monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", value)
+    with pytest.raises(AirflowSensorTimeout, match=f"connection {CONNECTION}"):
+        gate(pipeline, commit=1).execute({})

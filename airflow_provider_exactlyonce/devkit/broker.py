@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.devkit.java import java_command
 from airflow_provider_exactlyonce.devkit.launch import launch, log_path, log_tail, open_log
 from airflow_provider_exactlyonce.devkit.probe import why_not_ready
 from airflow_provider_exactlyonce.devkit.state import BrokerState
-from airflow_provider_exactlyonce.devkit.storage import fence_killed_broker, format_storage, was_killed
+from airflow_provider_exactlyonce.devkit.storage import fence_killed_broker, format_storage, is_taken_for_alive
 
 START_TIMEOUT_SECONDS: Final = 90.0
 STOP_TIMEOUT_SECONDS: Final = 30.0
@@ -160,7 +160,7 @@ class EmbeddedBroker:
             storage_id = cluster_id(data)
             if storage_id is None:
                 storage_id = format_storage(data, class_path, properties_file, log)
-            elif was_killed(data):
+            elif is_taken_for_alive(data):
                 fence_killed_broker(data, class_path, ports, log)
             command = java_command(class_path, self._heap_megabytes, *LOGGING_OPTIONS)
             self._guard, process = launch(

@@ -13,6 +13,7 @@ from typing import Final
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
 
 HOST: Final = "127.0.0.1"
+BROKER_ID: Final = 1
 PROPERTIES_NAME: Final = "server.properties"
 FENCING_PROPERTIES_NAME: Final = "fencing.properties"
 FENCING_SESSION_TIMEOUT_MILLISECONDS: Final = 100
@@ -101,6 +102,7 @@ def write_fencing_properties(data_directory: Path, ports: Ports) -> Path:
     """Write the properties of a start without the broker's half, which fences the broker that was killed."""
     properties = {
         **_controller_properties(data_directory, ports),
+        "broker.heartbeat.interval.ms": str(FENCING_SESSION_TIMEOUT_MILLISECONDS // 2),
         "broker.session.timeout.ms": str(FENCING_SESSION_TIMEOUT_MILLISECONDS),
         "listeners": f"CONTROLLER://{HOST}:{ports.controller}",
         "process.roles": "controller",
@@ -126,10 +128,10 @@ def cluster_id(data_directory: Path) -> str | None:
 def _controller_properties(data_directory: Path, ports: Ports) -> dict[str, str]:
     return {
         "controller.listener.names": "CONTROLLER",
-        "controller.quorum.voters": f"1@{HOST}:{ports.controller}",
+        "controller.quorum.voters": f"{BROKER_ID}@{HOST}:{ports.controller}",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
         "log.dirs": str(log_directory(data_directory)),
-        "node.id": "1",
+        "node.id": str(BROKER_ID),
     }
 
 

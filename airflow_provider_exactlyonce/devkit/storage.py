@@ -1,12 +1,12 @@
 """Bring the broker's storage into order before a start: format it, or settle what a kill left.
 
-Why a kill needs settling. The metadata of a killed broker say that it lives and leads its partitions. A broker that starts
-on them acts as that leader, loads the transactions whose markers are due, and tries to write them until the controller
-notices that the old session is over and takes the partitions' leader away. In that moment Kafka 4.2 and 4.3 (KAFKA-20734)
-take a partition without a leader for a deleted one and give its marker up: the records of an aborted transaction become
-visible with the next commit of the same producer, and those of a committed one hang. So the controller is started alone
-first, fences the killed broker, and only then comes the start proper, which finds no leader to act as and loads nothing
-before it has been given the partitions again.
+Why a kill needs settling. The metadata of a killed broker say that it lives and leads its partitions. A broker that
+starts on them acts as that leader, loads the transactions whose markers are due, and tries to write them until the
+controller notices that the old session is over and takes the partitions' leader away. In that moment Kafka 4.2 and 4.3
+(KAFKA-20734) take a partition without a leader for a deleted one and give its marker up: the records of an aborted
+transaction become visible with the next commit of the same producer, and those of a committed one hang. So the
+controller is started alone first and fences the killed broker. The start proper then finds no leader to act as, and
+loads nothing before it has been given the partitions again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import IO, Final
 
 from airflow_provider_exactlyonce.devkit import guard
 from airflow_provider_exactlyonce.devkit.configuration import (
+    BROKER_ID,
     LOGGING_OPTIONS,
     Ports,
     log_directory,
@@ -29,18 +30,13 @@ from airflow_provider_exactlyonce.devkit.configuration import (
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
 from airflow_provider_exactlyonce.devkit.java import java_command
 from airflow_provider_exactlyonce.devkit.launch import GUARD_TIMEOUT_SECONDS, launch, log_path, log_tail
+from airflow_provider_exactlyonce.devkit.metadata_log import is_unfenced
 
 HEAP_MEGABYTES: Final = 128
 QUICK_START: Final = "-XX:TieredStopAtLevel=1"
-CLEAN_SHUTDOWN_NAME: Final = ".kafka_cleanshutdown"
-CONTROLLER_LOGGING: Final = "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.controller.ReplicationControlManager=info"
-ACTIVATED: Final = b"Performing controller activation"
-FENCED: Final = b"Fencing broker 1 "
-ACTIVATION_TIMEOUT_SECONDS: Final = 60.0
-# Many session timeouts of 100 ms. When it passes, the broker was killed before it was ever unfenced.
-FENCING_TIMEOUT_SECONDS: Final = 5.0
+FENCING_TIMEOUT_SECONDS: Final = 60.0
 STOP_TIMEOUT_SECONDS: Final = 10.0
-POLL_INTERVAL_SECONDS: Final = 0.05
+POLL_INTERVAL_SECONDS: Final = 0.1
 
 
 def format_storage(data_directory: Path, class_path: str, properties_file: Path, log: IO[bytes]) -> str:
@@ -60,42 +56,33 @@ def format_storage(data_directory: Path, class_path: str, properties_file: Path,
     return identifier
 
 
-def was_killed(data_directory: Path) -> bool:
-    """Tell whether the last broker on this storage didn't end in order; the broker writes this file as its last act."""
-    return not (log_directory(data_directory) / CLEAN_SHUTDOWN_NAME).exists()
+def is_taken_for_alive(data_directory: Path) -> bool:
+    """Tell whether the controller would take the broker, which isn't running, for a living one."""
+    return is_unfenced(log_directory(data_directory), BROKER_ID)
 
 
 def fence_killed_broker(data_directory: Path, class_path: str, ports: Ports, log: IO[bytes]) -> None:
     """Run the controller alone until it has fenced the killed broker. May be repeated.
 
-    :raises DevkitError: when the controller doesn't start; nothing is left running
+    :raises DevkitError: when it doesn't come to that; nothing is left running
     """
-    written = log_path(data_directory).stat().st_size
     command = [
-        *java_command(class_path, HEAP_MEGABYTES, QUICK_START, *LOGGING_OPTIONS, CONTROLLER_LOGGING),
+        *java_command(class_path, HEAP_MEGABYTES, QUICK_START, *LOGGING_OPTIONS),
         *("kafka.Kafka", str(write_fencing_properties(data_directory, ports))),
     ]
     supervisor, controller = launch(command, data_directory, log, guard.SUPERVISE)
+    deadline = time.monotonic() + FENCING_TIMEOUT_SECONDS
     try:
-        if not _wait_for_line(data_directory, written, ACTIVATED, ACTIVATION_TIMEOUT_SECONDS):
-            raise DevkitError(
-                f"the controller on {data_directory} did not start:\n{log_tail(log_path(data_directory))}"
-            )
-        _wait_for_line(data_directory, written, FENCED, FENCING_TIMEOUT_SECONDS)
+        while is_taken_for_alive(data_directory):
+            if not controller.is_alive() or time.monotonic() > deadline:
+                raise DevkitError(
+                    f"the broker that was killed on {data_directory} could not be fenced within"
+                    f" {FENCING_TIMEOUT_SECONDS:g} s; the end of the log:\n{log_tail(log_path(data_directory))}"
+                )
+            time.sleep(POLL_INTERVAL_SECONDS)
     finally:
         controller.send(signal.SIGTERM)
         if not controller.wait_until_gone(STOP_TIMEOUT_SECONDS):
             controller.send(signal.SIGKILL)
         if supervisor is not None:
             supervisor.wait(GUARD_TIMEOUT_SECONDS)
-
-
-def _wait_for_line(data_directory: Path, position: int, line: bytes, timeout_seconds: float) -> bool:
-    deadline = time.monotonic() + timeout_seconds
-    with open(log_path(data_directory), "rb") as log:
-        while time.monotonic() < deadline:
-            log.seek(position)
-            if line in log.read():
-                return True
-            time.sleep(POLL_INTERVAL_SECONDS)
-    return False

@@ -1,0 +1,229 @@
+"""The embedded broker against a real client, real kills and the real command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from airflow_provider_exactlyonce.devkit.cli import DEFAULT_DATA, EXIT_FAILED, EXIT_NOT_RUNNING, add_broker_parser
+from airflow_provider_exactlyonce.devkit.errors import DevkitError
+from airflow_provider_exactlyonce.devkit.metadata_log import METADATA_FOLDER
+from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
+from airflow_provider_exactlyonce.devkit.state import STATE_NAME, BrokerState
+from airflow_provider_exactlyonce.devkit.storage import is_taken_for_alive
+
+Run = Callable[..., tuple[int, dict[str, object]]]
+
+
+def create_topic(bootstrap_servers: str, name: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin.create_topics([NewTopic(name, num_partitions=2, replication_factor=1)])[name].result(30)
+
+
+def produce(bootstrap_servers: str, topic: str, values: list[bytes], *, commit: bool = True) -> None:
+    """Send the values in one transaction."""
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": f"producer-of-{topic}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for number, value in enumerate(values):
+        producer.produce(topic, value, partition=number % 2)
+    if commit:
+        producer.commit_transaction(30)
+    else:
+        producer.flush(30)
+        producer.abort_transaction(30)
+
+
+def read_committed(bootstrap_servers: str, topic: str) -> set[bytes]:
+    """Read all that is committed, up to the last stable offsets."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": uuid.uuid4().hex,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    found: set[bytes] = set()
+    unfinished = {0, 1}
+    try:
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in unfinished])
+        while unfinished:
+            message = consumer.poll(30)
+            assert message is not None, f"partitions {unfinished} of {topic} did not end"
+            if (error := message.error()) is None:
+                value = message.value()
+                assert value is not None
+                found.add(value)
+            else:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                unfinished.discard(message.partition())
+    finally:
+        consumer.close()
+    return found
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Run]:
+    """Run ``exactlyonce broker … --json`` on one data directory; end what it started."""
+    parser = argparse.ArgumentParser()
+    add_broker_parser(parser.add_subparsers(required=True))
+    data = tmp_path / "data"
+
+    def call(*words: str) -> tuple[int, dict[str, object]]:
+        arguments = parser.parse_args(["broker", *words, "--json", "--data", str(data)])
+        capsys.readouterr()
+        code = arguments.func(arguments)
+        (line,) = capsys.readouterr().out.splitlines()
+        return code, json.loads(line)
+
+    yield call
+    if state := BrokerState.load_living(data):
+        state.process.send(signal.SIGKILL)
+
+
+def test_a_killed_broker_comes_back_on_the_same_port_with_what_was_committed(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as broker:
+        servers = broker.bootstrap_servers
+        create_topic(servers, "events")
+        committed = {b"%d" % number for number in range(100)}
+        produce(servers, "events", sorted(committed))
+        produce(servers, "events", [b"aborted"] * 2, commit=False)
+        first_pid = broker.pid
+        broker.kill()  # most often before the abort's markers are written
+        assert not broker.is_running
+        assert (tmp_path / STATE_NAME).exists()
+
+        broker.start()
+        assert broker.bootstrap_servers == servers
+        assert broker.pid != first_pid
+        assert read_committed(servers, "events") == committed
+        # Without its marker, the aborted transaction would become visible with the producer's next commit.
+        produce(servers, "events", [b"one more", b"and another"])
+        assert read_committed(servers, "events") == committed | {b"one more", b"and another"}
+        last_pid = broker.pid
+    assert ProcessIdentity.of(last_pid) is None
+    assert not (tmp_path / STATE_NAME).exists()
+
+
+def test_the_metadata_log_tells_a_killed_broker_from_a_stopped_one(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path, properties={"metadata.log.max.record.bytes.between.snapshots": "1"}) as broker:
+        create_topic(broker.bootstrap_servers, "events")
+        deadline = time.monotonic() + 30
+        while not (snapshots := list((tmp_path / "kafka" / METADATA_FOLDER).glob("*.checkpoint"))):
+            assert time.monotonic() < deadline, "the broker took no snapshot"
+            time.sleep(0.1)
+        broker.kill()
+        assert snapshots
+        assert is_taken_for_alive(tmp_path)
+        broker.start()
+        assert is_taken_for_alive(tmp_path)
+    assert not is_taken_for_alive(tmp_path)
+
+
+def test_the_broker_does_not_create_topics_by_itself(broker: EmbeddedBroker) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    admin.list_topics("never-created", timeout=30)
+    assert "never-created" not in admin.list_topics(timeout=30).topics
+
+
+def test_a_second_broker_on_the_same_data_is_refused_and_the_first_goes_on(broker: EmbeddedBroker) -> None:
+    with pytest.raises(DevkitError, match=rf"runs on .* already: pid {broker.pid}, {broker.bootstrap_servers}"):
+        EmbeddedBroker(broker.data_directory).start()
+    assert broker.is_running
+
+
+def test_a_broker_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    broker = EmbeddedBroker(tmp_path, properties={"num.io.threads": "none"})
+    with pytest.raises(DevkitError, match=r"(?s)can't be formatted.*num\.io\.threads"):
+        broker.start()
+    assert not broker.is_running
+    assert not (tmp_path / STATE_NAME).exists()
+
+
+def test_a_broker_that_is_not_ready_in_time_is_ended_with_the_reason(tmp_path: Path) -> None:
+    broker = EmbeddedBroker(tmp_path)
+    with pytest.raises(DevkitError, match=r"not ready within 0\.1 s: .* does not answer"):
+        broker.start(timeout_seconds=0.1)
+    assert not broker.is_running
+    assert not (tmp_path / STATE_NAME).exists()
+
+
+def test_a_broker_does_not_outlive_a_test_run_that_is_killed(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import pathlib, sys, time
+        from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+        EmbeddedBroker(pathlib.Path(sys.argv[1])).start()
+        print("ready", flush=True)
+        time.sleep(60)
+        """
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "ready\n"
+        state = BrokerState.load_living(tmp_path)
+        assert state is not None
+        owner.kill()
+    assert state.process.wait_until_gone(10)
+
+
+def test_the_command_line_starts_finds_and_stops_a_broker_in_the_background(run: Run, tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    assert run("status") == (
+        EXIT_NOT_RUNNING,
+        {"bootstrap_servers": None, "pid": None, "data": data, "state": "stopped"},
+    )
+
+    code, started = run("start")
+    assert code == 0
+    assert started["state"] == "running"
+    assert started["data"] == data
+    pid = started["pid"]
+    assert isinstance(pid, int)
+    assert os.getsid(pid) == pid != os.getsid(0)
+    create_topic(str(started["bootstrap_servers"]), "events")
+
+    assert run("status") == (0, started)
+    assert run("start") == (0, started)
+    code, refused = run("start", "--port", "9")
+    assert (code, refused["state"]) == (EXIT_FAILED, "failed")
+    assert "already, on port" in str(refused["error"])
+
+    assert run("stop") == (0, {"bootstrap_servers": None, "pid": None, "data": data, "state": "stopped"})
+    assert ProcessIdentity.of(pid) is None
+    assert run("status")[0] == EXIT_NOT_RUNNING
+    assert run("stop")[0] == 0
+
+    code, restarted = run("start")
+    assert (code, restarted["bootstrap_servers"]) == (0, started["bootstrap_servers"])
+    assert run("stop")[0] == 0
+
+
+def test_a_port_that_is_taken_is_an_error_with_an_exit_code(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        code, answer = run("start", "--port", str(port))
+    assert code == EXIT_FAILED
+    assert f"port {port} on 127.0.0.1 is taken" in str(answer["error"])
+
+
+def test_without_options_the_data_lie_in_the_working_directory() -> None:
+    parser = argparse.ArgumentParser()
+    add_broker_parser(parser.add_subparsers(required=True))
+    assert parser.parse_args(["broker", "status"]).data == DEFAULT_DATA == Path(".exactlyonce/broker")

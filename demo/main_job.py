@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from demo.history import SOURCE_TOPIC, History, Kill, batches_of, read_updates
 PIPELINE: Final = "shop-totals"
 TOPIC: Final = "shop.totals"
 _MASTER: Final = "local[2]"
-_POLL_SECONDS: Final = 0.1
+_POLL_SECONDS: Final = 0.5
 _MIGRATION_SECONDS: Final = 120.0
 _RESTARTS: Final = "restarts.json"
 
@@ -96,7 +96,8 @@ class MainJob:
             with _Watch(self._home, config, progress, say) as watch:
                 while process.poll() is None:
                     watch.look()
-                    time.sleep(_POLL_SECONDS)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_POLL_SECONDS)
         finally:
             processes.end(process)
         if process.returncode != 0:

@@ -87,7 +87,7 @@ def rows(ours: Figures, stock: Figures) -> list[Row]:
             label="throughput, records/s",
             ours=f"{ours.records_per_second:,.0f}",
             stock=f"{stock.records_per_second:,.0f}",
-            note="while batches ran that nobody killed",
+            note="while batches ran that nobody killed, in JVMs that are set to start fast",
         ),
     ]
 

@@ -1,7 +1,7 @@
 """The same job with the same two kills through Spark's stock Kafka sink, restarted by a plain loop.
 
-Spark's sink has no fail point, so a watcher outside the driver kills: in mid-write when the batch's first record is in
-the topic, and after the write when its last one is and ``commits/<batch>`` is not there yet.
+Spark's sink has no fail point, so a watcher outside the driver kills: in mid-write when half of the batch's records are
+in the topic, and after the write when all are and ``commits/<batch>`` is not there yet.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from demo.history import SOURCE_TOPIC, Batch, Event, Expectation, History, Kill,
 
 TOPIC: Final = "shop.totals.stock"
 RESTART_DELAY_SECONDS: Final = 1.0
-_POLL_SECONDS: Final = 0.001
+_CLOSE_SECONDS: Final = 0.001  # between two looks when the moment is near
+_FAR_SECONDS: Final = 0.05
 _SHOW_SECONDS: Final = 0.3
 _RUNS_AT_MOST: Final = 8
 _MASTER: Final = "local[2]"
@@ -39,7 +40,7 @@ class Aim:
     """When to kill.
 
     :param batch: in which batch
-    :param wholly_written: after its last record rather than its first
+    :param wholly_written: after its last record rather than when half of them are written
     """
 
     batch: int
@@ -115,7 +116,7 @@ class StockRun:
                 process.wait()
                 return True
             self._show_progress()
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_CLOSE_SECONDS if wait and aim and wait.is_near(aim) else _FAR_SECONDS)
         return False
 
     def _show_progress(self) -> None:
@@ -154,15 +155,18 @@ class _Wait:
         self._due: list[int] = []  # rows of each batch whose offsets are known
         self._first = len(_numbers(checkpoint / "commits"))  # the batch that this run begins with
 
+    def is_near(self, aim: Aim) -> bool:
+        """Whether the batch before has begun."""
+        return (self._checkpoint / "offsets" / str(aim.batch - 1)).exists()
+
     def is_over(self, aim: Aim) -> bool:
-        needed = aim.batch + 1 if aim.wholly_written else aim.batch
-        offsets = self._checkpoint / "offsets"
-        while len(self._due) < needed and (offsets / str(len(self._due))).exists():
-            self._due.append(len(self._expectation.next(source_ranges(self._checkpoint)[len(self._due)])))
-        if len(self._due) < needed or not (offsets / str(aim.batch)).exists():
+        """Whether the moment has come."""
+        while (number := len(self._due)) <= aim.batch and (self._checkpoint / "offsets" / str(number)).exists():
+            self._due.append(len(self._expectation.next(source_ranges(self._checkpoint)[number])))
+        if len(self._due) <= aim.batch:
             return False
-        rows = self._rows_at_start + sum(self._due[self._first : needed])
-        return self._ends.high() >= (rows if aim.wholly_written else rows + 1)
+        before, own = sum(self._due[self._first : aim.batch]), self._due[aim.batch]
+        return self._ends.high() >= self._rows_at_start + before + (own if aim.wholly_written else own // 2)
 
 
 def _numbers(folder: Path) -> list[int]:

@@ -1,0 +1,62 @@
+"""From a connection to client configuration."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowNotFoundException
+
+from airflow_provider_exactlyonce.exceptions import SettingRefusedError
+from airflow_provider_exactlyonce.hooks.kafka import client_config, driver_config
+from airflow_provider_exactlyonce.kafka.config import parse
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any]) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_SHOP", json.dumps({"conn_type": "kafka", "extra": extra}))
+
+
+def test_cluster_and_credentials_are_taken_and_what_is_for_other_clients_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = {
+        "bootstrap.servers": "broker:9092",
+        "client.id": "shop",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "u",
+        "sasl.password": "p",
+        "ssl.ca.location": "/ca.pem",
+        "socket.keepalive.enable": True,
+    }
+    others = {
+        "group.id": "my-group",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "transactional.id": "t",
+        "isolation.level": "read_uncommitted",
+        "linger.ms": 5,
+    }
+    connect(monkeypatch, {**ours, **others})
+    assert client_config("kafka_shop") == ours
+
+
+def test_the_driver_reads_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, {"bootstrap.servers": "broker:9092", "group.id": "g", "socket.timeout.ms": 1000})
+    assert parse(driver_config("kafka_shop")) == {"bootstrap.servers": "broker:9092", "socket.timeout.ms": "1000"}
+
+
+def test_a_callback_can_not_be_handed_to_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__APACHE_KAFKA__CALLBACK_ALLOWLIST", "json.dumps")
+    connect(monkeypatch, {"bootstrap.servers": "broker:9092", "oauth_cb": "json.dumps"})
+    with pytest.raises(SettingRefusedError, match="oauth_cb of connection kafka_shop"):
+        driver_config("kafka_shop")
+
+
+def test_a_connection_without_brokers_or_none_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, {"client.id": "shop"})
+    with pytest.raises(ValueError, match=r"bootstrap\.servers"):
+        client_config("kafka_shop")
+    with pytest.raises(AirflowNotFoundException):
+        client_config("kafka_nowhere")

@@ -1,0 +1,95 @@
+"""The gate's trigger, as far as it goes without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from airflow.serialization.encoders import encode_trigger
+from airflow.serialization.serialized_objects import BaseSerialization
+
+from airflow_provider_exactlyonce.ledger.gate import GateTarget
+from airflow_provider_exactlyonce.triggers.commit_gate import CommitGateTrigger
+
+NOBODY = {"bootstrap.servers": "127.0.0.1:1", "socket.connection.setup.timeout.ms": 1000}
+
+
+@pytest.fixture(autouse=True)
+def connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_SHOP", json.dumps({"conn_type": "kafka", "extra": NOBODY}))
+    monkeypatch.setattr("airflow_provider_exactlyonce.ledger.reader._TIMEOUT_SECONDS", 1.0)
+
+
+def trigger(**options: Any) -> CommitGateTrigger:
+    target = GateTarget.parse(offsets={"shop.events": {0: 5, 1: 7}}).to_json()
+    defaults = {
+        "pipeline": "shop",
+        "target": target,
+        "kafka_conn_id": "kafka_shop",
+        "poll_interval": 0.1,
+        "deadline": 0.0,
+    }
+    return CommitGateTrigger(**{**defaults, **options})
+
+
+def events(of: CommitGateTrigger) -> list[Any]:
+    async def collect() -> list[Any]:
+        return [event.payload async for event in of.run()]
+
+    return asyncio.run(collect())
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        GateTarget(commit=3),
+        GateTarget.parse(watermark=datetime(2026, 1, 1, tzinfo=UTC)),
+        GateTarget.parse(timestamp="2026-01-01"),
+        GateTarget(offsets={"a": {0: 1, 11: 2}}),
+    ],
+)
+def test_it_survives_the_metadata_database(target: GateTarget) -> None:
+    before = trigger(target=target.to_json(), deadline=1234.5)
+    path, arguments = before.serialize()
+    stored = json.loads(json.dumps(encode_trigger({"classpath": path, "kwargs": arguments})))
+    module, _, name = str(stored["classpath"]).rpartition(".")
+    kwargs = {key: BaseSerialization.deserialize(value) for key, value in stored["kwargs"].items()}
+    restored = getattr(importlib.import_module(module), name)(**kwargs)
+    assert restored.serialize() == before.serialize()
+    assert GateTarget.parse(**restored.target) == target
+
+
+def test_a_name_that_can_be_no_pipelines_is_refused_at_once() -> None:
+    [event] = events(trigger(pipeline="shop/totals", deadline=time.time() + 60))
+    assert event["reason"] == "refused"
+    assert "'shop/totals'" in event["missing"]
+
+
+def test_a_cluster_that_does_not_answer_is_asked_until_the_deadline_and_named_then() -> None:
+    [event] = events(trigger(deadline=time.time() + 1.5))
+    assert event["reason"] == "timeout"
+    assert "connection kafka_shop" in event["missing"]
+
+
+def test_the_event_loop_is_not_blocked_while_it_asks() -> None:
+    async def beats_meanwhile() -> int:
+        beats = 0
+
+        async def beat() -> None:
+            nonlocal beats
+            while True:
+                await asyncio.sleep(0.05)
+                beats += 1
+
+        beating = asyncio.create_task(beat())
+        async for _ in trigger(deadline=time.time()).run():
+            pass
+        beating.cancel()
+        return beats
+
+    assert asyncio.run(beats_meanwhile()) >= 10

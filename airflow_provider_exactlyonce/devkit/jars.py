@@ -89,6 +89,16 @@ def resolve(progress: Progress) -> None:
         ) from error
 
 
+def clear_cache() -> None:
+    """Remove what :func:`resolve` made, and nothing that somebody else put there."""
+    cache = cache_directory()
+    for path in [*cache.glob("kafka-*-spark-*"), *cache.glob(f"{STAGING_PREFIX}*"), cache / "ivy"]:
+        shutil.rmtree(path, ignore_errors=True)
+    (cache / "lock").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # absent, or not empty
+        cache.rmdir()
+
+
 def _jars(configuration: str, progress: Progress) -> list[Path]:
     resolve(progress)
     directory = jar_directory()

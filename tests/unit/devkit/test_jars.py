@@ -220,3 +220,14 @@ def test_the_cache_follows_the_users_settings_in_order(monkeypatch: pytest.Monke
     assert jars.cache_directory() == Path("/fast/exactlyonce")
     monkeypatch.setenv(jars.CACHE_VARIABLE, "~/own")
     assert jars.cache_directory() == Path("/home/somebody/own")
+
+
+def test_clearing_the_cache_removes_the_jars_and_nothing_of_others(cache: Path, fake_ivy: FakeIvy) -> None:
+    jars.resolve(silent)
+    (cache / "notes.txt").write_text("of somebody else")
+    jars.clear_cache()
+    assert [path.name for path in cache.iterdir()] == ["notes.txt"]
+    (cache / "notes.txt").unlink()
+    jars.clear_cache()
+    assert not cache.exists()
+    jars.clear_cache()

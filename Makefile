@@ -1,0 +1,60 @@
+# Everything that is installed or written lies in this folder, except the jars in the per-user cache.
+
+PYTHON ?= python3
+# Given to pytest, as in: make test ARGS="tests/unit -k sequencer"
+ARGS ?=
+
+VENV_PYTHON := .venv/bin/python
+STAMP := .venv/.ready-for-$(notdir $(PYTHON))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint format lock checksums wheel clean clean-cache
+
+help: ## list what there is
+	@echo "Usage: make TARGET [PYTHON=python3.12]"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv from the lock file and fetch the broker's jars; the second time nothing is done
+
+$(STAMP): requirements.lock pyproject.toml scripts/setup.sh scripts/preflight.sh airflow_provider_exactlyonce/devkit/checksums.txt
+	@scripts/setup.sh "$(PYTHON)"
+	@touch $@
+
+demo: setup ## run the demo: broker, stream, two kills, gate, report
+	@$(VENV_PYTHON) -m demo
+
+test: lint ## lint, types, and the test suite
+	@$(VENV_PYTHON) -m pytest $(ARGS)
+
+test-all: lint ## the same with the slow tests
+	@$(VENV_PYTHON) -m pytest -m "" $(ARGS)
+
+lint: setup ## ruff, and mypy --strict on the package
+	@.venv/bin/ruff check --quiet
+	@.venv/bin/ruff format --quiet --check || { echo "Not formatted as above: make format" >&2; exit 1; }
+	@.venv/bin/mypy
+
+format: setup ## let ruff format and fix what it can
+	@.venv/bin/ruff check --fix --quiet || true
+	@.venv/bin/ruff format
+
+lock: ## remake requirements.lock from pyproject.toml (needs uv)
+	@uv=$$(command -v uv || ls .venv/bin/uv 2> /dev/null) || { echo "uv is needed: pip install uv" >&2; exit 1; }; \
+	"$$uv" pip compile --quiet pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
+		--no-header --output-file requirements.lock
+
+checksums: setup ## download the broker's jars afresh and remake their checksums, after a change of devkit/ivy.xml
+	@$(VENV_PYTHON) scripts/remake_checksums.py
+
+wheel: setup ## build dist/*.whl
+	@$(VENV_PYTHON) -m build --wheel --no-isolation
+
+clean: ## remove what was made here, stopping a broker first; not the per-user cache
+	@if [ -d .exactlyonce ]; then $(PYTHON) scripts/clean.py; fi
+	@rm -rf .venv .exactlyonce .mypy_cache .ruff_cache .pytest_cache build dist demo-report spark-warehouse metastore_db
+	@rm -rf derby.log *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@echo "Removed what was made here. The jars stay in the per-user cache: make clean-cache"
+
+clean-cache: ## remove the jars from the per-user cache
+	@$(PYTHON) scripts/clean.py --cache

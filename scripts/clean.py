@@ -1,6 +1,6 @@
 """Stop the brokers that ``make`` would otherwise pull the data from under, or clear the per-user cache.
 
-Runs without .venv, with the standard library only.
+Runs without .venv, with the standard library only; PYTHONPATH names the project.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(PROJECT))
-
 from airflow_provider_exactlyonce.devkit.broker import end_broker
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
 from airflow_provider_exactlyonce.devkit.jars import cache_directory, clear_cache
 from airflow_provider_exactlyonce.devkit.state import STATE_NAME, BrokerState
+
+PROJECT = Path(__file__).resolve().parents[1]
 
 
 def stop_brokers() -> None:

@@ -253,8 +253,12 @@ class SequencerClient:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.settimeout(None)
         self._lines = self._socket.makefile("rb")
-        self._send({"secret": address.secret, "task": task, "attempt": attempt})
-        self._answer()
+        try:
+            self._send({"secret": address.secret, "task": task, "attempt": attempt})
+            self._answer()
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -263,6 +267,11 @@ class SequencerClient:
         if error is not None:
             with contextlib.suppress(AttemptFailedError):
                 self._send({"failed": f"{type(error).__name__}: {error}"[: _LINE_BYTES_MAXIMUM // 8]})
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; before :meth:`done` this fails the attempt."""
+        self._lines.close()
         self._socket.close()
 
     def ask(self, place: TopicPartition) -> tuple[int, bool]:

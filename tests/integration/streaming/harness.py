@@ -1,0 +1,246 @@
+"""Starts real drivers, and judges what they wrote with readers that share nothing with the code under test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import IO, Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from airflow_provider_exactlyonce.cli import submit_command
+from airflow_provider_exactlyonce.control import commands, lease
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
+
+JOBS = Path(__file__).parent / "jobs"
+CONF = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
+
+
+def eventually(condition: Callable[[], object], what: str, *, timeout_seconds: float = 60) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_seconds} s: {what}"
+        time.sleep(0.1)
+
+
+@dataclass
+class Driver:
+    """One driver process, in a session of its own."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait(self, timeout_seconds: float = 90) -> int:
+        return self.process.wait(timeout_seconds)
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def signal_group(self, number: int) -> None:
+        os.killpg(self.process.pid, number)
+
+    def is_stopped(self) -> bool:
+        state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state == "T"
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.signal_group(signal.SIGKILL)
+            self.process.wait(10)
+
+
+@dataclass
+class World:
+    """One pipeline with its topics and its home."""
+
+    config: Mapping[str, str]
+    pipeline: str
+    source: str
+    sink: str
+    home: Path
+    job: str = "counts.py"
+    drivers: list[Driver] = field(default_factory=list)
+    sent: int = 0
+
+    def send(self, records: int, keys: int = 37) -> None:
+        """Produce more input; record ``id`` has key ``k<id % keys>`` and value ``id / 100``."""
+        producer = Producer({**self.config, "partitioner": "murmur2", "enable.idempotence": True})
+        for number in range(self.sent, self.sent + records):
+            key = f"k{number % keys}"
+            producer.produce(self.source, key=key, value=json.dumps({"id": number, "k": key, "v": number / 100}))
+        assert producer.flush(30) == 0
+        self.sent += records
+
+    def start(
+        self,
+        *arguments: str,
+        failpoints: str | None = None,
+        until: str = "available",
+        home: Path | None = None,
+        conf: Mapping[str, str] | None = None,
+    ) -> Driver:
+        log = self.home.with_name(f"driver-{len(self.drivers)}.log")
+        command = submit_command(
+            str(JOBS / self.job),
+            ["--home", str(home or self.home), "--until", until, *arguments],
+            master="local[2]",
+            conf={**CONF, **(conf or {})},
+        )
+        environment = {
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "EXACTLYONCE_KAFKA": json.dumps(dict(self.config)),
+            "TEST_PIPELINE": self.pipeline,
+            "TEST_SOURCE": self.source,
+            "TEST_SINK": self.sink,
+            **({FAILPOINTS: failpoints} if failpoints else {}),
+        }
+        with log.open("wb") as output:
+            process = _launch(command, environment, output)
+        driver = Driver(process, log)
+        self.drivers.append(driver)
+        return driver
+
+    def stop(self, driver: Driver) -> int:
+        held = lease.read(Home(self.home).lease)
+        assert held is not None
+        commands.request_stop(Home(self.home), held.token, reason="test")
+        return driver.wait()
+
+    def end(self) -> None:
+        for driver in self.drivers:
+            driver.end()
+
+    def ledger(self) -> tuple[list[CommitRecord], list[RunRecord]]:
+        with LedgerReader(self.config, self.pipeline) as reader:
+            records = [record for _, record in reader.records()] if reader.tail() else []
+        commits = [record for record in records if isinstance(record, CommitRecord)]
+        return commits, [record for record in records if isinstance(record, RunRecord)]
+
+    def commits(self) -> int:
+        return len(self.ledger()[0])
+
+
+def _launch(command: list[str], environment: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+@dataclass(frozen=True)
+class Record:
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+def end_offsets(config: Mapping[str, str], topic: str, isolation: IsolationLevel) -> dict[int, int]:
+    admin = AdminClient(dict(config))
+    partitions = admin.list_topics(topic).topics[topic].partitions
+    asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in partitions}
+    futures = admin.list_offsets(asked, isolation_level=isolation)
+    return {place.partition: future.result().offset for place, future in futures.items()}
+
+
+def open_transactions(config: Mapping[str, str], topic: str) -> dict[int, tuple[int, int]]:
+    """Return the partitions whose last stable offset is behind the high watermark."""
+    stable = end_offsets(config, topic, IsolationLevel.READ_COMMITTED)
+    high = end_offsets(config, topic, IsolationLevel.READ_UNCOMMITTED)
+    return {partition: (stable[partition], high[partition]) for partition in high if stable[partition] != high[partition]}
+
+
+def read_committed(config: Mapping[str, str], topic: str) -> list[Record]:
+    """Read a whole topic with an ordinary read_committed consumer."""
+    consumer = Consumer(
+        {
+            **config,
+            "group.id": "independent-reader",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    partitions = consumer.list_topics(topic).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
+    records, ended = [], set()
+    deadline = time.monotonic() + 60
+    while len(ended) < len(partitions):
+        assert time.monotonic() < deadline, f"no end of {topic} in sight"
+        message = consumer.poll(1.0)
+        if message is None:
+            continue
+        if message.error():
+            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+            ended.add(message.partition())
+        else:
+            records.append(Record(message.partition(), message.offset(), message.key(), message.value()))
+    consumer.close()
+    return records
+
+
+def check_ledger(world: World) -> list[CommitRecord]:
+    """I4: commits are gapless and their source ranges tile the source; runs only rise."""
+    commits, runs = world.ledger()
+    assert [record.commit for record in commits] == list(range(1, len(commits) + 1))
+    assert [record.run for record in runs] == sorted({record.run for record in runs})
+    ends: dict[tuple[str, int], int] = {}
+    for record in commits:
+        for topic, ranges in record.source.items():
+            for partition, (start, end) in ranges.items():
+                assert start == ends.get((topic, partition), 0), f"commit {record.commit} leaves a gap or overlaps"
+                ends[topic, partition] = end
+    return commits
+
+
+def check_counts(world: World, *, complete: bool = True) -> None:
+    """Compare the sink with a recomputation from the source, record by record.
+
+    Each commit's source ranges are summed here, with Python's own Decimal; each output record must be what its batch
+    gives, written once, at an offset within what the ledger says.
+    """
+    commits = check_ledger(world)
+    source = {(record.partition, record.offset): json.loads(record.value or b"") for record in read_committed(world.config, world.source)}
+    totals: Counter[str] = Counter()
+    sums: dict[str, Decimal] = {}
+    expected: list[tuple[int, dict[str, Any]]] = []
+    used = 0
+    for commit in commits:
+        touched = set()
+        for partition, (start, end) in commit.source[world.source].items():
+            for offset in range(start, end):
+                event = source[partition, offset]
+                used += 1
+                touched.add(event["k"])
+                totals[event["k"]] += 1
+                sums[event["k"]] = sums.get(event["k"], Decimal(0)) + Decimal(str(event["v"]))
+        expected += [(commit.commit, {"k": k, "total": sums[k], "n": totals[k]}) for k in touched]
+    places = {
+        (partition, offset): commit.commit
+        for commit in commits
+        for partition, written in commit.sink.get(world.sink, {}).items()
+        for offset in range(written.first, written.last + 1)
+    }
+    found = []
+    for record in read_committed(world.config, world.sink):
+        value = json.loads(record.value or b"", parse_float=Decimal)
+        assert record.key == value["k"].encode()
+        found.append((places[record.partition, record.offset], {**value, "total": Decimal(value["total"])}))
+    order = lambda item: (item[0], item[1]["k"])  # noqa: E731
+    assert sorted(found, key=order) == sorted(expected, key=order)
+    if complete:
+        assert used == world.sent, f"{world.sent - used} records are not in a commit"

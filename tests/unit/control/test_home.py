@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.exceptions import RefusedError
+
+
+def test_an_empty_directory_is_no_home(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    assert (home.identity(), home.pipeline(), home.current()) == (None, None, None)
+
+
+def test_a_new_home_has_a_lineage_whose_id_is_sparks_query_id(tmp_path: Path) -> None:
+    home = Home(tmp_path / "h")
+    lineage = home.create("p")
+    assert home.current() == lineage
+    assert home.pipeline() == "p"
+    assert json.loads((home.checkpoint(lineage.id) / "metadata").read_text()) == {"id": lineage.id}
+
+
+def test_two_drivers_that_create_one_home_get_one_lineage(tmp_path: Path) -> None:
+    first, second = Home(tmp_path).create("p"), Home(tmp_path).create("p")
+    assert first == second
+
+
+def test_the_newest_commit_is_remembered(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    lineage = home.create("p")
+    home.remember(Lineage(id=lineage.id, cluster_id="c", ledger_topic_id="t", last_commit=3))
+    home.note_commit(lineage.id, 5)
+    assert home.current() == Lineage(id=lineage.id, cluster_id="c", ledger_topic_id="t", last_commit=5)
+    (tmp_path / "lineages" / lineage.id / "progress.json").write_text("torn")
+    assert home.current() == Lineage(id=lineage.id, cluster_id="c", ledger_topic_id="t", last_commit=3)
+
+
+def test_a_pointer_to_a_lineage_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    lineage = home.create("p")
+    (tmp_path / "lineages" / lineage.id / "lineage.json").unlink()
+    with pytest.raises(RefusedError, match=lineage.id):
+        home.current()
+
+
+def test_a_file_uri_is_a_path_and_others_are_refused(tmp_path: Path) -> None:
+    assert Home(f"file://{tmp_path}").path == tmp_path
+    with pytest.raises(RefusedError, match="s3://bucket/x"):
+        Home("s3://bucket/x")

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from airflow_provider_exactlyonce.control import documents, lease
+from airflow_provider_exactlyonce.control.lease import Life
+
+
+def test_no_lease_is_none(tmp_path: Path) -> None:
+    assert lease.life(lease.read(tmp_path / "lease.json")) is Life.NONE
+
+
+def test_this_process_is_alive_until_it_falls_silent(tmp_path: Path) -> None:
+    held = lease.take(tmp_path / "l", "p", "token")
+    assert lease.read(tmp_path / "l") == held
+    assert lease.life(held) is Life.ALIVE
+    assert lease.life(held, now=held.heartbeat + lease.STALE_SECONDS + 1) is Life.SILENT
+
+
+def test_a_process_that_ended_is_gone_at_once_and_a_zombie_too(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    held = lease.take(tmp_path / "l", "p", "t")
+    theirs = replace(held, pid=child.pid, process_started=lease.process_start(child.pid) or 0)
+    assert lease.life(theirs) is Life.ALIVE
+    child.kill()
+    while lease.process_start(child.pid) is not None:
+        time.sleep(0.01)
+    assert lease.life(theirs) is Life.GONE, "killed and not yet reaped"
+    child.wait()
+    assert lease.life(theirs) is Life.GONE
+
+
+def test_a_recycled_pid_is_not_taken_for_the_holder(tmp_path: Path) -> None:
+    held = lease.take(tmp_path / "l", "p", "t")
+    assert lease.life(replace(held, process_started=held.process_started + 1)) is Life.GONE
+
+
+def test_a_holder_on_another_host_is_judged_by_its_heartbeat_only(tmp_path: Path) -> None:
+    held = replace(lease.take(tmp_path / "l", "p", "t"), host="elsewhere", pid=2**22 + 1)
+    assert lease.life(held) is Life.ALIVE
+    assert lease.life(held, now=held.heartbeat + lease.STALE_SECONDS + 1) is Life.SILENT
+
+
+def test_a_lease_that_was_taken_over_is_neither_renewed_nor_released_by_the_old_holder(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    old = lease.take(path, "p", "old")
+    new = lease.take(path, "p", "new")
+    assert lease.beat(path, old) is None
+    lease.release(path, old)
+    assert lease.read(path) == new
+    renewed = lease.beat(path, new)
+    assert renewed is not None
+    lease.release(path, renewed)
+    assert lease.read(path) is None
+
+
+def test_settling_ends_as_soon_as_the_holder_beats_again(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    held = lease.take(path, "p", "t")
+    threading.Timer(0.3, lambda: lease.beat(path, held)).start()
+    began = time.monotonic()
+    found, life = lease.settle(path, poll_seconds=0.05)
+    assert life is Life.ALIVE
+    assert found is not None
+    assert found.heartbeat > held.heartbeat
+    assert time.monotonic() - began < 5
+
+
+def test_settling_waits_until_a_frozen_holder_is_silent(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    held = lease.take(path, "p", "t")
+    documents.write(path, asdict(replace(held, heartbeat=time.time() - lease.STALE_SECONDS + 0.5)))
+    assert lease.settle(path, poll_seconds=0.05)[1] is Life.SILENT
+    assert lease.process_start(os.getpid()) == held.process_started

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, Grant, Sequencer, TopicPartition
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def registered(*tasks: int) -> Sequencer:
+    sequencer = Sequencer()
+    for task in tasks:
+        sequencer.register(task, 0)
+    return sequencer
+
+
+def test_the_first_grant_of_a_partition_starts_at_zero_and_adds_it() -> None:
+    assert registered(0).ask(0, A) == Grant(0, A, 0, add=True)
+
+
+def test_tasks_take_turns_in_the_order_in_which_they_asked() -> None:
+    sequencer = registered(0, 1, 2)
+    assert sequencer.ask(2, A) is not None
+    assert sequencer.ask(0, A) is None
+    assert sequencer.ask(1, A) is None
+    assert sequencer.release(2, A, rows=5, first_offset=100) == Grant(0, A, 5, add=False)
+    assert sequencer.release(0, A, rows=3, first_offset=105) == Grant(1, A, 8, add=False)
+    assert sequencer.release(1, A, rows=1, first_offset=108) is None
+
+
+def test_partitions_do_not_wait_for_each_other() -> None:
+    sequencer = registered(0, 1)
+    assert sequencer.ask(0, A) is not None
+    assert sequencer.ask(1, B) is not None
+
+
+def test_the_result_has_first_and_last_offset_and_rows() -> None:
+    sequencer = registered(0)
+    for first in (10, 13):
+        sequencer.ask(0, A)
+        sequencer.release(0, A, rows=3, first_offset=first)
+    sequencer.done(0)
+    written = sequencer.result(tasks=1)[A]
+    assert (written.first, written.last, written.rows) == (10, 15, 6)
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_second_invocation_of_a_task_fails_the_attempt(attempt: int) -> None:
+    sequencer = registered(0)
+    with pytest.raises(AttemptFailedError, match="task 0 was invoked a second time"):
+        sequencer.register(0, attempt)
+    with pytest.raises(AttemptFailedError, match="second time"):
+        sequencer.ask(0, A)
+
+
+def test_a_first_invocation_that_spark_calls_a_retry_fails_the_attempt() -> None:
+    with pytest.raises(AttemptFailedError, match="attempt 1"):
+        Sequencer().register(3, 1)
+
+
+def test_a_task_that_ends_without_its_done_fails_the_attempt_with_or_without_a_grant() -> None:
+    for ask in (True, False):
+        sequencer = registered(0, 1)
+        if ask:
+            sequencer.ask(0, A)
+        sequencer.closed(0)
+        assert sequencer.failure == "the connection of task 0 ended before the task was done"
+        with pytest.raises(AttemptFailedError):
+            sequencer.ask(1, A)
+
+
+def test_a_task_that_ends_after_its_done_harms_nothing() -> None:
+    sequencer = registered(0)
+    sequencer.done(0)
+    sequencer.closed(0)
+    assert sequencer.result(tasks=1) == {}
+
+
+@pytest.mark.parametrize("tasks", [0, 1, 3])
+def test_a_result_with_more_or_fewer_tasks_than_took_part_is_refused(tasks: int) -> None:
+    sequencer = registered(0, 1)
+    sequencer.done(0)
+    sequencer.done(1)
+    with pytest.raises(AttemptFailedError, match="2 had registered"):
+        sequencer.result(tasks)
+
+
+def test_misbehaviour_of_a_task_fails_the_attempt() -> None:
+    for act in (
+        lambda s: s.ask(9, A),
+        lambda s: (s.ask(0, A), s.ask(0, A)),
+        lambda s: s.release(0, A, rows=1, first_offset=0),
+        lambda s: (s.ask(0, A), s.done(0)),
+        lambda s: (s.ask(0, A), s.release(0, A, 5, 10), s.ask(0, A), s.release(0, A, 5, 12)),
+    ):
+        sequencer = registered(0)
+        with pytest.raises(AttemptFailedError):
+            act(sequencer)
+        assert sequencer.failure
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_interleaving_gives_each_partition_one_writer_and_gapless_sequences(seed: int) -> None:
+    """Model test: random tasks write random bodies; the log of each partition must be what one writer would have made."""
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    tasks, partitions = chance.randint(1, 12), chance.randint(1, 6)
+    work = {task: [(TopicPartition("t", chance.randrange(partitions)), chance.randint(1, 9)) for _ in range(chance.randint(0, 8))] for task in range(tasks)}
+    sequencer = Sequencer()
+    logs: dict[TopicPartition, list[int]] = {}
+    holding: dict[int, Grant] = {}
+    waiting: set[int] = set()
+    open_tasks = set(work)
+    for task in work:
+        sequencer.register(task, 0)
+    for _ in range(10_000):
+        if not open_tasks:
+            break
+        able = sorted(open_tasks - waiting)
+        assert able, f"deadlock: {sequencer!r}"
+        task = chance.choice(able)
+        if task in holding:
+            grant, rows = holding.pop(task), work[task][0][1]
+            log = logs.setdefault(grant.place, [])
+            assert grant.sequence == len(log)
+            assert grant.add == (not log)
+            first = len(log)
+            log.extend([task] * rows)
+            work[task].pop(0)
+            following = sequencer.release(task, grant.place, rows, first)
+            if following is not None:
+                waiting.discard(following.task)
+                holding[following.task] = following
+        elif work[task]:
+            granted = sequencer.ask(task, work[task][0][0])
+            if granted is None:
+                waiting.add(task)
+            else:
+                holding[task] = granted
+        else:
+            sequencer.done(task)
+            open_tasks.discard(task)
+        assert len({grant.place for grant in holding.values()}) == len(holding), "two writers at once"
+    result = sequencer.result(tasks)
+    assert {place: written.rows for place, written in result.items()} == {place: len(log) for place, log in logs.items()}

@@ -1,0 +1,140 @@
+"""The sequencer over real sockets."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from airflow_provider_exactlyonce.streaming import sequencer_server
+from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, TopicPartition
+from airflow_provider_exactlyonce.streaming.sequencer_server import Address, SequencerClient, SequencerServer
+
+A = TopicPartition("t", 0)
+
+
+@contextmanager
+def serving(on_failure: Callable[[], None] = lambda: None, grant_timeout_seconds: float = 30) -> Iterator[SequencerServer]:
+    with SequencerServer("127.0.0.1", grant_timeout_seconds=grant_timeout_seconds, on_failure=on_failure) as server:
+        yield server
+
+
+def test_many_tasks_with_random_delays_write_many_partitions_without_deadlock() -> None:
+    tasks, partitions, chance = 50, 40, random.Random(7)
+    offsets = [0] * partitions
+    delays = [[chance.random() / 500 for _ in range(6)] for _ in range(tasks)]
+    places = [[chance.randrange(partitions) for _ in range(6)] for _ in range(tasks)]
+    errors: list[BaseException] = []
+
+    def work(server: SequencerServer, task: int) -> None:
+        try:
+            with SequencerClient(server.address, task, 0) as client:
+                for delay, partition in zip(delays[task], places[task], strict=True):
+                    sequence, add = client.ask(TopicPartition("t", partition))
+                    assert (sequence, add) == (offsets[partition], offsets[partition] == 0)
+                    time.sleep(delay)
+                    first, offsets[partition] = offsets[partition], offsets[partition] + 3
+                    client.release(TopicPartition("t", partition), 3, first)
+                client.done()
+        except BaseException as error:
+            errors.append(error)
+
+    with serving() as server:
+        threads = [threading.Thread(target=work, args=(server, task)) for task in range(tasks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert not errors
+        written = server.result(tasks)
+    assert {place.partition: of.rows for place, of in written.items()} == {p: n for p, n in enumerate(offsets) if n}
+
+
+@pytest.mark.parametrize("hello", [b'{"secret": "wrong", "task": 0, "attempt": 0}\n', b"\x00" * 70_000 + b"\n", b"[1]\n", b"{}\n"])
+def test_a_peer_without_the_secret_is_refused_and_harms_nothing(hello: bytes) -> None:
+    with serving() as server:
+        stranger = socket.create_connection((server.address.host, server.address.port))
+        with stranger:
+            stranger.settimeout(5)
+            try:
+                stranger.sendall(hello)
+                answer = stranger.recv(1)
+            except ConnectionError:
+                answer = b""
+            assert answer == b""
+        with SequencerClient(server.address, 0, 0) as client:
+            client.done()
+        assert server.result(1) == {}
+
+
+def test_a_task_that_dies_with_a_grant_fails_the_attempt_and_the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequencer_server, "_GRACE_SECONDS", 0.1)
+    cancelled = threading.Event()
+    with serving(cancelled.set) as server:
+        dying, waiting = SequencerClient(server.address, 0, 0), SequencerClient(server.address, 1, 0)
+        dying.ask(A)
+        dying._socket.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(AttemptFailedError, match="connection of task 0 ended"):
+            waiting.ask(A)
+        assert cancelled.wait(5)
+        with pytest.raises(AttemptFailedError, match="connection of task 0 ended"):
+            server.result(2)
+        waiting.close()
+        dying.close()
+
+
+def test_a_grant_that_is_held_too_long_fails_the_attempt() -> None:
+    with serving(grant_timeout_seconds=0.2) as server, SequencerClient(server.address, 0, 0) as client:
+        client.ask(A)
+        deadline = time.monotonic() + 5
+        while server.failure is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert server.failure is not None
+        assert "held the grant of t-0" in server.failure
+
+
+def test_a_failing_task_says_why_before_it_goes() -> None:
+    with serving() as server:
+        with pytest.raises(ValueError, match="too large"), SequencerClient(server.address, 0, 0):
+            raise ValueError("too large")
+        deadline = time.monotonic() + 5
+        while server.failure is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert server.failure == "ValueError: too large"
+
+
+def test_the_end_of_the_attempt_frees_a_task_that_waits() -> None:
+    with serving() as server:
+        first, second = SequencerClient(server.address, 0, 0), SequencerClient(server.address, 1, 0)
+        first.ask(A)
+        told: list[str] = []
+
+        def wait() -> None:
+            with pytest.raises(AttemptFailedError) as caught:
+                second.ask(A)
+            told.append(str(caught.value))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+    thread.join(5)
+    assert told
+    first.close()
+    second.close()
+
+
+def test_an_unreachable_sequencer_is_a_clear_error() -> None:
+    with pytest.raises(AttemptFailedError, match="127.0.0.1:1 can't be reached from this executor"):
+        SequencerClient(Address(host="127.0.0.1", port=1, secret="s"), 0, 0)
+
+
+def test_the_secret_is_in_no_message_to_a_task() -> None:
+    with serving() as server, socket.create_connection((server.address.host, server.address.port)) as peer:
+        peer.sendall(json.dumps({"secret": server.address.secret, "task": 0, "attempt": 1}).encode() + b"\n")
+        peer.settimeout(10)
+        assert server.address.secret.encode() not in peer.recv(10_000)

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.control.home import Lineage
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.reader import LedgerTail
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, RunRecord
+from airflow_provider_exactlyonce.streaming.start_checks import check_start, reconcile
+
+RUN = RunRecord(
+    pipeline="p", run=3, host="h", pid=1, token="t", lineage="L", version="v", home="H", home_path="/homes/p",
+    base_commit=0, claimed=0, before=Place(),
+)  # fmt: skip
+
+
+def offsets_text(end: int) -> str:
+    return f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{{}}}}\n{{"in":{{"0":{end}}}}}'
+
+
+def commit(batch: int) -> CommitRecord:
+    return CommitRecord(
+        pipeline="p", commit=batch + 1, lineage="L", batch=batch, run=3, version="v",
+        source={"in": {0: (batch * 10, batch * 10 + 10)}}, source_topic_ids={"in": "i"}, sink={},
+        offsets=offsets_text(batch * 10 + 10), watermark=0, batch_timestamp=1, rows=0, digest=0, producer_id=1, epoch=1,
+        started=0, committed=0, before=Place(),
+    )  # fmt: skip
+
+
+TAIL = LedgerTail(cluster_id="C", topic_id="T", end_offset=9, claim=RUN, claim_offset=1, commit=commit(4), commit_offset=7)
+LINEAGE = Lineage(id="L", cluster_id="C", ledger_topic_id="T", last_commit=5)
+FITTING: dict[str, Any] = {
+    "pipeline": "p", "home_path": "/homes/p", "home_id": "H", "home_pipeline": "p", "lineage": LINEAGE, "tail": TAIL,
+    "accept_home": False,
+}  # fmt: skip
+
+
+def test_a_home_that_fits_its_ledger_may_start() -> None:
+    check_start(**FITTING)
+
+
+def test_a_new_pipeline_may_start() -> None:
+    for tail in (None, LedgerTail(cluster_id="C", topic_id="T", end_offset=0)):
+        check_start(**{**FITTING, "home_id": None, "home_pipeline": None, "lineage": None, "tail": tail})
+
+
+def test_a_home_whose_first_start_was_killed_before_its_claim_may_start() -> None:
+    check_start(**{**FITTING, "lineage": Lineage(id="L"), "tail": replace(TAIL, claim=None, commit=None)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"home_pipeline": "q"}, "home of pipeline q"),
+        ({"home_id": None, "home_pipeline": None, "lineage": None}, "is empty, but pipeline p has a home: /homes/p"),
+        ({"home_id": "other"}, "is not the home of pipeline p"),
+        ({"home_path": "/tmp/copy"}, "/tmp/copy is a copy"),
+        ({"lineage": replace(LINEAGE, id="M")}, "points to lineage M; run 3 of pipeline p went on in lineage L"),
+        ({"tail": None}, "was deleted"),
+        ({"tail": replace(TAIL, topic_id="U")}, "was recreated: its topic has id U"),
+        ({"tail": replace(TAIL, cluster_id="D")}, "this is Kafka cluster D"),
+        ({"lineage": replace(LINEAGE, last_commit=6)}, "ends at commit 5; /homes/p has seen commit 6"),
+        ({"lineage": Lineage(id="L", cluster_id="C", ledger_topic_id="T"), "tail": None}, "was deleted"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RefusedError, match=reason):
+        check_start(**{**FITTING, **changes})
+
+
+def test_a_moved_home_may_start_when_that_is_said() -> None:
+    check_start(**{**FITTING, "home_path": "/moved", "accept_home": True})
+
+
+def checkpoint_at(path: Path, *, offsets: int, commits: int) -> Checkpoint:
+    """Make a checkpoint with the newest batch ids in its two logs; -1 for an empty log."""
+    for log, newest in (("offsets", offsets), ("commits", commits)):
+        (path / log).mkdir(parents=True)
+        for batch in range(newest + 1):
+            text = offsets_text(batch * 10 + 10) if log == "offsets" else 'v1\n{"nextBatchWatermarkMs":0}'
+            (path / log / str(batch)).write_text(text)
+    return Checkpoint(path)
+
+
+@pytest.mark.parametrize(("offsets", "commits"), [(4, 4), (5, 4), (4, 3)])
+def test_a_checkpoint_that_is_equal_or_one_behind_goes_on_untouched(tmp_path: Path, offsets: int, commits: int) -> None:
+    checkpoint = checkpoint_at(tmp_path, offsets=offsets, commits=commits)
+    reconcile(checkpoint, "L", TAIL)
+    assert (checkpoint.newest_offsets(), checkpoint.newest_commit()) == (offsets, commits)
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn", "different"])
+def test_offsets_of_a_committed_batch_are_put_back_from_the_ledger(tmp_path: Path, damage: str) -> None:
+    checkpoint = checkpoint_at(tmp_path, offsets=4, commits=3)
+    file = tmp_path / "offsets/4"
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_text("" if damage == "torn" else offsets_text(999))
+    reconcile(checkpoint, "L", TAIL)
+    assert file.read_text() == commit(4).offsets
+
+
+def test_a_torn_plan_of_a_batch_that_was_never_begun_is_removed(tmp_path: Path) -> None:
+    checkpoint = checkpoint_at(tmp_path, offsets=5, commits=4)
+    (tmp_path / "offsets/5").write_text("v1\n{")
+    reconcile(checkpoint, "L", TAIL)
+    assert checkpoint.newest_offsets() == 4
+
+
+def test_a_torn_commit_of_a_committed_batch_is_removed_so_that_spark_runs_it_again(tmp_path: Path) -> None:
+    checkpoint = checkpoint_at(tmp_path, offsets=4, commits=4)
+    (tmp_path / "commits/4").write_text("")
+    reconcile(checkpoint, "L", TAIL)
+    assert (checkpoint.newest_offsets(), checkpoint.newest_commit()) == (4, 3)
+
+
+@pytest.mark.parametrize(("offsets", "commits", "reason"), [(2, 2, "rolled back"), (3, 2, "rolled back"), (-1, -1, "rolled back"), (6, 5, "set back")])
+def test_a_checkpoint_further_behind_or_ahead_is_refused(tmp_path: Path, offsets: int, commits: int, reason: str) -> None:
+    with pytest.raises(RefusedError, match=reason):
+        reconcile(checkpoint_at(tmp_path, offsets=offsets, commits=commits), "L", TAIL)
+
+
+def test_the_first_batch_of_a_pipeline_may_be_lost_too(tmp_path: Path) -> None:
+    tail = replace(TAIL, commit=commit(0))
+    checkpoint = checkpoint_at(tmp_path, offsets=-1, commits=-1)
+    reconcile(checkpoint, "L", tail)
+    assert checkpoint.newest_offsets() == 0
+
+
+def test_a_pipeline_without_commits_starts_from_an_empty_checkpoint(tmp_path: Path) -> None:
+    reconcile(Checkpoint(tmp_path), "L", replace(TAIL, commit=None))
+    assert not any(tmp_path.iterdir())

@@ -30,7 +30,7 @@ test-all: lint ## the same with the slow tests
 	@$(VENV_PYTHON) -m pytest -m "" $(ARGS)
 
 lint: setup ## ruff, and mypy --strict on the package
-	@.venv/bin/ruff check --quiet
+	@.venv/bin/ruff check --quiet --output-format concise
 	@.venv/bin/ruff format --quiet --check || { echo "Not formatted as above: make format" >&2; exit 1; }
 	@.venv/bin/mypy
 

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SESSION_VARIABLE, processes_of_session
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def demo(temporary: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run the demo as a user does, in a session of its own as a terminal would give it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "demo"],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(temporary), SESSION_VARIABLE: f"demo-{temporary.name}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def started_by(temporary: Path) -> dict[int, str]:
+    return processes_of_session(f"demo-{temporary.name}")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_an_interrupted_demo_ends_everything_it_started_and_leaves_no_files(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with demo(tmp_path) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "DAG shop_totals starts" in line:
+                break
+        deadline = time.monotonic() + 90
+        while not any("org.apache.spark" in command for command in started_by(tmp_path).values()):
+            assert time.monotonic() < deadline, "no driver was started"
+            time.sleep(0.2)
+
+        process.send_signal(number)
+        rest, _ = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert f"{number.name}: everything that the demo started has ended." in rest
+    assert started_by(tmp_path) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_demo_is_right_and_its_page_has_the_reports_figures(tmp_path: Path) -> None:
+    with demo(tmp_path) as process:
+        text, _ = process.communicate(timeout=540)
+
+    assert process.returncode == 0, text
+    assert re.search(r"^records in +69,659 +69,659$", text, re.MULTILINE)
+    assert re.search(r"^kills, restarts +2, 2 +2, 2$", text, re.MULTILINE)
+    assert re.search(r"^records lost +0 +", text, re.MULTILINE)
+    assert re.search(r"^rows doubled +0 +", text, re.MULTILINE)
+    assert re.search(r"^money out, \$ +2,500,315\.63 +", text, re.MULTILINE)
+    assert int(re.search(r"^batches +(\d+)", text, re.MULTILINE)[1]) >= 8  # type: ignore[index]
+    page = (ROOT / "demo-report" / "index.html").read_text()
+    assert "Two kills, nothing lost, nothing doubled" in page
+    assert started_by(tmp_path) == {}
+    assert list(tmp_path.iterdir()) == []

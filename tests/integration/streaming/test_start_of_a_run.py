@@ -11,16 +11,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_provider_exactlyonce.control import documents, lease
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, FencedError, RefusedError
-from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, State
+from airflow_provider_exactlyonce.exceptions import (
+    AlreadyRunningError,
+    BatchFailedError,
+    ExactlyOnceError,
+    FencedError,
+    RefusedError,
+)
+from airflow_provider_exactlyonce.kafka import record_batch
+from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, State, produce
 from airflow_provider_exactlyonce.ledger import topic
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
-from tests.integration.streaming.harness import World, eventually, open_transactions
+from tests.integration.streaming.harness import World, eventually, open_transactions, read_committed
 
 
 @contextmanager
@@ -114,10 +121,9 @@ def test_a_deleted_and_a_recreated_ledger_are_refused(world: World) -> None:
 
 
 def test_a_ledger_topic_that_would_lose_records_is_refused(world: World) -> None:
-    from confluent_kafka.admin import NewTopic
-
     name = ledger_topic(world.pipeline)
-    AdminClient(dict(world.config)).create_topics([NewTopic(name, 1, config={"cleanup.policy": "delete"})])[name].result()
+    admin = AdminClient(dict(world.config))
+    admin.create_topics([NewTopic(name, 1, config={"cleanup.policy": "delete"})])[name].result()
     with run_of(world, world.home) as run, pytest.raises(RefusedError, match="cleanup.policy .* must be 'compact'"):
         run.start()
 
@@ -161,21 +167,27 @@ def test_a_silent_driver_is_fenced_and_finds_out_who_did_it(world: World) -> Non
         successor.session.abort()
 
 
-def test_a_run_whose_own_straggler_opened_a_transaction_takes_its_producer_back(world: World) -> None:
+def test_a_straggler_of_an_aborted_attempt_is_fenced_and_its_records_are_never_visible(world: World) -> None:
     with run_of(world, world.home) as run:
         run.start()
         run.session.begin()
         run.session.abort()
-        code = run.client.add_partition(run.session.transactional_id, run.session.producer, world.sink, 0)
-        assert code == 0, "the straggler's late request opens a transaction at the old epoch"
-        with pytest.raises(ProducerLostError):
-            run.session.begin()
-        run.reclaim()
+        session, old = run.session, run.session.producer
+        assert run.client.add_partition(session.transactional_id, old, world.sink, 0) == 0, "it opens a transaction"
+        late = record_batch.encode_single(b"k", b"late", 0)
+        stamped = b"".join(record_batch.stamp(late, producer_id=old.id, epoch=old.epoch, base_sequence=0))
+        assert produce(run.client, session.transactional_id, world.sink, 0, stamped) == 0
+        try:
+            session.begin()
+        except ProducerLostError:
+            run.reclaim()
+            session.begin()
         assert run.number == 1
-        run.session.begin()
-        run.session.abort()
-        assert run.tail.claim is not None
-        assert run.tail.claim.run == 1
+        with pytest.raises(BatchFailedError, match="INVALID_PRODUCER_EPOCH"):
+            produce(run.client, session.transactional_id, world.sink, 0, stamped)
+        session.abort()
+        assert read_committed(world.config, world.sink) == []
+        assert open_transactions(world.config, world.sink) == {}
 
 
 def test_of_many_drivers_that_start_at_once_one_holds_the_pipeline(world: World) -> None:

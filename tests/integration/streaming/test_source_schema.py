@@ -1,0 +1,152 @@
+"""What a schema accepts and what it refuses, in a real Spark session on frames with Kafka's columns."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce.exceptions import BadRecordError, RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource
+from airflow_provider_exactlyonce.streaming.marked_errors import find
+
+SCHEMA = "id BIGINT NOT NULL, name STRING, price DECIMAL(12,2), ok BOOLEAN, at TIMESTAMP, tags ARRAY<STRING>"
+COLUMNS = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT"
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[1]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    yield session
+    gateway = session.sparkContext._gateway
+    session.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # the JVM ends with its parent's pipe
+    gateway.proc.wait(30)
+    type(session.sparkContext)._gateway = type(session.sparkContext)._jvm = None
+
+
+def parsed(spark: Any, *values: str | None, schema: str = SCHEMA) -> list[dict[str, Any]]:
+    rows = [(None, value if value is None else value.encode(), "in", 3, 40 + place) for place, value in enumerate(values)]
+    return [row.asDict() for row in KafkaSource("in", schema=schema).fitted(spark.createDataFrame(rows, COLUMNS)).collect()]
+
+
+def test_a_record_that_fits_is_read_with_its_types(spark: Any) -> None:
+    (row,) = parsed(spark, '{"id": 1, "name": "ü", "price": 11.77, "ok": true, "at": "1997-01-01T00:00:00Z", "tags": ["a"]}')
+    assert row == {
+        "id": 1,
+        "name": "ü",
+        "price": Decimal("11.77"),
+        "ok": True,
+        "at": datetime.datetime(1997, 1, 1, tzinfo=datetime.UTC).astimezone().replace(tzinfo=None),
+        "tags": ["a"],
+    }
+
+
+def test_fields_may_be_absent_or_null_and_unknown_ones_are_ignored(spark: Any) -> None:
+    for text in ('{"id": 1}', '{"id": 1, "price": null, "name": null}', ' {"other": {"x": [1]}, "id": 1} '):
+        (row,) = parsed(spark, text)
+        assert (row["id"], row["name"], row["price"]) == (1, None, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (None, "it has no value"),
+        ("", "it is not one JSON object"),
+        ("no json", "it is not one JSON object: no json"),
+        ('{"id": 1', "it is not one JSON object"),
+        ('{"id": 1} trailing', "it is not one JSON object"),
+        ('{"id": 1}{"id": 2}', "it is not one JSON object"),
+        ('{"id": 1},{"id": 2}', "it is not one JSON object"),
+        ('[{"id": 1}]', "it is not a JSON object of the schema"),
+        ("5", "it is not a JSON object of the schema"),
+        ("null", "it is not a JSON object of the schema: null"),
+        ("{}", "required field id is missing or null"),
+        ('{"id": null}', "required field id is missing or null"),
+        ('{"id": "x"}', "field id is not bigint: x"),
+        ('{"id": 1.5}', "field id is not bigint: 1.5"),
+        ('{"id": 99999999999999999999}', "field id is not bigint"),
+        ('{"id": 1, "price": "dear"}', r"field price is not decimal\(12,2\): dear"),
+        ('{"id": 1, "price": 1.234}', r"field price does not fit decimal\(12,2\): 1.234"),
+        ('{"id": 1, "price": 99999999999.99}', r"field price does not fit decimal\(12,2\)"),
+        ('{"id": 1, "ok": "yes"}', "field ok is not boolean: yes"),
+        ('{"id": 1, "at": "yesterday"}', "field at is not timestamp: yesterday"),
+        ('{"id": 1, "tags": "a"}', "field tags is not array<string>: a"),
+    ],
+)
+def test_a_record_that_does_not_fit_is_refused_with_its_place_and_the_reason(
+    spark: Any, value: str | None, reason: str
+) -> None:
+    with pytest.raises(Exception, match="exactlyonce:BadRecordError") as caught:
+        parsed(spark, '{"id": 0}', value)
+    error = find(str(caught.value))
+    assert isinstance(error, BadRecordError)
+    assert str(error).startswith("in-3 offset 41: ")
+    with pytest.raises(BadRecordError, match=reason):
+        raise error
+
+
+def test_a_misfit_is_found_even_when_the_job_reads_no_column(spark: Any) -> None:
+    frame = spark.createDataFrame([(None, b"bad", "in", 0, 0)], COLUMNS)
+    with pytest.raises(Exception, match="BadRecordError"):
+        KafkaSource("in", schema=SCHEMA).fitted(frame).count()
+
+
+def test_a_misfit_is_found_even_when_the_jobs_own_filter_would_drop_it(spark: Any) -> None:
+    frame = spark.createDataFrame([(None, b'{"id": 1, "price": "x"}', "in", 0, 0)], COLUMNS)
+    with pytest.raises(Exception, match="BadRecordError"):
+        KafkaSource("in", schema=SCHEMA).fitted(frame).where("id = 2").count()
+
+
+def test_a_schema_that_is_no_ddl_is_refused(spark: Any) -> None:
+    with pytest.raises(RefusedError, match="'id NONSENSE' is not DDL"):
+        parsed(spark, "{}", schema="id NONSENSE")
+
+
+@pytest.mark.parametrize(("name", "value"), [("failOnDataLoss", "false"), ("kafka.isolation.level", "read_uncommitted")])
+def test_an_option_that_would_lose_records_is_refused(name: str, value: str) -> None:
+    with pytest.raises(SettingRefusedError, match=f"option {name} of KafkaSource is '{value}'"):
+        KafkaSource("in", options={name: value}).spark_options({"bootstrap.servers": "a:1"})
+
+
+def encoded(spark: Any, sink: KafkaSink, rows: list[tuple[Any, ...]], schema: str) -> list[tuple[Any, Any]]:
+    return [(row["key"], row["value"]) for row in sink.encode(spark.createDataFrame(rows, schema)).collect()]
+
+
+def test_the_sink_writes_every_column_as_json_with_nulls_and_exact_decimals(spark: Any) -> None:
+    rows = encoded(spark, KafkaSink("out", key="k"), [("ü", Decimal("2500315.63"), None)], "k STRING, paid DECIMAL(20,2), x INT")
+    assert rows == [("ü".encode(), '{"k":"ü","paid":2500315.63,"x":null}'.encode())]
+
+
+def test_keys_of_other_types_are_written_as_text_and_null_keys_as_none(spark: Any) -> None:
+    rows = encoded(spark, KafkaSink("out", key="k"), [(5,), (None,)], "k INT")
+    assert [key for key, _ in rows] == [b"5", None]
+
+
+def test_plain_key_and_value_columns_are_written_as_they_are(spark: Any) -> None:
+    data = [(b"\x00\xff", b""), (None, None)]
+    assert encoded(spark, KafkaSink("out"), data, "key BINARY, value BINARY") == data
+    assert encoded(spark, KafkaSink("out"), [("v",)], "value STRING") == [(None, b"v")]
+
+
+def test_a_key_column_that_is_not_there_is_refused(spark: Any) -> None:
+    with pytest.raises(RefusedError, match="key='id'.*has the columns a, b"):
+        KafkaSink("out", key="id").encode(spark.createDataFrame([(1, 2)], "a INT, b INT"))
+
+
+def test_the_digest_tells_null_from_empty_and_key_from_value(spark: Any) -> None:
+    data = [(None, b"a"), (b"a", None), (b"", b"a"), (b"a", b""), (None, None), (b"", b"")]
+    frame = KafkaSink("out").encode(spark.createDataFrame(data, "key BINARY, value BINARY"))
+    assert len({row["digest"] for row in frame.collect()}) == len(data)

@@ -143,7 +143,9 @@ def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
         "watermark": _time(commit.watermark) if commit and commit.watermark else None,
         "lag": newest.lag if newest else None,
         "error": newest.error.message if newest and newest.error else None,
-        "source": {topic: {p: end for p, (_, end) in of.items()} for topic, of in commit.source.items()} if commit else {},
+        "source": {topic: {p: end for p, (_, end) in of.items()} for topic, of in commit.source.items()}
+        if commit
+        else {},
     }
 
 

@@ -1,7 +1,7 @@
 """Every error of the project, by what the caller can do about it.
 
-An error carries a :class:`Decision`; nobody parses messages. The driver ends with :attr:`ExactlyOnceError.exit_code`, so
-that a supervisor that sees nothing but the exit status decides the same.
+An error carries a :class:`Decision`; nobody parses messages. The driver ends with :attr:`ExactlyOnceError.exit_code`,
+so that a supervisor that sees nothing but the exit status decides the same.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Home:
         body = documents.read(self.path / "lineages" / pointer["lineage"] / "lineage.json")
         if body is None:
             raise RefusedError(
-                f"{self.path / 'current'} points to lineage {pointer['lineage']}, whose lineage.json is missing or torn; "
+                f"{self.path}/current points to lineage {pointer['lineage']}, whose lineage.json is missing or torn: "
                 "put it back from a copy of the home"
             )
         progress = documents.read(self.path / "lineages" / pointer["lineage"] / "progress.json") or {"last_commit": 0}

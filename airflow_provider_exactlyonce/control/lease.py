@@ -26,7 +26,8 @@ class Lease:
 
     :param token: start token, unique per driver start; given by the supervisor that launched it
     :param run: the run that the driver claimed, 0 before its claim
-    :param process_started: the process's start time in clock ticks since boot, so that a recycled pid isn't taken for it
+    :param process_started: the process's start time in clock ticks since boot, so that a recycled pid isn't taken for
+    it
     :param heartbeat: seconds since the epoch at the last sign of life
     """
 

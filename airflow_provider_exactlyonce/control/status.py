@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from airflow_provider_exactlyonce.control import documents
 
 
-class DriverState(str, Enum):
+class DriverState(StrEnum):
     """Where the driver is in its life."""
 
     STARTING = "starting"
@@ -82,6 +82,4 @@ def read(path: Path) -> Status | None:
     if body is None:
         return None
     error = body.pop("error")
-    return Status(
-        **{**body, "state": DriverState(body["state"])}, error=DriverError(**error) if error else None
-    )
+    return Status(**{**body, "state": DriverState(body["state"])}, error=DriverError(**error) if error else None)

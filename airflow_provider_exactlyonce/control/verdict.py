@@ -33,6 +33,7 @@ from airflow_provider_exactlyonce.exceptions import (
 _LOG_LINES: Final = 40
 _LOG_BYTES: Final = 64 * 1024
 _SIGNALLED: Final = 128  # a shell's exit code for a program that a signal has ended, less the signal
+_CHATTER: Final = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d INFO ")
 _SAID: Final = re.compile(r" ERROR (\w+: .+)")
 
 #: What an exit code alone tells. Any other is a failure of the infrastructure.
@@ -81,8 +82,8 @@ def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError
 
 def log_tail(log: Path) -> str:
     """Return the last lines of a driver's output, with a heading; empty when it can't be read here."""
-    lines = _last_lines(log)[-_LOG_LINES:]
-    return "\n".join([f"Last {len(lines)} lines of {log}:", *lines]) if lines else ""
+    lines = [line for line in _last_lines(log) if not _CHATTER.match(line)][-_LOG_LINES:]
+    return "\n".join([f"Last {len(lines)} lines of {log}, without Spark's INFO:", *lines]) if lines else ""
 
 
 def _from_status(error: DriverError) -> ExactlyOnceError:

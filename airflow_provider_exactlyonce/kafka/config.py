@@ -45,7 +45,9 @@ def parse(text: str) -> dict[str, str]:
     try:
         config = json.loads(text)
     except ValueError:
-        raise RefusedError("the Kafka configuration is not JSON (its text is not shown: it may hold a secret)") from None
+        raise RefusedError(
+            "the Kafka configuration is not JSON (its text is not shown: it may hold a secret)"
+        ) from None
     if not isinstance(config, dict) or not config.get("bootstrap.servers"):
         raise RefusedError('the Kafka configuration needs "bootstrap.servers", for example "localhost:9092"')
     return {str(name): str(value) for name, value in config.items()}

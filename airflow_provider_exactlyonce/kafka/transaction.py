@@ -203,9 +203,7 @@ class TransactionSession:
         self.state = following
 
 
-def add_partition(
-    client: WireClient, transactional_id: str, producer: Producer, topic: str, partition: int
-) -> None:
+def add_partition(client: WireClient, transactional_id: str, producer: Producer, topic: str, partition: int) -> None:
     """Make a topic-partition part of the open transaction; the first one opens it. May be repeated.
 
     :raises BatchFailedError: when the coordinator refuses; the attempt can't go on

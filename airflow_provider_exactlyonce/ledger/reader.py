@@ -172,11 +172,9 @@ class LedgerReader:
         start = end
         while start > begin:
             start = max(begin, end - window)
-            newest = None
-            for newest in self._read(start, end):
-                pass
-            if newest is not None:
-                return newest
+            read = list(self._read(start, end))
+            if read:
+                return read[-1]
             window *= 4
         return None
 

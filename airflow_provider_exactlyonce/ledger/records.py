@@ -1,8 +1,9 @@
 """What the ledger's records hold, and their JSON form.
 
-The ledger of a pipeline is one compacted topic with one partition. A *commit* record (key ``commit/<number>``) is written
-in the transaction of the batch that it describes; a *run* record (key ``run/<number>``, the claim) in one of its own.
-Every record repeats where the last commit and the last claim before it are, so that the end of the topic suffices.
+The ledger of a pipeline is one compacted topic with one partition. A *commit* record (key ``commit/<number>``) is
+written in the transaction of the batch that it describes; a *run* record (key ``run/<number>``, the claim) in one of
+its own. Every record repeats where the last commit and the last claim before it are, so that the end of the topic
+suffices.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use: the Airflow half reads the settings and must not load the Kafka clients."""
+    """Import a public name at its first use: the Airflow half reads the settings and loads no Kafka client."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -180,7 +180,9 @@ class Driver:
             application_id=context.applicationId,
             ui_url=context.uiWebUrl,
         )
-        log.info("run %d of %s, lineage %s, after commit %d", run.number, run.pipeline, run.lineage.id, self._status.commit)
+        log.info(
+            "run %d of %s, lineage %s, after commit %d", run.number, run.pipeline, run.lineage.id, self._status.commit
+        )
         threading.Thread(target=self._beat, args=(run,), name="heartbeat", daemon=True).start()
         checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
         reconcile(checkpoint, run.lineage.id, run.tail)

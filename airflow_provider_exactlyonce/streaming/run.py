@@ -1,10 +1,10 @@
 """One driver's hold on a pipeline: the start of a run, its claim, and what the ledger says.
 
 The start has four steps. (a) Without side effects: home, lease and ledger are read and the start is refused if anything
-does not fit, so that a mistyped copy of a production pipeline never fences the real one. (b) InitProducerId with (-1, -1)
-aborts what is open and fences every older run. (c) A claim goes to the ledger in a transaction of its own. (d) Checkpoint
-and ledger are compared. After every (b) comes a (c), and nothing is decided but from a read of the ledger up to the
-claim's own offset; a foreign record in between means: choose again.
+does not fit, so that a mistyped copy of a production pipeline never fences the real one. (b) InitProducerId with (-1,
+-1) aborts what is open and fences every older run. (c) A claim goes to the ledger in a transaction of its own. (d)
+Checkpoint and ledger are compared. After every (b) comes a (c), and nothing is decided but from a read of the ledger up
+to the claim's own offset; a foreign record in between means: choose again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Who may write to which topic-partition now, and with which sequence numbers. No I/O.
 
-Kafka numbers a producer's records per topic-partition, and all tasks of a batch attempt share one producer. So tasks take
-turns: a task registers, asks for a partition when it has records ready, gets a grant with the base sequence, and releases
-it with the acknowledged offsets. There is one grant a partition at a time, first come first served; many partitions at
-once. Whatever would let a task's records be written twice, or leave it unknown whether they were, fails the attempt: from
-then on there are no more grants.
+Kafka numbers a producer's records per topic-partition, and all tasks of a batch attempt share one producer. So tasks
+take turns: a task registers, asks for a partition when it has records ready, gets a grant with the base sequence, and
+releases it with the acknowledged offsets. There is one grant a partition at a time, first come first served; many
+partitions at once. Whatever would let a task's records be written twice, or leave it unknown whether they were, fails
+the attempt: from then on there are no more grants.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class Sequencer:
 
     def __repr__(self) -> str:
         held = {f"{place.topic}-{place.partition}": turns.holder for place, turns in self._turns.items()}
-        return f"Sequencer(registered={len(self._registered)}, done={len(self._done)}, holders={held}, {self.failure!r})"
+        return (
+            f"Sequencer(registered={len(self._registered)}, done={len(self._done)}, holders={held}, {self.failure!r})"
+        )
 
     def register(self, task: int, attempt: int) -> None:
         """A task starts.

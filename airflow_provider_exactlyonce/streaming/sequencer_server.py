@@ -8,8 +8,9 @@
     {"release": ["topic", 7], "rows": 10, "first": 42}
     {"done": true}                                          {}
 
-A task that fails says ``{"failed": "…"}`` first if it can. An answer ``{"error": "…"}`` means that the attempt has failed;
-it is given only after a while, so that the task whose failure was the first is also the first that Spark hears of.
+A task that fails says ``{"failed": "…"}`` first if it can. An answer ``{"error": "…"}`` means that the attempt has
+failed; it is given only after a while, so that the task whose failure was the first is also the first that Spark hears
+of.
 """
 
 from __future__ import annotations

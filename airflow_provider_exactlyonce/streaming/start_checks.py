@@ -1,4 +1,4 @@
-"""Step (a) of a run's start, and step (d): what has to fit between home, ledger and checkpoint. No side effects in (a)."""
+"""Steps (a) and (d) of a run's start: what has to fit between home, ledger and checkpoint."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def _check_ledger_is_ours(pipeline: str, home_path: str, lineage: Lineage | None
 def reconcile(checkpoint: Checkpoint, lineage: str, tail: LedgerTail) -> None:
     """Step (d): make the checkpoint fit the ledger, where one lost or torn file is all that is missing.
 
-    Equal, or the ledger one batch ahead: go on; Spark runs that batch again and the coordinator only rebuilds its state.
-    A missing, torn or different ``offsets/N`` of a committed batch is put back from the ledger. Torn entries that the
-    ledger does not know are removed: their batch was never begun.
+    Equal, or the ledger one batch ahead: go on; Spark runs that batch again and the coordinator only rebuilds its
+    state. A missing, torn or different ``offsets/N`` of a committed batch is put back from the ledger. Torn entries
+    that the ledger does not know are removed: their batch was never begun.
 
     :raises RefusedError: when the checkpoint is further behind, or ahead of the ledger
     """
@@ -104,8 +104,8 @@ def reconcile(checkpoint: Checkpoint, lineage: str, tail: LedgerTail) -> None:
     done = -1 if newest is None else newest
     if done > committed:
         raise RefusedError(
-            f"{checkpoint.path} is at batch {done}, and the ledger knows lineage {lineage} only up to batch {committed}: "
-            "the ledger was set back, or the checkpoint is of another pipeline"
+            f"{checkpoint.path} is at batch {done}, and the ledger knows lineage {lineage} only up to batch "
+            f"{committed}: the ledger was set back, or the checkpoint is of another pipeline"
         )
     if done < committed - 1:
         raise RefusedError(

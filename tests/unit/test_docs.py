@@ -34,7 +34,12 @@ def test_the_readme_quotes_the_job_and_the_dag() -> None:
 
 def test_the_states_of_the_producer_session_are_drawn_from_its_table() -> None:
     rows = "".join(f"| {old.value} | {event.value} | {new.value} |\n" for (old, event), new in TRANSITIONS.items())
-    drawn = (ROOT / "docs/protocol.md").read_text().split("| from | event | to |\n|---|---|---|\n")[1].split("<!-- end -->")[0]
+    drawn = (
+        (ROOT / "docs/protocol.md")
+        .read_text()
+        .split("| from | event | to |\n|---|---|---|\n")[1]
+        .split("<!-- end -->")[0]
+    )
     assert drawn == rows
 
 

@@ -1,8 +1,8 @@
 """The contract of a transactional sink, as the commit coordinator drives it.
 
 Two-phase commit in the literature's words: begin, write, pre-commit, commit or abort, and recover. One batch attempt is
-begun at most once and ends in exactly one of committed, aborted and unknown; only :meth:`TransactionalSink.recover` leads
-on from unknown.
+begun at most once and ends in exactly one of committed, aborted and unknown; only :meth:`TransactionalSink.recover`
+leads on from unknown.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class TransactionalSink(ABC):
     def begin(self, batch: Batch) -> None:
         """Open a batch attempt.
 
-        Called first in each attempt, after the one before was aborted. *If it raises*, nothing is open. *If we die here*,
-        the next run's start aborts what is open.
+        Called first in each attempt, after the one before was aborted. *If it raises*, nothing is open. *If we die
+        here*, the next run's start aborts what is open.
 
         :raises ProducerLostError: somebody else may have taken over; recover next
         """
@@ -34,15 +34,15 @@ class TransactionalSink(ABC):
     def committed(self, batch: Batch) -> CommitRecord | None:
         """Return the ledger's record of this batch, None when it has not been committed.
 
-        Called after begin, and after recover. Reads what is known without asking the ledger again: between the claim and
-        a successful begin nobody else can have committed.
+        Called after begin, and after recover. Reads what is known without asking the ledger again: between the claim
+        and a successful begin nobody else can have committed.
 
         :raises RefusedError: when the ledger shows that the checkpoint was rolled back
         """
 
     @abstractmethod
     def rebuild(self, frame: DataFrame, record: CommitRecord) -> None:
-        """Run a committed batch's plan without writing, so that Spark rebuilds its state, and compare it with the record.
+        """Run a committed batch's plan without writing, so that Spark rebuilds its state, and compare.
 
         :raises ExactlyOnceError: when rows or digest differ
         """

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from typing_extensions import override
+
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
@@ -43,8 +45,8 @@ class _Target:
 class KafkaSink:
     """Writes each micro-batch to a topic in one transaction.
 
-    Without ``key``, a frame whose only columns are ``value`` or ``key`` and ``value`` (string or binary) is written as it
-    is, as Spark's own sink does. Everything else becomes one JSON object a row, with every column and with nulls.
+    Without ``key``, a frame whose only columns are ``value`` or ``key`` and ``value`` (string or binary) is written as
+    it is, as Spark's own sink does. Everything else becomes one JSON object a row, with every column and with nulls.
 
     :param topic: the topic; it must exist
     :param key: the column whose text or bytes is the record key, None for records without a key
@@ -105,6 +107,7 @@ class KafkaTransaction(TransactionalSink):
         self._pre_committed: tuple[CommitRecord, int] | None = None
         self._target = self.describe_topic()
 
+    @override
     def begin(self, batch: Batch) -> None:
         failpoints.note(batch=batch.number)
         self._batch, self._sink, self._pre_committed = batch, {}, None
@@ -114,6 +117,7 @@ class KafkaTransaction(TransactionalSink):
             raise BatchFailedError(f"the batch could not be begun: {error}") from error
         failpoints.reach("after-begin")
 
+    @override
     def committed(self, batch: Batch) -> CommitRecord | None:
         record = self._run.tail.commit
         if record is None or record.lineage != batch.lineage or record.batch < batch.number:
@@ -125,12 +129,13 @@ class KafkaTransaction(TransactionalSink):
             )
         if _jsonable(batch.source) != _jsonable(record.source):
             raise RefusedError(
-                f"batch {batch.number} of lineage {batch.lineage} is committed (commit {record.commit}) with the source "
-                f"offsets {_jsonable(record.source)}, and Spark would run it with {_jsonable(batch.source)}: the "
+                f"batch {batch.number} of lineage {batch.lineage} is committed (commit {record.commit}) with the "
+                f"source offsets {_jsonable(record.source)}, and Spark would run it with {_jsonable(batch.source)}: the "
                 "checkpoint was rolled back or changed. Skipping the batch would lose data"
             )
         return record
 
+    @override
     def rebuild(self, frame: DataFrame, record: CommitRecord) -> None:
         from pyspark.sql import functions as F
 
@@ -140,11 +145,12 @@ class KafkaTransaction(TransactionalSink):
         digest = int(found["digest"] or 0) % 2**64
         if (found["rows"], digest) != (record.rows, record.digest):
             raise RefusedError(
-                f"batch {record.batch} was committed with {record.rows} rows and digest {record.digest:016x}; run again "
-                f"on the same source offsets it gives {found['rows']} rows and {digest:016x}. The job is not "
+                f"batch {record.batch} was committed with {record.rows} rows and digest {record.digest:016x}; run "
+                f"again on the same source offsets it gives {found['rows']} rows and {digest:016x}. The job is not "
                 "deterministic, or it was changed: its state would not fit its output"
             )
 
+    @override
     def write(self, frame: DataFrame) -> None:
         encoded = self._definition.encode(frame)
         context = frame.sparkSession.sparkContext
@@ -162,6 +168,7 @@ class KafkaTransaction(TransactionalSink):
                 raise BatchFailedError(str(error)) from error
         self._sink = _agreed({place.partition: of for place, of in written.items()}, answers)
 
+    @override
     def pre_commit(self, started_milliseconds: int) -> CommitRecord:
         batch, run = self._open_batch(), self._run
         before = run.tail.place
@@ -191,18 +198,21 @@ class KafkaTransaction(TransactionalSink):
         failpoints.reach("after-pre-commit")
         return record
 
+    @override
     def commit(self) -> None:
         invariant(self._pre_committed is not None, "commit follows pre-commit")
         record, offset = self._pre_committed  # type: ignore[misc]
         self._run.session.commit()
         self._run.committed(record, offset)
 
+    @override
     def abort(self) -> None:
         try:
             self._run.session.abort()
         except UnansweredError as error:
             raise BatchFailedError(f"the attempt could not be aborted: {error}") from error
 
+    @override
     def recover(self) -> None:
         self._run.reclaim()
 

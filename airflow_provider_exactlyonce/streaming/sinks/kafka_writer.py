@@ -109,7 +109,7 @@ def _flushes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _targets(keys: pa.Array, partitions: int, keyless_at: int) -> tuple[NDArray[np.int32], int]:
-    """Return each row's partition; rows without a key go together, a flush at a time, to one partition after another."""
+    """Return each row's partition; keyless rows go, a flush at a time, to one partition after another."""
     targets = partitions_for_keys(keys, partitions)
     keyless = targets < 0
     if keyless.any():

@@ -28,8 +28,8 @@ class KafkaSource:
 
     With ``schema`` each value is a JSON object, and the stream has the schema's columns. A field that is declared
     ``NOT NULL`` is required. A record that does not fit (no value, not JSON, a wrong type, a decimal that would be
-    rounded, a required field that is missing) stops the pipeline before its batch commits; fields that the schema does not
-    name are ignored. Without ``schema`` the stream has Spark's own columns: key, value, topic, partition, offset,
+    rounded, a required field that is missing) stops the pipeline before its batch commits; fields that the schema does
+    not name are ignored. Without ``schema`` the stream has Spark's own columns: key, value, topic, partition, offset,
     timestamp, timestampType.
 
     :param topic: the topic
@@ -89,7 +89,13 @@ class KafkaSource:
         reason = _misfit(schema, text)
         place = F.concat_ws("-", "topic", "partition")
         message = F.concat(
-            F.lit(f"{OPEN}{BadRecordError.__name__}]"), place, F.lit(" offset "), "offset", F.lit(": "), reason, F.lit(CLOSE)
+            F.lit(f"{OPEN}{BadRecordError.__name__}]"),
+            place,
+            F.lit(" offset "),
+            "offset",
+            F.lit(": "),
+            reason,
+            F.lit(CLOSE),
         )
         # A filter is never pruned and runs before the user's own; without a misfit it costs one comparison a row.
         fits = F.when(reason.isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
@@ -123,7 +129,9 @@ def _is_checked_decimal(one: StructField) -> bool:
     from pyspark.sql.types import DecimalType
 
     kind = one.dataType
-    return isinstance(kind, DecimalType) and kind.scale <= _WIDE_SCALE and kind.precision - kind.scale <= 38 - _WIDE_SCALE
+    return (
+        isinstance(kind, DecimalType) and kind.scale <= _WIDE_SCALE and kind.precision - kind.scale <= 38 - _WIDE_SCALE
+    )
 
 
 def _misfit(schema: StructType, text: Column) -> Column:

@@ -137,7 +137,12 @@ class World:
 
 def _launch(command: list[str], environment: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        command, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+        command,
+        env=environment,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
     )
 
 
@@ -161,7 +166,9 @@ def open_transactions(config: Mapping[str, str], topic: str) -> dict[int, tuple[
     """Return the partitions whose last stable offset is behind the high watermark."""
     stable = end_offsets(config, topic, IsolationLevel.READ_COMMITTED)
     high = end_offsets(config, topic, IsolationLevel.READ_UNCOMMITTED)
-    return {partition: (stable[partition], high[partition]) for partition in high if stable[partition] != high[partition]}
+    return {
+        partition: (stable[partition], high[partition]) for partition in high if stable[partition] != high[partition]
+    }
 
 
 def read_committed(config: Mapping[str, str], topic: str) -> list[Record]:
@@ -214,7 +221,10 @@ def check_counts(world: World, *, complete: bool = True) -> None:
     gives, written once, at an offset within what the ledger says.
     """
     commits = check_ledger(world)
-    source = {(record.partition, record.offset): json.loads(record.value or b"") for record in read_committed(world.config, world.source)}
+    source = {
+        (record.partition, record.offset): json.loads(record.value or b"")
+        for record in read_committed(world.config, world.source)
+    }
     totals: Counter[str] = Counter()
     sums: dict[str, Decimal] = {}
     expected: list[tuple[int, dict[str, Any]]] = []

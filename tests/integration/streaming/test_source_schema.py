@@ -38,12 +38,18 @@ def spark() -> Iterator[Any]:
 
 
 def parsed(spark: Any, *values: str | None, schema: str = SCHEMA) -> list[dict[str, Any]]:
-    rows = [(None, value if value is None else value.encode(), "in", 3, 40 + place) for place, value in enumerate(values)]
-    return [row.asDict() for row in KafkaSource("in", schema=schema).fitted(spark.createDataFrame(rows, COLUMNS)).collect()]
+    rows = [
+        (None, value if value is None else value.encode(), "in", 3, 40 + place) for place, value in enumerate(values)
+    ]
+    return [
+        row.asDict() for row in KafkaSource("in", schema=schema).fitted(spark.createDataFrame(rows, COLUMNS)).collect()
+    ]
 
 
 def test_a_record_that_fits_is_read_with_its_types(spark: Any) -> None:
-    (row,) = parsed(spark, '{"id": 1, "name": "ü", "price": 11.77, "ok": true, "at": "1997-01-01T00:00:00Z", "tags": ["a"]}')
+    (row,) = parsed(
+        spark, '{"id": 1, "name": "ü", "price": 11.77, "ok": true, "at": "1997-01-01T00:00:00Z", "tags": ["a"]}'
+    )
     assert row == {
         "id": 1,
         "name": "ü",
@@ -115,7 +121,9 @@ def test_a_schema_that_is_no_ddl_is_refused(spark: Any) -> None:
         parsed(spark, "{}", schema="id NONSENSE")
 
 
-@pytest.mark.parametrize(("name", "value"), [("failOnDataLoss", "false"), ("kafka.isolation.level", "read_uncommitted")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("failOnDataLoss", "false"), ("kafka.isolation.level", "read_uncommitted")]
+)
 def test_an_option_that_would_lose_records_is_refused(name: str, value: str) -> None:
     with pytest.raises(SettingRefusedError, match=f"option {name} of KafkaSource is '{value}'"):
         KafkaSource("in", options={name: value}).spark_options({"bootstrap.servers": "a:1"})
@@ -126,7 +134,9 @@ def encoded(spark: Any, sink: KafkaSink, rows: list[tuple[Any, ...]], schema: st
 
 
 def test_the_sink_writes_every_column_as_json_with_nulls_and_exact_decimals(spark: Any) -> None:
-    rows = encoded(spark, KafkaSink("out", key="k"), [("ü", Decimal("2500315.63"), None)], "k STRING, paid DECIMAL(20,2), x INT")
+    rows = encoded(
+        spark, KafkaSink("out", key="k"), [("ü", Decimal("2500315.63"), None)], "k STRING, paid DECIMAL(20,2), x INT"
+    )
     assert rows == [("ü".encode(), '{"k":"ü","paid":2500315.63,"x":null}'.encode())]
 
 
@@ -142,7 +152,7 @@ def test_plain_key_and_value_columns_are_written_as_they_are(spark: Any) -> None
 
 
 def test_a_key_column_that_is_not_there_is_refused(spark: Any) -> None:
-    with pytest.raises(RefusedError, match="key='id'.*has the columns a, b"):
+    with pytest.raises(RefusedError, match=r"key='id'.*has the columns a, b"):
         KafkaSink("out", key="id").encode(spark.createDataFrame([(1, 2)], "a INT, b INT"))
 
 

@@ -71,7 +71,10 @@ def test_a_copy_of_the_home_is_refused_and_the_live_run_goes_on(world: World, tm
         live.start()
         shutil.copytree(world.home, tmp_path / "copy")
         (tmp_path / "copy/control/lease.json").unlink()
-        with run_of(world, tmp_path / "copy", "other") as mistake, pytest.raises(RefusedError, match="is a copy: run 1"):
+        with (
+            run_of(world, tmp_path / "copy", "other") as mistake,
+            pytest.raises(RefusedError, match="is a copy: run 1"),
+        ):
             mistake.start()
         live.session.begin()
         live.session.abort()
@@ -124,7 +127,7 @@ def test_a_ledger_topic_that_would_lose_records_is_refused(world: World) -> None
     name = ledger_topic(world.pipeline)
     admin = AdminClient(dict(world.config))
     admin.create_topics([NewTopic(name, 1, config={"cleanup.policy": "delete"})])[name].result()
-    with run_of(world, world.home) as run, pytest.raises(RefusedError, match="cleanup.policy .* must be 'compact'"):
+    with run_of(world, world.home) as run, pytest.raises(RefusedError, match=r"cleanup\.policy .* must be 'compact'"):
         run.start()
 
 
@@ -141,7 +144,10 @@ def test_a_living_driver_is_not_fenced(world: World) -> None:
         thread.start()
         try:
             began = time.monotonic()
-            with run_of(world, world.home, "second") as second, pytest.raises(AlreadyRunningError, match="runs already: run 1"):
+            with (
+                run_of(world, world.home, "second") as second,
+                pytest.raises(AlreadyRunningError, match="runs already: run 1"),
+            ):
                 second.start()
             assert time.monotonic() - began < lease.STALE_SECONDS / 2
         finally:
@@ -195,7 +201,9 @@ def test_of_many_drivers_that_start_at_once_one_holds_the_pipeline(world: World)
     refused: list[ExactlyOnceError] = []
 
     def start(token: str) -> None:
-        options = RunOptions(config=dict(world.config), token=token, version="v", transaction_timeout_milliseconds=60_000)
+        options = RunOptions(
+            config=dict(world.config), token=token, version="v", transaction_timeout_milliseconds=60_000
+        )
         run = Run(Home(world.home), world.pipeline, options)
         try:
             run.start()

@@ -103,11 +103,17 @@ def test_misbehaviour_of_a_task_fails_the_attempt() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_interleaving_gives_each_partition_one_writer_and_gapless_sequences(seed: int) -> None:
-    """Model test: random tasks write random bodies; the log of each partition must be what one writer would have made."""
+    """Model test: random tasks write random bodies; each partition's log is what one writer would have made."""
     print(f"seed {seed}")
     chance = random.Random(seed)
     tasks, partitions = chance.randint(1, 12), chance.randint(1, 6)
-    work = {task: [(TopicPartition("t", chance.randrange(partitions)), chance.randint(1, 9)) for _ in range(chance.randint(0, 8))] for task in range(tasks)}
+    work = {
+        task: [
+            (TopicPartition("t", chance.randrange(partitions)), chance.randint(1, 9))
+            for _ in range(chance.randint(0, 8))
+        ]
+        for task in range(tasks)
+    }
     sequencer = Sequencer()
     logs: dict[TopicPartition, list[int]] = {}
     holding: dict[int, Grant] = {}
@@ -144,4 +150,6 @@ def test_any_interleaving_gives_each_partition_one_writer_and_gapless_sequences(
             open_tasks.discard(task)
         assert len({grant.place for grant in holding.values()}) == len(holding), "two writers at once"
     result = sequencer.result(tasks)
-    assert {place: written.rows for place, written in result.items()} == {place: len(log) for place, log in logs.items()}
+    assert {place: written.rows for place, written in result.items()} == {
+        place: len(log) for place, log in logs.items()
+    }

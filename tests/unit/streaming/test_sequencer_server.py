@@ -20,7 +20,9 @@ A = TopicPartition("t", 0)
 
 
 @contextmanager
-def serving(on_failure: Callable[[], None] = lambda: None, grant_timeout_seconds: float = 30) -> Iterator[SequencerServer]:
+def serving(
+    on_failure: Callable[[], None] = lambda: None, grant_timeout_seconds: float = 30
+) -> Iterator[SequencerServer]:
     with SequencerServer("127.0.0.1", grant_timeout_seconds=grant_timeout_seconds, on_failure=on_failure) as server:
         yield server
 
@@ -56,7 +58,9 @@ def test_many_tasks_with_random_delays_write_many_partitions_without_deadlock() 
     assert {place.partition: of.rows for place, of in written.items()} == {p: n for p, n in enumerate(offsets) if n}
 
 
-@pytest.mark.parametrize("hello", [b'{"secret": "wrong", "task": 0, "attempt": 0}\n', b"\x00" * 70_000 + b"\n", b"[1]\n", b"{}\n"])
+@pytest.mark.parametrize(
+    "hello", [b'{"secret": "wrong", "task": 0, "attempt": 0}\n', b"\x00" * 70_000 + b"\n", b"[1]\n", b"{}\n"]
+)
 def test_a_peer_without_the_secret_is_refused_and_harms_nothing(hello: bytes) -> None:
     with serving() as server:
         stranger = socket.create_connection((server.address.host, server.address.port))
@@ -73,7 +77,9 @@ def test_a_peer_without_the_secret_is_refused_and_harms_nothing(hello: bytes) ->
         assert server.result(1) == {}
 
 
-def test_a_task_that_dies_with_a_grant_fails_the_attempt_and_the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_dies_with_a_grant_fails_the_attempt_and_the_others_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sequencer_server, "_GRACE_SECONDS", 0.1)
     cancelled = threading.Event()
     with serving(cancelled.set) as server:
@@ -129,7 +135,7 @@ def test_the_end_of_the_attempt_frees_a_task_that_waits() -> None:
 
 
 def test_an_unreachable_sequencer_is_a_clear_error() -> None:
-    with pytest.raises(AttemptFailedError, match="127.0.0.1:1 can't be reached from this executor"):
+    with pytest.raises(AttemptFailedError, match=r"127\.0\.0\.1:1 can't be reached from this executor"):
         SequencerClient(Address(host="127.0.0.1", port=1, secret="s"), 0, 0)
 
 

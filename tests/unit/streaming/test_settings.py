@@ -41,7 +41,9 @@ def test_a_session_without_a_required_setting_is_refused() -> None:
 
 
 def test_values_are_compared_as_spark_reads_them() -> None:
-    settings.check({"spark.task.maxFailures": "1", "spark.stage.maxConsecutiveAttempts": " 1", "spark.speculation": "FALSE"}.get)
+    settings.check(
+        {"spark.task.maxFailures": "1", "spark.stage.maxConsecutiveAttempts": " 1", "spark.speculation": "FALSE"}.get
+    )
 
 
 def test_reading_the_settings_loads_no_client_library() -> None:

@@ -32,7 +32,9 @@ def commit(batch: int) -> CommitRecord:
     )  # fmt: skip
 
 
-TAIL = LedgerTail(cluster_id="C", topic_id="T", end_offset=9, claim=RUN, claim_offset=1, commit=commit(4), commit_offset=7)
+TAIL = LedgerTail(
+    cluster_id="C", topic_id="T", end_offset=9, claim=RUN, claim_offset=1, commit=commit(4), commit_offset=7
+)
 LINEAGE = Lineage(id="L", cluster_id="C", ledger_topic_id="T", last_commit=5)
 FITTING: dict[str, Any] = {
     "pipeline": "p", "home_path": "/homes/p", "home_id": "H", "home_pipeline": "p", "lineage": LINEAGE, "tail": TAIL,
@@ -120,8 +122,13 @@ def test_a_torn_commit_of_a_committed_batch_is_removed_so_that_spark_runs_it_aga
     assert (checkpoint.newest_offsets(), checkpoint.newest_commit()) == (4, 3)
 
 
-@pytest.mark.parametrize(("offsets", "commits", "reason"), [(2, 2, "rolled back"), (3, 2, "rolled back"), (-1, -1, "rolled back"), (6, 5, "set back")])
-def test_a_checkpoint_further_behind_or_ahead_is_refused(tmp_path: Path, offsets: int, commits: int, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("offsets", "commits", "reason"),
+    [(2, 2, "rolled back"), (3, 2, "rolled back"), (-1, -1, "rolled back"), (6, 5, "set back")],
+)
+def test_a_checkpoint_further_behind_or_ahead_is_refused(
+    tmp_path: Path, offsets: int, commits: int, reason: str
+) -> None:
     with pytest.raises(RefusedError, match=reason):
         reconcile(checkpoint_at(tmp_path, offsets=offsets, commits=commits), "L", TAIL)
 

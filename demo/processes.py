@@ -107,12 +107,18 @@ def spark_submit() -> str:
     return str(Path(sys.executable).with_name("spark-submit"))
 
 
-def spark_environment() -> dict[str, str]:
-    """Return what a driver needs to run on this interpreter and to import what this one does."""
+def spark_environment(folder: Path) -> dict[str, str]:
+    """Return what a driver needs to run on this interpreter and to import what this one does.
+
+    :param folder: for temporary files, which a killed driver leaves behind; made if absent
+    """
     root = str(Path(__file__).parents[1])
+    folder.mkdir(exist_ok=True)
     return {
+        "TMPDIR": str(folder),
+        "SPARK_LOCAL_DIRS": str(folder),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-        "JAVA_TOOL_OPTIONS": _FAST_START,
+        "JAVA_TOOL_OPTIONS": f"{_FAST_START} '-Djava.io.tmpdir={folder}'",
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),

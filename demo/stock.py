@@ -65,6 +65,7 @@ class StockRun:
         say: Callable[[str], None],
     ) -> None:
         self.log: Final = folder / "stock.log"
+        self._temporary: Final = folder / "tmp"
         self._config = config
         self._checkpoint = folder / "stock-checkpoint"
         self._events = events
@@ -104,7 +105,7 @@ class StockRun:
             *(self._config["bootstrap.servers"], TOPIC, str(self._checkpoint)),
         ]
         self._starts.append(time.time())
-        return processes.start(command, environment=processes.spark_environment(), log=self.log)
+        return processes.start(command, environment=processes.spark_environment(self._temporary), log=self.log)
 
     def _watch(self, process: subprocess.Popen[bytes], aim: Aim | None) -> bool:
         """Wait for the process to end, or for the moment to kill it; True if it was killed."""

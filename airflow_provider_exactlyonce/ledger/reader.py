@@ -196,10 +196,11 @@ class LedgerReader:
                     deadline = time.monotonic() + _TIMEOUT_SECONDS
                     if self._is_end(message):
                         return
-                    if message.offset() >= end:
+                    offset, value = int(message.offset() or 0), message.value()
+                    if offset >= end:
                         return
-                    if message.value() is not None:
-                        yield message.offset(), decode(message.value())
+                    if value is not None:
+                        yield offset, decode(value)
                 if self._position() >= end:
                     return
                 if time.monotonic() > deadline:

@@ -130,8 +130,8 @@ class KafkaTransaction(TransactionalSink):
         if _jsonable(batch.source) != _jsonable(record.source):
             raise RefusedError(
                 f"batch {batch.number} of lineage {batch.lineage} is committed (commit {record.commit}) with the "
-                f"source offsets {_jsonable(record.source)}, and Spark would run it with {_jsonable(batch.source)}: the "
-                "checkpoint was rolled back or changed. Skipping the batch would lose data"
+                f"source offsets {_jsonable(record.source)}, and Spark would run it with {_jsonable(batch.source)}: "
+                "the checkpoint was rolled back or changed. Skipping the batch would lose data"
             )
         return record
 

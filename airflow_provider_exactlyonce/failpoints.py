@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
 from typing import Final
 
 VARIABLE: Final = "EXACTLYONCE_FAILPOINTS"
@@ -43,7 +42,7 @@ def parse(text: str) -> dict[str, dict[str, str]]:
     return points
 
 
-_ACTIVE: Final[Mapping[str, Mapping[str, str]] | None] = (
+_ACTIVE: Final[dict[str, dict[str, str]] | None] = (
     parse(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
 )
 _SIGNAL: Final = "signal"
@@ -63,7 +62,10 @@ def reach(name: str) -> None:
     """
     if _ACTIVE is None:
         return
-    conditions = dict(_ACTIVE.get(name, {_SIGNAL: ""}))
-    action = conditions.pop(_SIGNAL, "KILL")
-    if action and all(_facts.get(key) == value for key, value in conditions.items()):
-        os.killpg(os.getpgid(0), signal.Signals[f"SIG{action}"])
+    conditions = _ACTIVE.get(name)
+    if conditions is None:
+        return
+    if any(key != _SIGNAL and _facts.get(key) != value for key, value in conditions.items()):
+        return
+    action = _ACTIVE.pop(name).get(_SIGNAL, "KILL")  # a process that is thawed goes on
+    os.killpg(os.getpgid(0), signal.Signals[f"SIG{action}"])

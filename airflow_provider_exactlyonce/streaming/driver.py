@@ -228,6 +228,9 @@ class Driver:
             if _LOG_UPDATE_CONFLICT in str(error):
                 run.check_superseded()
             raise
+        finally:
+            if query.isActive:
+                query.stop()
 
     def _on_commit(self, record: CommitRecord, seconds: float, before: bool) -> None:
         rows_per_second = record.rows / seconds if seconds > 0 else 0.0

@@ -132,15 +132,15 @@ class Run:
 
         :raises FencedError: naming it
         """
+        tail = self._reader.tail()
+        if tail is not None and tail.claim is not None and tail.claim.run > self.number:
+            raise self._superseded_by(tail.claim)
         held = leases.read(self.home.lease)
-        if held is not None and held.token != self.options.token:
+        if held is not None and held.token != self.options.token:  # it is about to claim
             raise FencedError(
                 f"run {self.number} of {self.pipeline} is superseded: the driver with pid {held.pid} on {held.host} "
                 "has taken the lease"
             )
-        tail = self._reader.tail()
-        if tail is not None and tail.claim is not None and tail.claim.run > self.number:
-            raise self._superseded_by(tail.claim)
 
     def beat(self) -> bool:
         """Renew the lease; false when another driver has taken it."""

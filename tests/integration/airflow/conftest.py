@@ -1,0 +1,108 @@
+"""One Airflow for the session: a home of its own, a migrated SQLite database, the test's DAGs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.streaming.harness import World
+
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Airflow:
+    """An Airflow installation's home.
+
+    :param environment: what its processes are started with
+    """
+
+    home: Path
+    environment: Mapping[str, str]
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "airflow", *arguments]
+
+    def run(self, command: list[str], environment: Mapping[str, str], timeout_seconds: float = 150) -> None:
+        """Run a program of Airflow to its end."""
+        output = self.home / "output.log"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                command, env={**self.environment, **environment}, stdout=file, stderr=subprocess.STDOUT
+            )
+            try:
+                code = process.wait(timeout_seconds)
+            except subprocess.TimeoutExpired:
+                code = None
+                process.kill()
+                process.wait()
+        assert code == 0, f"{code}: {output.read_text()[-6000:]}"
+
+    def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """Look into the metadata database."""
+        with closing(sqlite3.connect(f"file:{self.home / 'airflow.db'}?mode=ro", uri=True, timeout=30)) as database:
+            return database.execute(sql, values).fetchall()
+
+    def task_logs(self) -> str:
+        """Return the end of each task's log, for a failed test's message."""
+        logs = sorted((self.home / "logs").rglob("attempt=*.log"))
+        return "\n\n".join(f"== {log.relative_to(self.home)}\n{log.read_text()[-3000:]}" for log in logs)
+
+
+@pytest.fixture(scope="session")
+def airflow(tmp_path_factory: pytest.TempPathFactory, kafka_config: Mapping[str, str]) -> Airflow:
+    home = tmp_path_factory.mktemp("airflow")
+    settings = {
+        "CORE__DAGS_FOLDER": str(Path(__file__).parent / "dags"),
+        "CORE__LOAD_EXAMPLES": "False",
+        "CORE__EXECUTOR": "LocalExecutor",
+        "CORE__PARALLELISM": "3",
+        "CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+        "CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+        "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
+        "LOGGING__LOGGING_LEVEL": "INFO",
+        "SCHEDULER__ENABLE_HEALTH_CHECK": "False",
+        "USAGE_DATA_COLLECTION__ENABLED": "False",
+    }
+    environment = {
+        **os.environ,
+        **{f"AIRFLOW__{name}": value for name, value in settings.items()},
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": dict(kafka_config)}),
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+        "PYTHONPATH": str(ROOT),
+    }
+    made = Airflow(home, environment)
+    made.run(made.command("db", "migrate"), {})
+    return made
+
+
+@pytest.fixture
+def world(tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str]) -> World:
+    """Give a pipeline that has never run, with topics of its own."""
+    source, sink = make_topic(partitions=3), make_topic(partitions=4)
+    return World(config=kafka_config, pipeline=f"p-{source}", source=source, sink=sink, home=tmp_path / "home")
+
+
+def names_of(world: World, result: Path, **more: str) -> dict[str, str]:
+    """Return the environment in which the test's DAGs are about this pipeline."""
+    return {
+        "TEST_PIPELINE": world.pipeline,
+        "TEST_SOURCE": world.source,
+        "TEST_SINK": world.sink,
+        "TEST_HOME": str(world.home),
+        "TEST_RESULT": str(result),
+        "TEST_OFFSETS": "{}",
+        **more,
+    }

@@ -1,0 +1,57 @@
+"""A stream, a gate and a task behind it. Names and targets come from the test."""
+
+import json
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG, task
+
+from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
+from airflow_provider_exactlyonce.sensors.commit_gate import CommitGateSensor
+
+JOB = Path(__file__).parents[2] / "streaming" / "jobs" / "counts.py"
+
+
+def stream() -> StreamingPipelineOperator:
+    return StreamingPipelineOperator(
+        task_id="stream",
+        application=str(JOB),
+        checkpoint=os.environ["TEST_HOME"],
+        until="available",
+        restart_strategy=RestartStrategy.fixed_delay(attempts=2, delay=timedelta(0)),
+        conf={"spark.sql.shuffle.partitions": "2"},
+        env_vars={"EXACTLYONCE_FAILPOINTS": os.environ.get("TEST_FAILPOINTS", "")},
+    )
+
+
+def gate(**target: Any) -> CommitGateSensor:
+    return CommitGateSensor(
+        task_id="gate",
+        pipeline=os.environ["TEST_PIPELINE"],
+        deferrable=True,
+        poke_interval=0.5,
+        timeout=120,
+        **target,
+    )
+
+
+@task
+def count(opened: dict[str, Any], streamed: dict[str, Any] | None = None) -> None:
+    from tests.integration.streaming.harness import read_committed
+
+    config = json.loads(os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"])["extra"]
+    rows = len(read_committed(config, os.environ["TEST_SINK"]))
+    Path(os.environ["TEST_RESULT"]).write_text(json.dumps({"rows": rows, "gate": opened, "stream": streamed}))
+
+
+with DAG("stream_then_gate", schedule=None):
+    streamed = stream()
+    opened = gate(commit="{{ ti.xcom_pull('stream')['commit'] }}")
+    streamed >> opened
+    count(opened.output, streamed.output)
+
+with DAG("gate_beside_stream", schedule=None):
+    stream()
+    count(gate(offsets=os.environ["TEST_OFFSETS"]).output)

@@ -1,0 +1,56 @@
+"""The DAG in one process, as people try it: ``dag.test()``, with a driver that dies on the way."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.control import restarts
+from tests.integration.airflow.conftest import Airflow, names_of
+from tests.integration.streaming.harness import World, check_counts
+
+RUN = """
+import sys
+from airflow.dag_processing.dagbag import DagBag
+bag = DagBag(dag_folder=sys.argv[1])
+assert not bag.import_errors, bag.import_errors
+run = bag.dags[sys.argv[2]].test()
+assert run.state == "success", run.state
+"""
+
+
+@pytest.mark.timeout(180)
+def test_a_killed_driver_costs_nothing_and_the_gate_lets_through_what_is_readable(
+    airflow: Airflow, world: World, tmp_path: Path
+) -> None:
+    world.send(1000)
+    result = tmp_path / "result.json"
+    names = names_of(world, result, TEST_FAILPOINTS="after-commit:run=1:batch=1")
+    airflow.run(
+        [sys.executable, "-c", RUN, airflow.environment["AIRFLOW__CORE__DAGS_FOLDER"], "stream_then_gate"], names
+    )
+
+    check_counts(world)
+    found = json.loads(result.read_text())
+    commits, _ = world.ledger()
+    assert found["rows"] == sum(commit.rows for commit in commits)
+    assert found["stream"] == {
+        "pipeline": world.pipeline,
+        "run": 2,
+        "lineage": commits[-1].lineage,
+        "commit": 3,
+        "batch": 2,
+        "rows": commits[0].rows + commits[2].rows,
+        "watermark": None,
+        "restarts": 1,
+    }
+    assert found["gate"] == {"pipeline": world.pipeline, "commit": 3}
+    [restart] = restarts.read(world.home / "control" / "restarts.json")
+    assert (restart.run, restart.exit_code) == (1, -9)
+    assert restart.relaunched is not None
+    assert restart.relaunched - restart.died < 0.5
+    links = dict(airflow.query("SELECT key, value FROM xcom WHERE key LIKE '_link_%' AND task_id = 'stream'"))
+    assert set(links) == {"_link_SparkUILink", "_link_SparkApplicationLink"}

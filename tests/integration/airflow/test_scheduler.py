@@ -1,0 +1,107 @@
+"""The DAG with a real scheduler, triggerer, DAG processor, API server and executor; and nothing of them is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import IsolationLevel
+
+from tests.integration.airflow.conftest import Airflow, names_of
+from tests.integration.streaming.harness import World, check_counts, end_offsets
+
+DAG_ID, RUN_ID = "gate_beside_stream", "by-hand"
+
+
+@contextmanager
+def standalone(airflow: Airflow, environment: dict[str, str]) -> Iterator[Path]:
+    """Run all of Airflow's parts; gives the file of their output."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    settings = {
+        **airflow.environment,
+        **environment,
+        "AIRFLOW__API__HOST": "127.0.0.1",
+        "AIRFLOW__API__PORT": str(port),
+        "AIRFLOW__API__BASE_URL": address,
+        "AIRFLOW__API__WORKERS": "1",
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{address}/execution/",
+        "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+    }
+    output = airflow.home / "standalone.log"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            airflow.command("standalone"), env=settings, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        yield output
+    finally:
+        process.send_signal(signal.SIGINT)  # it ends its parts in order
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for pid in processes_of(airflow.home):
+            os.kill(pid, signal.SIGKILL)
+
+
+def processes_of(home: Path) -> list[int]:
+    """Return the processes of an Airflow home, whatever sessions they have made for themselves."""
+    wanted, found = f"AIRFLOW_HOME={home}".encode(), []
+    for directory in Path("/proc").iterdir():
+        try:
+            if directory.name.isdigit() and wanted in (directory / "environ").read_bytes().split(b"\0"):
+                found.append(int(directory.name))
+        except OSError:
+            continue
+    return found
+
+
+def eventually(condition: Callable[[], object], what: str, output: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}\n{output.read_text()[-6000:]}"
+        time.sleep(0.3)
+
+
+@pytest.mark.timeout(300)
+def test_a_deferred_gate_opens_when_the_stream_beside_it_has_committed_everything(
+    airflow: Airflow, world: World, tmp_path: Path
+) -> None:
+    world.send(1000)
+    ends = end_offsets(world.config, world.source, IsolationLevel.READ_COMMITTED)
+    result = tmp_path / "result.json"
+    names = names_of(world, result, TEST_OFFSETS=json.dumps({world.source: ends}))
+    with standalone(airflow, names) as output:
+        known = "SELECT 1 FROM serialized_dag WHERE dag_id = ?"
+        eventually(lambda: airflow.query(known, DAG_ID), "the DAG is known", output, 90)
+        airflow.run(airflow.command("dags", "trigger", DAG_ID, "--run-id", RUN_ID), names)
+
+        def state() -> str:
+            return str(airflow.query("SELECT state FROM dag_run WHERE dag_id = ? AND run_id = ?", DAG_ID, RUN_ID)[0][0])
+
+        eventually(lambda: state() in ("success", "failed"), "the run ends", output, 150)
+        assert state() == "success", airflow.task_logs()
+
+    check_counts(world)
+    commits, _ = world.ledger()
+    found = json.loads(result.read_text())
+    assert found == {
+        "rows": sum(commit.rows for commit in commits),
+        "gate": {"pipeline": world.pipeline, "commit": 3},
+        "stream": None,
+    }
+    waits = [log.read_text() for log in (airflow.home / "logs").rglob("*.trigger.*.log")]
+    assert any(f"waiting for {world.pipeline}: " in text for text in waits), "it was the triggerer that waited"
+    assert processes_of(airflow.home) == []

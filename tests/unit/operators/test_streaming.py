@@ -146,7 +146,8 @@ def test_the_driver_gets_home_settings_and_interpreter_and_the_secret_by_environ
 
 @pytest.mark.usefixtures("calls")
 def test_a_refusal_fails_the_task_without_retries_and_the_drivers_words_come_first(tmp_path: Path) -> None:
-    plan = "print=26/11/21_11:14:51_INFO_SparkEnv:_up print=connecting take-lease fail=RefusedError:refuse:64:the_ledger_is_foreign"
+    chatter = "print=26/11/21_11:14:51_INFO_SparkEnv:_up"
+    plan = f"{chatter} print=connecting take-lease fail=RefusedError:refuse:64:the_ledger_is_foreign"
     with pytest.raises(AirflowFailException) as caught:
         execute(operator(tmp_path, plan))
     first, heading, *rest = str(caught.value).splitlines()

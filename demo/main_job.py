@@ -122,7 +122,7 @@ class MainJob:
             "KAFKA_DEFAULT": {"conn_type": "kafka", "extra": dict(config)},
         }
         return {
-            **processes.spark_environment(),
+            **processes.spark_environment(self._folder / "tmp"),
             "AIRFLOW_HOME": str(airflow),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
@@ -143,7 +143,7 @@ class _Watch:
         say: Callable[[str], None],
     ) -> None:
         self._restarts = home.control / _RESTARTS
-        self._reader = LedgerReader(config, PIPELINE)
+        self._reader = LedgerReader({**config, **topics.QUIET}, PIPELINE)
         self._progress = progress
         self._say = say
         self._ends: dict[int, int] = {}
@@ -160,9 +160,7 @@ class _Watch:
         """Look once, and tell what is new."""
         for entry in restarts.read(self._restarts)[self._told :]:
             self._told += 1
-            self._say(
-                f"run {entry.run} is dead after commit {entry.commit}: {entry.cause}; the operator starts the next"
-            )
+            self._say(f"run {self._run} is dead: {entry.cause}; the operator starts the next")
         tail = self._reader.tail()
         if tail is None or tail.claim is None:
             self._progress(0, "records committed · the driver starts")
@@ -181,7 +179,7 @@ def history(config: Mapping[str, Any], result: DagResult) -> tuple[History, list
 
     A run began when the operator launched its driver; the ledger tells which runs there were.
     """
-    with LedgerReader(config, PIPELINE) as reader:
+    with LedgerReader({**config, **topics.QUIET}, PIPELINE) as reader:
         records = [record for _, record in reader.records()]
     claims = {record.run: record.claimed / 1000 for record in reversed(records) if isinstance(record, RunRecord)}
     launches = {1: result.started, **{entry.run + 1: entry.relaunched for entry in result.restarts if entry.relaunched}}

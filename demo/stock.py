@@ -1,7 +1,7 @@
 """The same job with the same two kills through Spark's stock Kafka sink, restarted by a plain loop.
 
-Spark's sink has no fail point, so a watcher outside the driver kills: in mid-write when half of the batch's records are
-in the topic, and after the write when all are and ``commits/<batch>`` is not there yet.
+Spark's sink has no fail point, so a watcher outside the driver kills: in mid-write when a quarter of the batch's rows is
+in the topic, and after the write when all of them are and ``commits/<batch>`` is not there yet.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Aim:
     """When to kill.
 
     :param batch: in which batch
-    :param wholly_written: after its last record rather than when half of them are written
+    :param wholly_written: after its last record rather than when a quarter of them are written
     """
 
     batch: int
@@ -167,7 +167,7 @@ class _Wait:
         if len(self._due) <= aim.batch:
             return False
         before, own = sum(self._due[self._first : aim.batch]), self._due[aim.batch]
-        return self._ends.high() >= self._rows_at_start + before + (own if aim.wholly_written else own // 2)
+        return self._ends.high() >= self._rows_at_start + before + (own if aim.wholly_written else own // 4)
 
 
 def _numbers(folder: Path) -> list[int]:

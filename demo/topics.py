@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS: Final = 30.0
 _POLL_EVERY: Final = 1_000
 #: Errors come as exceptions; librdkafka's own lines on standard error would break the demo's.
-_QUIET: Final = {"log_level": 2}
+QUIET: Final = {"log_level": 2}
 _READ_AT_ONCE: Final = 1_000
 _WAIT_SECONDS: Final = 0.05
 
@@ -32,7 +32,7 @@ _WAIT_SECONDS: Final = 0.05
 def create(config: Mapping[str, Any], names: Iterable[str], partitions: int) -> None:
     """Create topics on the demo's single broker."""
     new = [NewTopic(name, num_partitions=partitions, replication_factor=1) for name in names]
-    admin = AdminClient({**config, **_QUIET})  # a client that nobody holds any more drops what it was asked
+    admin = AdminClient({**config, **QUIET})  # a client that nobody holds any more drops what it was asked
     for future in admin.create_topics(new, operation_timeout=_TIMEOUT_SECONDS).values():
         future.result()
 
@@ -48,7 +48,7 @@ def feed(config: Mapping[str, Any], topic: str, purchases: Iterable[Purchase]) -
         if error is not None:
             failed.append(error)
 
-    settings = {**config, **_QUIET, "enable.idempotence": True, "partitioner": "murmur2_random", "linger.ms": 20}
+    settings = {**config, **QUIET, "enable.idempotence": True, "partitioner": "murmur2_random", "linger.ms": 20}
     producer = Producer({**settings, "queue.buffering.max.messages": 1_000_000})
     for number, purchase in enumerate(purchases):
         producer.produce(topic, key=purchase.key, value=purchase.value, on_delivery=acknowledged)
@@ -63,7 +63,7 @@ def feed(config: Mapping[str, Any], topic: str, purchases: Iterable[Purchase]) -
 
 def partitions_of(config: Mapping[str, Any], topic: str) -> list[int]:
     """Return the topic's partitions."""
-    metadata = AdminClient({**config, **_QUIET}).list_topics(topic, timeout=_TIMEOUT_SECONDS).topics[topic]
+    metadata = AdminClient({**config, **QUIET}).list_topics(topic, timeout=_TIMEOUT_SECONDS).topics[topic]
     if metadata.error is not None:
         raise KafkaException(metadata.error)
     return sorted(metadata.partitions)
@@ -73,7 +73,7 @@ class Ends:
     """The end of a topic's partitions, asked over one connection."""
 
     def __init__(self, config: Mapping[str, Any], topic: str) -> None:
-        self._admin = AdminClient({**config, **_QUIET})
+        self._admin = AdminClient({**config, **QUIET})
         self._partitions = [TopicPartition(topic, partition) for partition in partitions_of(config, topic)]
 
     def stable_and_high(self) -> dict[int, tuple[int, int]]:
@@ -101,7 +101,7 @@ def read(config: Mapping[str, Any], topic: str, *, committed: bool = True) -> It
     consumer = Consumer(
         {
             **config,
-            **_QUIET,
+            **QUIET,
             "group.id": "demo-reader",  # neither joined nor committed to
             "isolation.level": "read_committed" if committed else "read_uncommitted",
             "enable.auto.commit": False,

@@ -24,6 +24,8 @@ from airflow_provider_exactlyonce.kafka.config import for_kafka_python
 
 _REQUEST_TIMEOUT_MILLISECONDS: Final = 30_000
 _NO_LEADER: Final = -1
+#: Above its default of 5 requests in flight a connection pauses, and requests to any node find none.
+_SETTINGS: Final = {"max_in_flight_requests_per_connection": 1000}
 
 
 class Code(IntEnum):
@@ -91,7 +93,7 @@ class WireClient:
 
     def __init__(self, config: Mapping[str, str]) -> None:
         logging.getLogger("kafka").setLevel(logging.ERROR)
-        self._admin = self._answered(lambda: KafkaAdminClient(**for_kafka_python(config)))
+        self._admin = self._answered(lambda: KafkaAdminClient(**_SETTINGS, **for_kafka_python(config)))
         self._manager: Any = self._admin._manager
         self._leaders: dict[tuple[str, int], int] = {}
 

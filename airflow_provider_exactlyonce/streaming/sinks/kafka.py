@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
@@ -93,6 +93,7 @@ class KafkaTransaction(TransactionalSink):
     :param definition: what the user declared
     :param run: the driver's hold on the pipeline
     :param sequencer_host: address of the driver that executors reach
+    :raises RefusedError: when the topic does not exist
     """
 
     def __init__(self, definition: KafkaSink, run: Run, *, sequencer_host: str) -> None:
@@ -105,7 +106,7 @@ class KafkaTransaction(TransactionalSink):
         self._batch: Batch | None = None
         self._sink: dict[int, SinkRange] = {}
         self._pre_committed: tuple[CommitRecord, int] | None = None
-        self._target = self.describe_topic()
+        self._target = self._describe_topic()
 
     @override
     def begin(self, batch: Batch) -> None:
@@ -154,7 +155,7 @@ class KafkaTransaction(TransactionalSink):
     def write(self, frame: DataFrame) -> None:
         encoded = self._definition.encode(frame)
         context = frame.sparkSession.sparkContext
-        self._target = self.describe_topic()
+        self._refresh_partitions()
         with SequencerServer(
             self._sequencer_host,
             grant_timeout_seconds=_GRANT_TIMEOUT_SECONDS,
@@ -216,11 +217,16 @@ class KafkaTransaction(TransactionalSink):
     def recover(self) -> None:
         self._run.reclaim()
 
-    def describe_topic(self) -> _Target:
-        """Ask for the topic's partitions and limit.
+    def _refresh_partitions(self) -> None:
+        try:
+            described = self._run.client.metadata(self._definition.topic)
+        except UnansweredError as error:
+            raise BatchFailedError(f"partitions of {self._definition.topic}: {error}") from error
+        if described is None:
+            raise BatchFailedError(f"sink topic {self._definition.topic} does not exist any more")
+        self._target = replace(self._target, partitions=len(described.leaders))
 
-        :raises RefusedError: when it does not exist
-        """
+    def _describe_topic(self) -> _Target:
         from confluent_kafka.admin import ConfigResource, ResourceType
 
         topic = self._definition.topic

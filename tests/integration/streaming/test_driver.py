@@ -1,0 +1,187 @@
+"""Drivers as a user starts them: what goes through, how they stop, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.control import lease, status
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.status import DriverState
+from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+from airflow_provider_exactlyonce.exceptions import BadRecordError, RecordTooLargeError, RefusedError
+from tests.integration.streaming.harness import (
+    JOBS,
+    World,
+    check_counts,
+    check_ledger,
+    eventually,
+    open_transactions,
+    read_committed,
+)
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def raw(world: World, make_topic: Callable[..., str]) -> World:
+    """Give a pipeline that passes records on, whose two topics have equally many partitions."""
+    return replace(world, job="records.py", source=make_topic(partitions=4), sink=make_topic(partitions=4))
+
+
+def send(config: Mapping[str, str], topic: str, records: list[tuple[bytes | None, bytes | None]]) -> None:
+    producer = Producer({**config, "partitioner": "murmur2"})
+    for key, value in records:
+        producer.produce(topic, key=key, value=value)
+    assert producer.flush(30) == 0
+
+
+def checkpoint_of(world: World) -> Checkpoint:
+    home = Home(world.home)
+    lineage = home.current()
+    assert lineage is not None
+    return Checkpoint(home.checkpoint(lineage.id))
+
+
+def test_plain_records_pass_unchanged_to_the_partition_that_other_clients_would_choose(raw: World) -> None:
+    keyed: list[tuple[bytes | None, bytes | None]] = [
+        (b"", b"empty key"),
+        (b"empty value", b""),
+        (b"null value", None),
+        ("ключ".encode(), "значение".encode()),
+        (b"\x00\xff\xfe", bytes(range(256))),
+        (b"long" * 5000, b"x" * 200_000),
+        *((f"k{number}".encode(), str(number).encode()) for number in range(500)),
+    ]
+    keyless: list[tuple[bytes | None, bytes | None]] = [(None, None), (None, b""), (None, b"keyless")]
+    send(raw.config, raw.source, keyed + keyless)
+    driver = raw.start()
+    assert driver.wait() == 0, driver.output()[-3000:]
+    source, sink = (read_committed(raw.config, topic) for topic in (raw.source, raw.sink))
+    with_key = [
+        sorted((r.partition, r.key, r.value or b"\x00null") for r in records if r.key is not None)
+        for records in (source, sink)
+    ]
+    assert with_key[0] == with_key[1]
+    assert len(with_key[0]) == len(keyed)
+    assert sorted(str(r.value) for r in sink if r.key is None) == sorted(str(value) for _, value in keyless)
+
+    live = raw.start(until="forever")
+    eventually(lambda: _state(raw) is DriverState.RUNNING, "the driver runs", timeout_seconds=90)
+    send(raw.config, raw.source, [(b"late", b"1")])
+    eventually(lambda: len(read_committed(raw.config, raw.sink)) == len(sink) + 1, "it commits", timeout_seconds=60)
+    held = lease.read(Home(raw.home).lease)
+    assert held is not None
+    os.kill(held.pid, signal.SIGTERM)
+    assert live.wait() == 0, live.output()[-3000:]
+    assert _state(raw) is DriverState.STOPPED
+    assert lease.read(Home(raw.home).lease) is None
+    assert open_transactions(raw.config, raw.sink) == {}
+
+    checkpoint = checkpoint_of(raw)
+    send(raw.config, raw.source, [(b"more", b"2")])
+    again = raw.start()
+    assert again.wait() == 0
+    for batch in checkpoint.batches("commits")[-2:]:
+        checkpoint.remove("commits", batch)
+        checkpoint.remove("offsets", batch)
+    refused = raw.start()
+    assert refused.wait() == RefusedError.exit_code
+    assert "the checkpoint was rolled back" in refused.output()
+    assert len(read_committed(raw.config, raw.sink)) == len(sink) + 2
+
+
+def _state(world: World) -> DriverState | None:
+    found = status.read(Home(world.home).status)
+    return found.state if found else None
+
+
+def test_a_record_that_does_not_fit_stops_the_pipeline_before_its_batch_commits(world: World) -> None:
+    world.send(1000)
+    driver = world.start()
+    assert driver.wait() == 0, driver.output()[-3000:]
+    send(world.config, world.source, [(b"k1", b'{"id": 1, "k": "k1", "v": "dear"}')])
+    before = read_committed(world.config, world.sink)
+    commits = world.commits()
+    (bad,) = [record for record in read_committed(world.config, world.source) if b"dear" in (record.value or b"")]
+    for _ in range(2):  # a restart changes nothing
+        failed = world.start()
+        assert failed.wait() == BadRecordError.exit_code, failed.output()[-3000:]
+        assert (
+            f"{world.source}-{bad.partition} offset {bad.offset}: field v is not decimal(12,2): dear" in failed.output()
+        )
+    found = status.read(Home(world.home).status)
+    assert found is not None
+    assert found.error is not None
+    assert (found.state, found.error.kind, found.error.decision) == (DriverState.FAILED, "BadRecordError", "fix_data")
+    assert read_committed(world.config, world.sink) == before
+    assert world.commits() == commits
+    check_ledger(world)
+
+
+def test_a_record_above_the_topics_limit_is_refused_by_name(raw: World, make_topic: Callable[..., str]) -> None:
+    small = replace(raw, sink=make_topic(partitions=2, **{"max.message.bytes": "2000"}))
+    send(small.config, small.source, [(b"fits", b"x" * 1500), (b"too-large", b"x" * 2500)])
+    driver = small.start()
+    assert driver.wait() == RecordTooLargeError.exit_code, driver.output()[-3000:]
+    line = next(line for line in driver.output().splitlines() if "ERROR RecordTooLargeError" in line)
+    for part in (small.sink, "too-large", "2000"):
+        assert part in line
+    assert read_committed(small.config, small.sink) == []
+    assert small.commits() == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("spark.speculation=true", "spark.speculation is 'true'; it must be 'false'"),
+        ("spark.task.maxFailures=4", "spark.task.maxFailures is '4'; it must be '1'"),
+    ],
+)
+def test_spark_submit_with_a_setting_that_breaks_the_protocol_is_refused(
+    world: World, setting: str, message: str
+) -> None:
+    done = _spark_submit(world, "--conf", setting)
+    assert done.returncode == RefusedError.exit_code
+    assert f"SettingRefusedError: {message}" in done.stdout
+    assert world.commits() == 0
+
+
+def test_spark_submit_without_any_setting_runs_the_same(world: World) -> None:
+    world.send(300)
+    done = _spark_submit(world, "--conf", "spark.sql.shuffle.partitions=2")
+    assert done.returncode == 0, done.stdout[-3000:]
+    check_counts(world)
+
+
+def _spark_submit(world: World, *options: str) -> subprocess.CompletedProcess[str]:
+    jars = ",".join(map(str, spark_connector_jars()))
+    command = [Path(sys.executable).with_name("spark-submit"), "--master", "local[2]", "--jars", jars, *options]
+    environment = {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "EXACTLYONCE_KAFKA": json.dumps(dict(world.config)),
+        "TEST_PIPELINE": world.pipeline,
+        "TEST_SOURCE": world.source,
+        "TEST_SINK": world.sink,
+    }
+    arguments = [JOBS / world.job, "--home", world.home, "--until", "available"]
+    return subprocess.run(
+        [str(part) for part in (*command, *arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )

@@ -12,6 +12,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming import settings
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 
@@ -23,20 +24,30 @@ def open_session(name: str) -> SparkSession:
     :raises RefusedError: when the versions of pyspark, pyspark-client and the JVM differ
     """
     check_packages()
-    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
     # Spark's Python workers would otherwise be the PATH's python3, without this environment's packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     active = SparkSession.getActiveSession()
     if active is None:
-        conf = SparkConf()
+        conf = _submitted_conf()
         for key, value in settings.submit_settings(dict(conf.getAll())).items():
             conf.set(key, value)
         conf.setIfMissing("spark.app.name", name)
         active = SparkSession.builder.config(conf=conf).getOrCreate()
     check_session(active)
     return active
+
+
+def _submitted_conf() -> SparkConf:
+    """Return what was given at submit.
+
+    Before the JVM is known to pyspark, a SparkConf is empty and what we set would silently override the user's choice.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    return SparkConf()
 
 
 def check_session(spark: SparkSession) -> None:

@@ -151,6 +151,10 @@ def test_a_record_above_the_topics_limit_is_refused_by_name(raw: World, make_top
 def test_spark_submit_with_a_setting_that_breaks_the_protocol_is_refused(
     world: World, setting: str, message: str
 ) -> None:
+    """Also the contract test of the private call in ``streaming/session.py`` that makes submitted settings visible.
+
+    When it breaks: find how a SparkConf made in Python reads the submitted settings before the context is made.
+    """
     done = _spark_submit(world, "--conf", setting)
     assert done.returncode == RefusedError.exit_code
     assert f"SettingRefusedError: {message}" in done.stdout

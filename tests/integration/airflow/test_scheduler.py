@@ -21,12 +21,26 @@ from tests.integration.streaming.harness import World, check_counts, end_offsets
 DAG_ID, RUN_ID = "gate_beside_stream", "by-hand"
 
 
+def free_ports(number: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
 @contextmanager
 def standalone(airflow: Airflow, environment: dict[str, str]) -> Iterator[Path]:
-    """Run all of Airflow's parts; gives the file of their output."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    """Run all of Airflow's parts; gives the file of their output once tasks can be run."""
+    port, log_port, trigger_log_port = free_ports(3)
     address = f"http://127.0.0.1:{port}"
     settings = {
         **airflow.environment,
@@ -36,7 +50,10 @@ def standalone(airflow: Airflow, environment: dict[str, str]) -> Iterator[Path]:
         "AIRFLOW__API__BASE_URL": address,
         "AIRFLOW__API__WORKERS": "1",
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{address}/execution/",
+        "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(log_port),
+        "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(trigger_log_port),
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+        "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "30",  # a busy machine starts five programs at once
     }
     output = airflow.home / "standalone.log"
     with output.open("wb") as file:
@@ -44,6 +61,7 @@ def standalone(airflow: Airflow, environment: dict[str, str]) -> Iterator[Path]:
             airflow.command("standalone"), env=settings, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
+        eventually(lambda: answers(port), "the API server answers", output, 90)
         yield output
     finally:
         process.send_signal(signal.SIGINT)  # it ends its parts in order

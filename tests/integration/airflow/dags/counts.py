@@ -11,6 +11,10 @@ from airflow.sdk import DAG, task
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
 from airflow_provider_exactlyonce.sensors.commit_gate import CommitGateSensor
 
+CONF = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # short lives start faster so
+}
 JOB = Path(__file__).parents[2] / "streaming" / "jobs" / "counts.py"
 
 
@@ -21,7 +25,7 @@ def stream() -> StreamingPipelineOperator:
         checkpoint=os.environ["TEST_HOME"],
         until="available",
         restart_strategy=RestartStrategy.fixed_delay(attempts=2, delay=timedelta(0)),
-        conf={"spark.sql.shuffle.partitions": "2"},
+        conf=CONF,
         env_vars={"EXACTLYONCE_FAILPOINTS": os.environ.get("TEST_FAILPOINTS", "")},
     )
 

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(target), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    (built,) = target.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"airflow_provider_exactlyonce"}
+    for needed in ("py.typed", "get_provider_info.py", "devkit/ivy.xml", "devkit/checksums.txt"):
+        assert f"airflow_provider_exactlyonce/{needed}" in names
+    assert not [name for name in names if name.endswith((".pyc", ".jar"))]
+
+
+def test_the_wheel_installs_and_its_entry_points_work(wheel: Path, tmp_path: Path) -> None:
+    """Into an empty environment; the dependencies are lent by this one."""
+    venv.create(tmp_path, with_pip=False)
+    python = tmp_path / "bin/python"
+    site = next((tmp_path / "lib").glob("python3*")) / "site-packages"
+    lent = next(path for path in sys.path if path.endswith("site-packages"))
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{lent}"}
+    program = (
+        "import airflow_provider_exactlyonce as p, importlib.metadata as m;"
+        "(e,) = [e for e in m.entry_points(group='apache_airflow_provider') if 'exactlyonce' in e.value];"
+        "print(p.__file__, e.load()()['package-name'])"
+    )
+    said = subprocess.check_output([python, "-c", program], env=environment, text=True, timeout=60, cwd=tmp_path)
+    assert said.split() == [str(site / "airflow_provider_exactlyonce/__init__.py"), "airflow-provider-exactlyonce"]
+    helped = subprocess.check_output([tmp_path / "bin/exactlyonce", "--help"], env=environment, text=True, timeout=60)
+    assert "broker" in helped

@@ -1,6 +1,6 @@
 """The same job with the same two kills through Spark's stock Kafka sink, restarted by a plain loop.
 
-Spark's sink has no fail point, so a watcher outside the driver kills: in mid-write when a quarter of the batch's rows is
+Spark's sink has no fail point, so a watcher outside the driver kills: in mid-write when some of the batch's rows are
 in the topic, and after the write when all of them are and ``commits/<batch>`` is not there yet.
 """
 

@@ -173,12 +173,16 @@ class TransactionSession:
     def abort(self) -> None:
         """Abort the attempt. Nothing is raised when the coordinator disagrees: the next begin finds out why.
 
-        :raises UnansweredError: when no definite answer came; the transaction ends by its timeout at the latest
+        :raises ProducerLostError: when no definite answer came; the next initialise aborts what is open
         """
-        until_definite(
-            lambda: self.client.end_transaction(self.transactional_id, self.producer, commit=False),
-            timeout_seconds=_REQUEST_PATIENCE_SECONDS,
-        )
+        try:
+            until_definite(
+                lambda: self.client.end_transaction(self.transactional_id, self.producer, commit=False),
+                timeout_seconds=_REQUEST_PATIENCE_SECONDS,
+            )
+        except UnansweredError as error:
+            self._move(Event.LOST)
+            raise ProducerLostError(f"EndTxn(abort) of {self.transactional_id}: {error}") from error
         self._move(Event.ABORTED)
 
     def _send_commit(self) -> int:

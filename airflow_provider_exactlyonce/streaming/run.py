@@ -72,7 +72,7 @@ class Run:
         self.home: Final = home
         self.pipeline: Final = pipeline
         self.options: Final = options
-        self.client: Final = WireClient(options.config)
+        self.client: Final = _connected(options.config)
         self.session: Final = TransactionSession(
             self.client,
             records.transactional_id(pipeline),
@@ -254,3 +254,10 @@ class Run:
             f"run {self.number} of {self.pipeline} is superseded by run {claim.run}: pid {claim.pid} on {claim.host}, "
             f"claimed {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(claim.claimed / 1000))} UTC"
         )
+
+
+def _connected(config: dict[str, str]) -> WireClient:
+    try:
+        return WireClient(config)
+    except UnansweredError as error:
+        raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} can't be reached: {error}") from error

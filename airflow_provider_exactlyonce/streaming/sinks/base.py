@@ -76,7 +76,10 @@ class TransactionalSink(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """End the attempt so that none of its rows is ever visible. Never called after commit."""
+        """End the attempt so that none of its rows is ever visible. Never called after commit.
+
+        :raises ProducerLostError: it may still be open; recover next
+        """
 
     @abstractmethod
     def recover(self) -> None:

@@ -208,10 +208,7 @@ class KafkaTransaction(TransactionalSink):
 
     @override
     def abort(self) -> None:
-        try:
-            self._run.session.abort()
-        except UnansweredError as error:
-            raise BatchFailedError(f"the attempt could not be aborted: {error}") from error
+        self._run.session.abort()
 
     @override
     def recover(self) -> None:

@@ -10,12 +10,7 @@ from airflow.sdk import DAG, task
 
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
 from airflow_provider_exactlyonce.sensors.commit_gate import CommitGateSensor
-
-CONF = {
-    "spark.sql.shuffle.partitions": "2",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # short lives start faster so
-}
-JOB = Path(__file__).parents[2] / "streaming" / "jobs" / "counts.py"
+from tests.integration.airflow.job import CONF, JOB
 
 
 def stream() -> StreamingPipelineOperator:

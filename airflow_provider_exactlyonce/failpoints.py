@@ -42,9 +42,7 @@ def parse(text: str) -> dict[str, dict[str, str]]:
     return points
 
 
-_ACTIVE: Final[dict[str, dict[str, str]] | None] = (
-    parse(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
-)
+_ACTIVE: Final[dict[str, dict[str, str]] | None] = parse(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
 _SIGNAL: Final = "signal"
 _facts: dict[str, str] = {}
 

@@ -66,6 +66,14 @@ def from_environment(bootstrap_servers: str | None) -> dict[str, str]:
     return parse(text)
 
 
+def for_confluent(config: Mapping[str, str]) -> dict[str, str | int | float | bool]:
+    """Return the configuration for confluent-kafka, whose own log would print a line for each failed connection.
+
+    What failed reaches the caller as an exception anyway.
+    """
+    return {"log_level": 2, **config}
+
+
 def for_kafka_python(config: Mapping[str, str]) -> dict[str, Any]:
     """Return the configuration in kafka-python's names; what only consumers or producers use is left out.
 

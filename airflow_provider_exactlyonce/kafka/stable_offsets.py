@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.kafka.config import for_confluent
 
 _TIMEOUT_SECONDS: Final = 30.0
 
@@ -26,7 +27,7 @@ class StableOffsets:
     def __init__(self, config: Mapping[str, Any]) -> None:
         from confluent_kafka.admin import AdminClient
 
-        self._admin = AdminClient(dict(config))
+        self._admin = AdminClient(for_confluent(config))
 
     def partitions(self, topics: Iterable[str]) -> list[Place]:
         """Return all partitions of topics.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.kafka.config import for_confluent
 from airflow_provider_exactlyonce.ledger.records import (
     CommitRecord,
     Place,
@@ -71,10 +72,10 @@ class LedgerReader:
         self.pipeline: Final = pipeline
         self.topic: Final = ledger_topic(pipeline)
         self._bootstrap_servers = config["bootstrap.servers"]
-        self._admin = AdminClient(dict(config))
+        self._admin = AdminClient(for_confluent(config))
         self._consumer = Consumer(
             {
-                **config,
+                **for_confluent(config),
                 "group.id": f"exactlyonce-ledger-{uuid.uuid4()}",  # never joined and never committed to
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,

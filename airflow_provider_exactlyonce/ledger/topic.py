@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.exceptions import SettingRefusedError
+from airflow_provider_exactlyonce.kafka.config import for_confluent
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 
 _TIMEOUT_SECONDS: Final = 30.0
@@ -22,7 +23,7 @@ def ensure(config: Mapping[str, Any], pipeline: str) -> None:
     from confluent_kafka.admin import AdminClient, NewTopic
 
     name = ledger_topic(pipeline)
-    admin = AdminClient(dict(config))
+    admin = AdminClient(for_confluent(config))
     topic = NewTopic(
         name, num_partitions=1, replication_factor=_REPLICATION_DEFAULT, config={"cleanup.policy": "compact"}
     )

@@ -15,6 +15,7 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
     invariant,
 )
+from airflow_provider_exactlyonce.kafka.config import for_confluent
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SinkRange
@@ -100,7 +101,7 @@ class KafkaTransaction(TransactionalSink):
         from confluent_kafka.admin import AdminClient
 
         self._definition: Final = definition
-        self._admin: Final = AdminClient(dict(run.options.config))
+        self._admin: Final = AdminClient(for_confluent(run.options.config))
         self._run: Final = run
         self._sequencer_host: Final = sequencer_host
         self._batch: Batch | None = None

@@ -109,8 +109,14 @@ def _add_status(subparsers: Any) -> None:
 
 
 def _status(given: argparse.Namespace) -> int:
-    with LedgerReader(kafka_config.from_environment(given.bootstrap_servers), given.pipeline) as reader:
-        tail = reader.tail()
+    from confluent_kafka import KafkaException
+
+    config = kafka_config.from_environment(given.bootstrap_servers)
+    try:
+        with LedgerReader(config, given.pipeline) as reader:
+            tail = reader.tail()
+    except KafkaException as error:
+        raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
     if tail is None or tail.claim is None:
         raise RefusedError(f"pipeline {given.pipeline} has no ledger on this cluster: it has never been started here")
     facts = _facts(given.pipeline, tail, Home(given.home or tail.claim.home_path))

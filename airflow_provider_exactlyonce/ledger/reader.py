@@ -71,7 +71,6 @@ class LedgerReader:
 
         self.pipeline: Final = pipeline
         self.topic: Final = ledger_topic(pipeline)
-        self._bootstrap_servers = config["bootstrap.servers"]
         self._admin = AdminClient(for_confluent(config))
         self._consumer = Consumer(
             {
@@ -144,10 +143,7 @@ class LedgerReader:
     def _describe(self) -> tuple[str, str] | None:
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-        try:
-            cluster = self._admin.describe_cluster(request_timeout=_TIMEOUT_SECONDS).result()
-        except KafkaException as error:
-            raise ExactlyOnceError(f"Kafka at {self._bootstrap_servers} can't be reached: {error}") from error
+        cluster = self._admin.describe_cluster(request_timeout=_TIMEOUT_SECONDS).result()
         future = self._admin.describe_topics(TopicCollection([self.topic]), request_timeout=_TIMEOUT_SECONDS)
         try:
             topic = future[self.topic].result()

@@ -102,15 +102,17 @@ def look(kafka_conn_id: str, pipeline: str, target: Mapping[str, Any]) -> Verdic
     """
     from confluent_kafka import KafkaException
 
-    from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+    from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
     from airflow_provider_exactlyonce.hooks.kafka import client_config
     from airflow_provider_exactlyonce.ledger.gate import GateTarget, check
 
     parsed = GateTarget.parse(**target)
     try:
         return check(client_config(kafka_conn_id), pipeline, parsed)
-    except KafkaException as error:
-        raise ExactlyOnceError(f"Kafka (connection {kafka_conn_id}) did not answer: {error.args[0]}") from error
+    except (KafkaException, ExactlyOnceError) as error:
+        if isinstance(error, ExactlyOnceError) and error.decision is Decision.REFUSE:
+            raise
+        raise ExactlyOnceError(f"connection {kafka_conn_id}: {error}") from error
 
 
 def _event(reason: GateReason, **facts: Any) -> TriggerEvent:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException, TaskDeferred
-from confluent_kafka import Producer
+from confluent_kafka import IsolationLevel, Producer
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
@@ -30,6 +30,7 @@ from airflow_provider_exactlyonce.ledger.records import (
 )
 from airflow_provider_exactlyonce.sensors.commit_gate import CommitGateSensor
 from airflow_provider_exactlyonce.triggers.commit_gate import CommitGateTrigger
+from tests.integration.streaming.harness import end_offsets
 
 NEW_YEAR = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 CONNECTION = "kafka_of_the_gate"
@@ -67,6 +68,7 @@ class HandWrittenPipeline:
         [offset] = self.send(ledger_topic(self.name), {0: [(claim.key, encode(claim))]})[0]
         self.producer.commit_transaction(30)
         self.place = replace(self.place, run=1, run_offset=offset)
+        self._wait_until_readable(offset)
 
     def commit(self, rows: Mapping[int, int], *, read_up_to: Mapping[int, int], watermark: int = 0) -> None:
         """Commit a batch.
@@ -106,6 +108,15 @@ class HandWrittenPipeline:
         self.producer.commit_transaction(30)
         self.ends.update(read_up_to)
         self.place = replace(self.place, commit=record.commit, commit_offset=offset)
+        self._wait_until_readable(offset)
+
+    def _wait_until_readable(self, offset: int) -> None:
+        """A commit is answered before the coordinator has written its markers."""
+        ledger = ledger_topic(self.name)
+        deadline = time.monotonic() + 30
+        while end_offsets(self.config, ledger, IsolationLevel.READ_COMMITTED)[0] <= offset:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def send(self, topic: str, records: Mapping[int, list[tuple[bytes, bytes]]]) -> dict[int, list[int]]:
         """Send and return the offsets by partition."""

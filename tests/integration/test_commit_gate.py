@@ -183,7 +183,7 @@ def test_the_ledger_opens_the_gate(
 ) -> None:
     pipeline.commit({0: 5, 1: 1}, read_up_to={0: 10, 1: 4})
     pipeline.commit({0: 2}, read_up_to={0: 20, 1: 4}, watermark=NEW_YEAR)
-    assert check(pipeline.config, pipeline.name, opened) == Verdict(open=True, missing="", commit=2, target=opened)
+    assert wait_until_open(pipeline, opened) == Verdict(open=True, missing="", commit=2, target=opened)
     assert check(pipeline.config, pipeline.name, closed) == Verdict(
         open=False, missing=missing, commit=2, target=closed
     )
@@ -192,7 +192,7 @@ def test_the_ledger_opens_the_gate(
 def test_source_offsets_open_the_gate_partition_by_partition(pipeline: HandWrittenPipeline) -> None:
     pipeline.commit({0: 1}, read_up_to={0: 20, 1: 4})
     source = pipeline.source
-    assert check(pipeline.config, pipeline.name, GateTarget(offsets={source: {0: 20, 1: 4}})).open
+    wait_until_open(pipeline, GateTarget(offsets={source: {0: 20, 1: 4}}))
     closed = check(pipeline.config, pipeline.name, GateTarget(offsets={source: {0: 21, 1: 500}, "elsewhere": {0: 1}}))
     assert closed.missing == (
         f"elsewhere-0: commit 1 does not read it, 1 wanted; {source}-0: committed up to 20 of 21; "
@@ -232,17 +232,18 @@ def test_what_newer_commits_wrote_need_not_be_readable(pipeline: HandWrittenPipe
     foreign.begin_transaction()
     send(foreign, pipeline.sink, {1: [(b"k", b"v")]})
     pipeline.commit({0: 1, 1: 1}, read_up_to={0: 2})
-    assert check(pipeline.config, pipeline.name, GateTarget(commit=1)).open
+    wait_until_open(pipeline, GateTarget(commit=1))
     assert not check(pipeline.config, pipeline.name, GateTarget(commit=2)).open
     foreign.abort_transaction(30)
 
 
-def wait_until_open(pipeline: HandWrittenPipeline, target: GateTarget) -> None:
+def wait_until_open(pipeline: HandWrittenPipeline, target: GateTarget) -> Verdict:
     """Markers are written after the decision is answered, so an open gate may be milliseconds away."""
     deadline = time.monotonic() + 10
     while not (verdict := check(pipeline.config, pipeline.name, target)).open:
         assert time.monotonic() < deadline, verdict.missing
         time.sleep(0.05)
+    return verdict
 
 
 def test_a_timestamp_stands_for_the_records_before_its_first_one(
@@ -258,7 +259,7 @@ def test_a_timestamp_stands_for_the_records_before_its_first_one(
     assert closed.missing == f"{pipeline.source}-1: committed up to 2 of 3", "partition 1 has nothing later: to its end"
     assert closed.target == GateTarget(offsets={pipeline.source: {0: 2, 1: 3}})
     pipeline.commit({0: 1}, read_up_to={0: 2, 1: 3})
-    assert check(pipeline.config, pipeline.name, target).open
+    wait_until_open(pipeline, target)
 
 
 def test_a_resolved_timestamp_does_not_move_when_old_records_keep_coming(
@@ -271,7 +272,7 @@ def test_a_resolved_timestamp_does_not_move_when_old_records_keep_coming(
     assert first.missing == f"{pipeline.source}-0: committed up to 2 of 3"
     send(plain, pipeline.source, {0: [(b"k", b"v")] * 50}, timestamp=NEW_YEAR)
     pipeline.commit({0: 1}, read_up_to={0: 3, 1: 1})
-    assert check(pipeline.config, pipeline.name, first.target).open
+    wait_until_open(pipeline, first.target)
     assert not check(pipeline.config, pipeline.name, GateTarget(timestamp=NEW_YEAR + 1)).open
 
 
@@ -298,7 +299,7 @@ def test_a_long_ledger_is_not_read_whole(pipeline: HandWrittenPipeline) -> None:
     for number in range(1, 31):
         pipeline.commit({number % 3: 1}, read_up_to={0: number})
     began = time.monotonic()
-    assert check(pipeline.config, pipeline.name, GateTarget(commit=12)).open
+    wait_until_open(pipeline, GateTarget(commit=12))
     assert time.monotonic() - began < 2
 
 
@@ -355,6 +356,7 @@ def resume(sensor: CommitGateSensor, deferral: TaskDeferred, event: dict[str, An
 @pytest.mark.usefixtures("connection")
 def test_an_open_gate_lets_both_kinds_of_sensor_through_at_once(pipeline: HandWrittenPipeline) -> None:
     pipeline.commit({0: 1}, read_up_to={0: 1})
+    wait_until_open(pipeline, GateTarget(commit=1))
     for deferrable in (False, True):
         assert gate(pipeline, commit="1", deferrable=deferrable).execute({}) == {"pipeline": pipeline.name, "commit": 1}
 

@@ -16,6 +16,7 @@ import psutil  # type: ignore[import-untyped]
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _GRACE_SECONDS: Final = 8.0
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: A driver of the demo lives for seconds: with the quick compiler alone it takes half the processor time.
 _FAST_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 #: Variables that would point the demo's Airflow or Spark somewhere else.
@@ -23,7 +24,7 @@ _FOREIGN: Final = ("AIRFLOW", "SPARK_", "PYSPARK_", "EXACTLYONCE_KAFKA", "EXACTL
 
 
 class Interrupted(BaseException):
-    """Somebody asked the demo to end: Ctrl-C or SIGTERM."""
+    """Somebody asked the demo to end: Ctrl-C, SIGTERM, or a terminal that was closed."""
 
 
 def adopt_orphans() -> None:
@@ -36,14 +37,14 @@ def adopt_orphans() -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into :class:`Interrupted`, once; while the demo ends things, more of them are ignored."""
+    """Turn these signals into :class:`Interrupted`, once; while the demo ends things, more of them are ignored."""
 
     def interrupt(number: int, _: object) -> None:
-        for repeated in (signal.SIGINT, signal.SIGTERM):
+        for repeated in _ENDING:
             signal.signal(repeated, signal.SIG_IGN)
         raise Interrupted(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, interrupt) for number in _ENDING}
     try:
         yield
     finally:

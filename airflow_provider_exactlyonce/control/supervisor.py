@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from airflow_provider_exactlyonce.control import commands, processes, progress, restarts, stopping, verdict
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control import processes, progress, restarts, stopping, verdict
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Lease, Life
@@ -110,18 +110,17 @@ class Supervisor:
             self._attached = attached
             if self.stopping is not None:  # asked while we were starting it
                 self._end(attached)
-            yield from self._watch(attached.driver)
+            yield from self._watch(attached)
             died = time.time()
             self._attached = None
             intents.remove(self.home.intent, attached.intent.token)
-            if self.stopping is not None:
-                raise StopRequestedError(f"the driver was stopped at {self._place(attached)}: {self.stopping}")
             if not attached.ours:
                 continue
             error = verdict.failure(self.home, attached.driver.token, self._ended, Path(attached.intent.log))
-            if error is None:
-                self._check_finished(attached)
+            if error is None and self._is_done(attached):
                 return
+            if error is None or self.stopping is not None:
+                raise StopRequestedError(f"the driver was stopped at {self._place(attached)}: {self.stopping}")
             self._prepare_restart(attached, error, died)
 
     def stop(self, reason: str) -> None:
@@ -285,8 +284,12 @@ class Supervisor:
 
     # -- watching -------------------------------------------------------------------------------------------------
 
-    def _watch(self, driver: Driver) -> Iterator[Status]:
-        """Yield changed statuses until the driver has ended; leaves how in ``_ended``."""
+    def _watch(self, attached: _Attached) -> Iterator[Status]:
+        """Yield changed statuses until the driver has ended; leaves how in ``_ended``.
+
+        :raises StopRequestedError: when we were asked to stop while we waited for somebody else's driver
+        """
+        driver = attached.driver
         shown: Status | None = None
         next_look = 0.0
         over_since: float | None = None
@@ -309,6 +312,8 @@ class Supervisor:
             if ended is not None:
                 self._ended = ended
                 return
+            if self.stopping is not None and not attached.ours:
+                raise StopRequestedError(f"stopped while waiting for {attached.intent.owner}: {self.stopping}")
             if over_since is not None and now - over_since > _EXIT_GRACE_SECONDS:
                 driver.signal(signal.SIGKILL)  # its Python half has ended; the JVM hangs
             time.sleep(_PROCESS_POLL_SECONDS)
@@ -317,12 +322,20 @@ class Supervisor:
         held = leases.read(self.home.lease)
         return leases.life(held) if held is not None and held.token == driver.token else Life.NONE
 
-    def _check_finished(self, attached: _Attached) -> None:
+    def _is_done(self, attached: _Attached) -> bool:
+        """Whether a driver that ended in order has done its work, too.
+
+        :raises StopRequestedError: when somebody else has asked the driver to stop before it had
+        """
         status = verdict.status_of(self.home, attached.driver.token)
-        if self.until == "available" and status is not None and status.state is DriverState.STOPPED:
+        if status is not None and status.state is DriverState.FINISHED:
+            return True
+        if self.stopping is None and self.until == "available":
             raise StopRequestedError(
-                f"somebody stopped the driver at {self._place(attached)}, before everything available was committed"
+                f"somebody stopped the driver at {self._place(attached)}, before everything available was committed: "
+                f"{commands.stop_requested(self.home, attached.driver.token)}"
             )
+        return self.stopping is None
 
     def _place(self, attached: _Attached) -> str:
         status = verdict.status_of(self.home, attached.driver.token)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from airflow_provider_exactlyonce.control import commands
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
@@ -59,8 +60,12 @@ def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError
     :returns: an error whose message starts with the driver's own
     """
     status = status_of(home, token)
-    if status is not None and status.state in (DriverState.FINISHED, DriverState.STOPPED):
+    if status is not None and status.state is DriverState.FINISHED:
         return None
+    if status is not None and status.state is DriverState.STOPPED:
+        if commands.stop_requested(home, token) is not None:
+            return None
+        return DriverFailedError("the driver was stopped by a signal, and nobody had asked for a stop")
     if status is not None and status.error is not None:
         return _from_status(status.error)
     known = _BY_EXIT_CODE.get(ended.exit_code) if ended.exit_code is not None else None

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.control import documents, lease, processes, restarts, stopping, verdict
+from airflow_provider_exactlyonce.control import commands, documents, lease, processes, restarts, stopping, verdict
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
@@ -404,14 +404,57 @@ def test_the_stop_goes_on_when_the_supervisor_is_killed_in_the_middle(home: Home
     wait_for(lambda: not processes.members(intent.token))
 
 
+def stop_by_a_person(home: Home) -> None:
+    held = lease.read(home.lease)
+    assert held is not None
+    commands.request_stop(home, held.token, reason="maintenance")
+
+
 def test_a_stop_by_somebody_else_is_no_success_while_records_were_available(home: Home) -> None:
-    with pytest.raises(StopRequestedError, match="before everything available was committed"):
-        list(supervisor(home, "take-lease commit end=stopped").run())
+    one = supervisor(home, "take-lease commit until-stop")
+    with (
+        alarm(0.7, lambda: stop_by_a_person(home)),
+        pytest.raises(StopRequestedError, match="before everything available was committed: maintenance"),
+    ):
+        list(one.run())
+    assert len(notes(home, "started")) == 1
 
 
 def test_a_stop_by_somebody_else_is_the_normal_end_of_a_driver_that_runs_for_ever(home: Home) -> None:
-    seen = list(supervisor(home, "take-lease commit end=stopped", until="forever").run())
+    with alarm(0.7, lambda: stop_by_a_person(home)):
+        seen = list(supervisor(home, "take-lease commit until-stop", until="forever").run())
     assert seen[-1].state is DriverState.STOPPED
+    assert len(notes(home, "started")) == 1
+
+
+@pytest.mark.parametrize("until", ["available", "forever"])
+def test_a_driver_that_a_signal_stopped_is_started_again(home: Home, until: str) -> None:
+    """A node that is drained sends SIGTERM: the driver ends in order, and nobody wanted that."""
+    list(supervisor(home, "take-lease commit end=stopped", "take-lease commit end=finished", until=until).run())
+    assert len(notes(home, "started")) == 2
+
+
+def test_a_driver_that_finishes_while_it_is_asked_to_stop_has_finished(home: Home) -> None:
+    one = supervisor(home, "take-lease commit sleep=1 end=finished")
+    with alarm(0.5, lambda: one.stop("the task was killed")):
+        assert list(one.run())[-1].state is DriverState.FINISHED
+
+
+def test_a_stop_while_waiting_for_another_tasks_driver_leaves_that_driver_alone(home: Home) -> None:
+    first_supervisor_killed(home, "take-lease commit note=up sleep=2 end=finished", until_note="up")
+    two = supervisor(home, "exit=1", owner="shop/stream/run2/-1")
+    with (
+        alarm(0.5, lambda: two.stop("killed")),
+        pytest.raises(StopRequestedError, match="waiting for shop/stream/run1"),
+    ):
+        list(two.run())
+    intent = intents.read(home.intent)
+    assert intent is not None
+    assert processes.leader(intent.token) is not None
+    wait_for(lambda: not processes.members(intent.token))
+    status = statuses.read(home.status)
+    assert status is not None
+    assert status.state is DriverState.FINISHED
 
 
 def test_what_a_dead_leader_leaves_behind_is_killed_before_the_next_start(home: Home) -> None:

@@ -20,12 +20,14 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from demo import judge, main_job, page, processes, purchases, report, stock, topics
 from demo.console import Console
 from demo.history import SOURCE_TOPIC, Event, read_events
+from demo.timed_kill import Aim
 
 PARTITIONS: Final = 4
-FAIL_POINTS: Final = "during-send:run=1:batch=3,after-commit:run=2:batch=6"
-KILLS: Final = ("SIGKILL in mid-write", "SIGKILL after the commit")
-STOCK_AIMS: Final = (stock.Aim(batch=3, wholly_written=False), stock.Aim(batch=6, wholly_written=True))
-STOCK_KILLS: Final = ("SIGKILL in mid-write", "SIGKILL after the write")
+FAIL_POINTS: Final = {
+    "during-send:run=1:batch=3": "SIGKILL in mid-write",
+    "after-commit:run=2:batch=6": "SIGKILL after the commit",
+}
+STOCK_AIMS: Final = (Aim(batch=3, wholly_written=False), Aim(batch=6, wholly_written=True))
 REPORT_FOLDER: Final = Path(__file__).parents[1] / "demo-report"
 _LOG_LINES: Final = 40
 _INTERRUPTED: Final = 130
@@ -81,9 +83,7 @@ def _run(console: Console, folder: Path) -> int:
         ours, commits, gate_opened = _main_job(bench, job)
         console.say("now the same job with the same kills through Spark's own Kafka sink")
         theirs = _stock(bench)
-    story = page.Story(
-        ours=ours, stock=theirs, commits=commits, gate_opened=gate_opened, kills=KILLS, stock_kills=STOCK_KILLS
-    )
+    story = page.Story(ours=ours, stock=theirs, commits=commits, gate_opened=gate_opened)
     page.write(REPORT_FOLDER / "index.html", story)
     console.say("everything that was started has ended")
     console.plain(f"\n{report.text(ours, theirs)}\n")
@@ -134,7 +134,7 @@ def _main_job(bench: Bench, job: main_job.MainJob) -> tuple[report.Account, list
     ends = topics.Ends(bench.config, SOURCE_TOPIC).stable_and_high()
     source_ends = {partition: high for partition, (_, high) in ends.items()}
     problems = [
-        *judge.problems(figures, kills=len(KILLS)),
+        *judge.problems(figures, kills=len(FAIL_POINTS)),
         *judge.source_problems(bench.events, bench.purchases),
         *judge.ledger_problems(records, source_ends, bench.events, history.updates, main_job.TOPIC),
     ]

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -72,10 +73,12 @@ class Kill:
 
     :param run: which of the driver's runs died, the first being 1
     :param at: seconds since the epoch
+    :param label: what it interrupted
     """
 
     run: int
     at: float
+    label: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +145,18 @@ def batches_of(commits: Iterable[CommitRecord]) -> list[Batch]:
         )
         for commit in commits
     ]
+
+
+def source_ranges(checkpoint: Path) -> list[Ranges]:
+    """Return what each batch of a checkpoint takes from the source, in order."""
+    ranges: list[Ranges] = []
+    before: dict[int, int] = {}
+    for number in sorted(int(path.name) for path in (checkpoint / "offsets").glob("[0-9]*")):
+        text = (checkpoint / "offsets" / str(number)).read_text().splitlines()[-1]
+        after = {int(partition): end for partition, end in json.loads(text)[SOURCE_TOPIC].items()}
+        ranges.append({partition: (before.get(partition, 0), end) for partition, end in after.items()})
+        before = after
+    return ranges
 
 
 class Expectation:

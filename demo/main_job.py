@@ -40,26 +40,31 @@ class DagResult:
     :param started: when its task ``stream`` began
     :param gate_opened: when its task ``gate`` ended
     :param restarts: what the operator has on record
+    :param labels: what the kills interrupt, in order
     """
 
     started: float
     gate_opened: float
     restarts: Sequence[Restart]
+    labels: Sequence[str]
 
     @property
     def kills(self) -> list[Kill]:
         """The deaths by SIGKILL; other deaths count as restarts that nobody asked for."""
-        return [Kill(run=entry.run, at=entry.died) for entry in self.restarts if entry.exit_code == -signal.SIGKILL]
+        killed = [entry for entry in self.restarts if entry.exit_code == -signal.SIGKILL]
+        labels = [*self.labels, *("SIGKILL" for _ in killed)]
+        return [Kill(run=entry.run, at=entry.died, label=label) for entry, label in zip(killed, labels, strict=False)]
 
 
 class MainJob:
     """Airflow of the demo's own, with one connection to Spark and one to Kafka.
 
     :param folder: Airflow's home, the pipeline's home and the logs
-    :param fail_points: where the driver dies, in the language of :mod:`airflow_provider_exactlyonce.failpoints`
+    :param fail_points: where the driver dies, in the language of :mod:`airflow_provider_exactlyonce.failpoints`, and
+        what a report calls it
     """
 
-    def __init__(self, folder: Path, *, fail_points: str) -> None:
+    def __init__(self, folder: Path, *, fail_points: Mapping[str, str]) -> None:
         self.log: Final = folder / "dag.log"
         self._folder = folder
         self._home = Home(folder / "home")
@@ -107,6 +112,7 @@ class MainJob:
             started=tasks["stream"]["started"],
             gate_opened=tasks["gate"]["ended"],
             restarts=restarts.read(self._home.control / _RESTARTS),
+            labels=list(self._fail_points.values()),
         )
 
     def _failures(self) -> str:
@@ -128,7 +134,7 @@ class MainJob:
             "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{airflow / 'airflow.db'}",
             **{f"AIRFLOW_CONN_{name}": json.dumps(connection) for name, connection in connections.items()},
-            FAILPOINTS: self._fail_points,
+            FAILPOINTS: ",".join(self._fail_points),
         }
 
 

@@ -41,16 +41,12 @@ class Story:
 
     :param commits: the ledger's, in order
     :param gate_opened: when the gate let the next task go, seconds since the epoch
-    :param kills: what each kill of ours interrupted, in order
-    :param stock_kills: the same for the stock sink
     """
 
     ours: Account
     stock: Account
     commits: Sequence[CommitRecord]
     gate_opened: float
-    kills: Sequence[str]
-    stock_kills: Sequence[str]
 
 
 def write(path: Path, story: Story) -> None:
@@ -115,8 +111,8 @@ def _timelines(story: Story) -> str:
     span = _MARGIN * max(ours_ended - story.ours.history.starts[0], stock_ended - story.stock.history.starts[0])
     gate = Mark(at=story.gate_opened, label="gate opens", kind="gate")
     pictures = (
-        (story.ours, [*_kill_marks(story.ours.history, story.kills), gate], ours_ended, "ours"),
-        (story.stock, _kill_marks(story.stock.history, story.stock_kills), stock_ended, "stock"),
+        (story.ours, [*_kill_marks(story.ours.history), gate], ours_ended, "ours"),
+        (story.stock, _kill_marks(story.stock.history), stock_ended, "stock"),
     )
     figures = []
     for account, marks, ended, css in pictures:
@@ -126,8 +122,8 @@ def _timelines(story: Story) -> str:
     return "".join(figures)
 
 
-def _kill_marks(history: History, labels: Sequence[str]) -> list[Mark]:
-    return [Mark(at=kill.at, label=label, kind="kill") for kill, label in zip(history.kills, labels, strict=False)]
+def _kill_marks(history: History) -> list[Mark]:
+    return [Mark(at=kill.at, label=kill.label, kind="kill") for kill in history.kills]
 
 
 def _caption(found: Figures) -> str:

@@ -113,7 +113,7 @@ def history(shown: Sequence[Update] | None = None) -> History:
         rows_written=len(visible) + 2,
         sink_ends={SINK: {0: (32, 32)}},
         starts=[EPOCH, EPOCH + 35, EPOCH + 65],
-        kills=[Kill(run=1, at=EPOCH + 32), Kill(run=2, at=EPOCH + 61)],
+        kills=[Kill(run=1, at=EPOCH + 32, label="in mid-write"), Kill(run=2, at=EPOCH + 61, label="after")],
     )
 
 

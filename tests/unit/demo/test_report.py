@@ -25,8 +25,6 @@ def story(ours: History | None = None) -> page.Story:
         stock=account(report.STOCK, histories.history(doubled)),
         commits=[record for record in histories.ledger() if isinstance(record, CommitRecord)],
         gate_opened=histories.EPOCH + 84,
-        kills=("SIGKILL in mid-write", "SIGKILL after the commit"),
-        stock_kills=("SIGKILL in mid-write", "SIGKILL after the write"),
     )
 
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from demo import stock
-from demo.history import SOURCE_TOPIC
+from demo.history import SOURCE_TOPIC, source_ranges
 
 
 def write_offsets(checkpoint: Path, number: int, ends: dict[str, int]) -> None:
@@ -18,15 +17,15 @@ def test_the_ranges_of_a_checkpoint_follow_each_other(tmp_path: Path) -> None:
     write_offsets(tmp_path, 0, {"0": 5, "1": 7})
     write_offsets(tmp_path, 1, {"0": 5, "1": 9})
 
-    assert stock.source_ranges(tmp_path) == [{0: (0, 5), 1: (0, 7)}, {0: (5, 5), 1: (7, 9)}]
+    assert source_ranges(tmp_path) == [{0: (0, 5), 1: (0, 7)}, {0: (5, 5), 1: (7, 9)}]
 
 
 def test_batches_are_in_the_order_of_numbers_not_of_names(tmp_path: Path) -> None:
     for number in range(11):
         write_offsets(tmp_path, number, {"0": number + 1})
 
-    assert stock.source_ranges(tmp_path)[10] == {0: (10, 11)}
+    assert source_ranges(tmp_path)[10] == {0: (10, 11)}
 
 
 def test_a_checkpoint_that_is_not_there_yet_has_no_ranges(tmp_path: Path) -> None:
-    assert stock.source_ranges(tmp_path / "absent") == []
+    assert source_ranges(tmp_path / "absent") == []

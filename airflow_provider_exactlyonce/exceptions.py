@@ -77,6 +77,10 @@ class RecordTooLargeError(DataError):
     """A record is above what its topic accepts."""
 
 
+class RecordRefusedError(DataError):
+    """The sink's system refuses a record for what it is."""
+
+
 class BatchFailedError(ExactlyOnceError):
     """A batch attempt failed and its transaction is aborted, or aborts by itself."""
 

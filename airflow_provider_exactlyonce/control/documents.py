@@ -40,8 +40,7 @@ def write(path: Path, body: Mapping[str, Any], *, durable: bool = True, exclusiv
                 file.flush()
                 os.fsync(file.fileno())
         if exclusive:
-            os.link(temporary, path)
-            os.unlink(temporary)
+            _create(temporary, path)
         else:
             os.replace(temporary, path)
     except BaseException:
@@ -49,6 +48,19 @@ def write(path: Path, body: Mapping[str, Any], *, durable: bool = True, exclusiv
         raise
     if durable:
         _flush_directory(path.parent)
+
+
+def _create(temporary: str, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(path) from None
+        os.replace(temporary, path)
+    else:
+        os.unlink(temporary)
 
 
 def _flush_directory(directory: Path) -> None:

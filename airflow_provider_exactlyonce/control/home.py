@@ -18,7 +18,7 @@ import json
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.control import documents
@@ -64,12 +64,12 @@ class Home:
 
     def identity(self) -> str | None:
         """Return the home's id, None when the directory is no home (yet)."""
-        body = documents.read(self.path / "home.json")
+        body = _whole(self.path / "home.json")
         return str(body["id"]) if body else None
 
     def pipeline(self) -> str | None:
         """Return the name of the pipeline whose home this is."""
-        body = documents.read(self.path / "home.json")
+        body = _whole(self.path / "home.json")
         return str(body["pipeline"]) if body else None
 
     def current(self) -> Lineage | None:
@@ -77,7 +77,7 @@ class Home:
 
         :raises RefusedError: when the pointer is there and its lineage isn't
         """
-        pointer = documents.read(self.path / "current")
+        pointer = _whole(self.path / "current")
         if pointer is None:
             return None
         body = documents.read(self.path / "lineages" / pointer["lineage"] / "lineage.json")
@@ -125,6 +125,14 @@ class Home:
         """Note the number of the newest commit. Not flushed: after a power failure it may be older, never newer."""
         path = self.path / "lineages" / lineage_id / "progress.json"
         documents.write(path, {"last_commit": commit}, durable=False)
+
+
+def _whole(path: Path) -> dict[str, Any] | None:
+    """Read a document that a home can't do without; None when it was never written."""
+    body = documents.read(path)
+    if body is None and path.exists():
+        raise RefusedError(f"{path} is torn or was changed by hand; put it back from a copy of the home")
+    return body
 
 
 def _local_path(location: str) -> Path:

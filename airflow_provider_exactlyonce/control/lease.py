@@ -6,6 +6,7 @@ lets a supervisor that comes back find the driver that it left.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import time
@@ -25,6 +26,7 @@ class Lease:
     """One driver's hold on a pipeline.
 
     :param token: start token, unique per driver start; given by the supervisor that launched it
+    :param machine: host, boot and pid namespace: where ``pid`` means this process
     :param run: the run that the driver claimed, 0 before its claim
     :param process_started: the process's start time in clock ticks since boot, so that a recycled pid isn't taken for
     it
@@ -34,6 +36,7 @@ class Lease:
     pipeline: str
     token: str
     host: str
+    machine: str
     pid: int
     process_started: int
     heartbeat: float
@@ -55,6 +58,7 @@ def take(path: Path, pipeline: str, token: str) -> Lease:
         pipeline=pipeline,
         token=token,
         host=socket.gethostname(),
+        machine=this_machine(),
         pid=os.getpid(),
         process_started=process_start(os.getpid()) or 0,
         heartbeat=time.time(),
@@ -64,9 +68,12 @@ def take(path: Path, pipeline: str, token: str) -> Lease:
 
 
 def beat(path: Path, lease: Lease) -> Lease | None:
-    """Renew the lease; returns None, and writes nothing, when another driver has taken it."""
+    """Renew the lease; returns None, and writes nothing, when another driver has taken it.
+
+    A lease of a lower run is taken back: it is of a superseded driver that was frozen while it renewed.
+    """
     held = read(path)
-    if held is not None and held.token != lease.token:
+    if held is not None and held.token != lease.token and not 0 < held.run < lease.run:
         return None
     renewed = replace(lease, heartbeat=time.time())
     documents.write(path, asdict(renewed), durable=False)
@@ -90,24 +97,38 @@ def life(lease: Lease | None, *, now: float | None = None) -> Life:
     """Judge whether the holder lives, from its process where it is on this host and from its heartbeat."""
     if lease is None:
         return Life.NONE
-    if lease.host == socket.gethostname() and process_start(lease.pid) != lease.process_started:
+    if lease.machine == this_machine() and process_start(lease.pid) != lease.process_started:
         return Life.GONE
     silence = (time.time() if now is None else now) - lease.heartbeat
     return Life.SILENT if silence > STALE_SECONDS else Life.ALIVE
 
 
 def settle(path: Path, *, poll_seconds: float = 0.2) -> tuple[Lease | None, Life]:
-    """Read the lease and wait until its holder's life is certain: it beats again, has ended, or falls silent.
+    """Watch the lease until its holder's life is certain: it beats, has ended, or stays silent.
 
-    Takes at most :data:`STALE_SECONDS`; less than :data:`HEARTBEAT_SECONDS` for a healthy holder.
+    Clocks of other hosts don't matter: what counts is that the heartbeat changes. Takes less than
+    :data:`HEARTBEAT_SECONDS` for a healthy holder, :data:`STALE_SECONDS` for a silent one.
     """
     first = read(path)
+    deadline = time.monotonic() + STALE_SECONDS
     while True:
         lease = read(path)
-        state = life(lease)
-        if state is not Life.ALIVE or (first and lease and lease.heartbeat > first.heartbeat):
-            return lease, state
+        if lease is None:
+            return None, Life.NONE
+        if life(lease, now=lease.heartbeat) is Life.GONE:
+            return lease, Life.GONE
+        if first is None or (lease.token, lease.heartbeat) != (first.token, first.heartbeat):
+            return lease, Life.ALIVE
+        if time.monotonic() >= deadline:
+            return lease, Life.SILENT
         time.sleep(poll_seconds)
+
+
+@functools.cache
+def this_machine() -> str:
+    """Return what tells this host, since it booted, and this pid namespace from all others."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 def process_start(pid: int) -> int | None:

@@ -21,6 +21,8 @@ from airflow_provider_exactlyonce.exceptions import (
     CommitUnknownError,
     ExactlyOnceError,
     InvariantError,
+    RecordRefusedError,
+    RefusedError,
     SettingRefusedError,
 )
 from airflow_provider_exactlyonce.kafka import record_batch
@@ -37,7 +39,11 @@ from airflow_provider_exactlyonce.kafka.wire import (
 #: The largest epoch that the coordinator gives out; the next request gets a new producer id with epoch 0.
 LAST_EPOCH: Final = 32_766
 _INVALID_TRANSACTION_TIMEOUT: Final = 50
+_TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
 _REQUEST_PATIENCE_SECONDS: Final = 60.0
+
+#: Answers of the coordinator to a producer that is no longer the current one.
+_TAKEN_OVER: Final = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_PRODUCER_ID_MAPPING})
 
 
 class State(Enum):
@@ -115,6 +121,8 @@ class TransactionSession:
                 "at most the broker's transaction.max.timeout.ms",
                 "the broker does not open such a transaction",
             )
+        if code == _TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            raise RefusedError(f"the Kafka user may not WRITE transactional.id {self.transactional_id}; grant it")
         if code != Code.NONE:
             raise ExactlyOnceError(f"InitProducerId of {self.transactional_id} answered {describe(code)}")
         self.producer = producer
@@ -171,18 +179,22 @@ class TransactionSession:
         self._move(Event.COMMITTED)
 
     def abort(self) -> None:
-        """Abort the attempt. Nothing is raised when the coordinator disagrees: the next begin finds out why.
+        """Abort the attempt. An attempt that has written nothing yet is no transaction, and is aborted all the same.
 
-        :raises ProducerLostError: when no definite answer came; the next initialise aborts what is open
+        :raises ProducerLostError: when no definite answer came, or another producer has taken over; nothing of ours is
+            open after the next initialise
         """
         try:
-            until_definite(
+            code = until_definite(
                 lambda: self.client.end_transaction(self.transactional_id, self.producer, commit=False),
                 timeout_seconds=_REQUEST_PATIENCE_SECONDS,
             )
         except UnansweredError as error:
             self._move(Event.LOST)
             raise ProducerLostError(f"EndTxn(abort) of {self.transactional_id}: {error}") from error
+        if code in _TAKEN_OVER:
+            self._move(Event.LOST)
+            raise ProducerLostError(f"EndTxn(abort) of {self.transactional_id} answered {describe(code)}")
         self._move(Event.ABORTED)
 
     def _send_commit(self) -> int:
@@ -229,6 +241,7 @@ def produce(client: WireClient, transactional_id: str, topic: str, partition: in
     The same bytes with the same sequence are sent until the answer is definite: the broker removes duplicates.
 
     :raises BatchFailedError: when the broker refuses it; the attempt can't go on
+    :raises RecordRefusedError: when it would be refused again, such as a record without a key in a compacted topic
     """
     offset, message = -1, ""
 
@@ -245,6 +258,11 @@ def produce(client: WireClient, transactional_id: str, topic: str, partition: in
         )
     except UnansweredError as error:
         raise BatchFailedError(f"Produce to {topic}-{partition}: {error}") from error
+    answered = f"Produce to {topic}-{partition} answered {describe(code)} {message}".rstrip()
+    if code in (Code.INVALID_RECORD, Code.INVALID_TIMESTAMP):
+        raise RecordRefusedError(answered)
+    if code in _TAKEN_OVER:
+        raise BatchFailedError(f"{answered}: a newer run, or the batch took longer than its transaction time-out")
     if code != Code.NONE:
-        raise BatchFailedError(f"Produce to {topic}-{partition} answered {describe(code)} {message}".rstrip())
+        raise BatchFailedError(answered)
     return offset

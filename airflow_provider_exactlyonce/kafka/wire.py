@@ -53,6 +53,7 @@ class Code(IntEnum):
     CONCURRENT_TRANSACTIONS = 51
     KAFKA_STORAGE_ERROR = 56
     UNKNOWN_PRODUCER_ID = 59
+    INVALID_RECORD = 87
     PRODUCER_FENCED = 90
 
 
@@ -167,7 +168,11 @@ class WireClient:
             topic_data=[data],
             max_version=11,
         )
-        answer = self._send(request, leader).responses[0].partition_responses[0]
+        try:
+            answer = self._send(request, leader).responses[0].partition_responses[0]
+        except UnansweredError:
+            self._leaders.pop((topic, partition), None)  # it may have moved; the next try asks
+            raise
         return answer.error_code, answer.base_offset, answer.error_message or ""
 
     def metadata(self, topic: str) -> TopicMetadata | None:
@@ -178,6 +183,8 @@ class WireClient:
         answer = self._send(request, None).topics[0]
         if answer.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
             return None
+        if answer.error_code != Code.NONE:
+            raise UnansweredError(f"metadata of {topic}: {describe(answer.error_code)}")
         return TopicMetadata(
             topic_id=str(answer.topic_id),
             leaders={partition.partition_index: partition.leader_id for partition in answer.partitions},

@@ -195,9 +195,11 @@ class LedgerReader:
             while True:
                 for message in self._consumer.consume(500, timeout=0.1):
                     deadline = time.monotonic() + _TIMEOUT_SECONDS
-                    if self._is_end(message):
-                        return
                     offset, value = int(message.offset() or 0), message.value()
+                    if self._is_end(message):
+                        if offset >= end:
+                            return
+                        continue  # a leader that is not up to date yet
                     if offset >= end:
                         return
                     if value is not None:

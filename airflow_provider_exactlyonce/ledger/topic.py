@@ -32,13 +32,19 @@ def ensure(config: Mapping[str, Any], pipeline: str) -> None:
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise
-        _check(admin, name)
+        check(config, pipeline)
 
 
-def _check(admin: Any, name: str) -> None:
+def check(config: Mapping[str, Any], pipeline: str) -> None:
+    """Check the settings of the ledger topic, which is there.
+
+    :raises SettingRefusedError: when they would lose records
+    """
     from confluent_kafka import TopicCollection
-    from confluent_kafka.admin import ConfigResource, ResourceType
+    from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
+    name = ledger_topic(pipeline)
+    admin = AdminClient(for_confluent(config))
     resource = ConfigResource(ResourceType.TOPIC, name)
     settings = admin.describe_configs([resource], request_timeout=_TIMEOUT_SECONDS)[resource].result()
     policy = settings["cleanup.policy"].value

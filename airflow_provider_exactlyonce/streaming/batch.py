@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.kafka.wire import WireClient
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, KafkaOffsets, TornFileError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, ExactlyOnceError
+from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
 
 
@@ -32,6 +32,7 @@ def planned_batch(checkpoint: Checkpoint, client: WireClient, lineage: str, numb
     """Read what Spark has planned for a batch.
 
     :raises ExactlyOnceError: when the checkpoint lacks the batch's offsets, or they aren't whole
+    :raises BatchFailedError: when Kafka does not answer
     """
     try:
         offsets = checkpoint.offsets(number)
@@ -43,6 +44,16 @@ def planned_batch(checkpoint: Checkpoint, client: WireClient, lineage: str, numb
     starts = checkpoint.initial_kafka_offsets()
     for topic, partitions in (before.kafka_ends() if before else {}).items():
         starts.setdefault(topic, {}).update(partitions)
+    try:
+        source, topic_ids = _source_ranges(offsets, starts, client)
+    except UnansweredError as error:
+        raise BatchFailedError(f"source of batch {number}: {error}") from error
+    return Batch(lineage=lineage, number=number, offsets=offsets, source=source, source_topic_ids=topic_ids)
+
+
+def _source_ranges(
+    offsets: BatchOffsets, starts: KafkaOffsets, client: WireClient
+) -> tuple[dict[str, dict[int, tuple[int, int]]], dict[str, str]]:
     source: dict[str, dict[int, tuple[int, int]]] = {}
     topic_ids: dict[str, str] = {}
     for topic, ends in offsets.kafka_ends().items():
@@ -54,4 +65,4 @@ def planned_batch(checkpoint: Checkpoint, client: WireClient, lineage: str, numb
         if ends.keys() - known.keys():  # partitions that were added since are read from their beginning
             known = {**client.earliest_offsets(topic), **known}
         source[topic] = {partition: (known[partition], end) for partition, end in sorted(ends.items())}
-    return Batch(lineage=lineage, number=number, offsets=offsets, source=source, source_topic_ids=topic_ids)
+    return source, topic_ids

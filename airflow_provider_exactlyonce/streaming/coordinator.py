@@ -75,27 +75,20 @@ class CommitCoordinator:
     def _process(self, frame: DataFrame, number: int) -> None:
         self._honour_stop()
         began = time.monotonic()
-        batch = self._callbacks.plan(number)
         for attempt in range(1, self._max_batch_attempts + 1):
             try:
-                record, before = self._attempt(frame, batch)
-            except (ProducerLostError, CommitUnknownError) as error:
-                log.warning("batch %d, attempt %d: %s; the ledger decides", number, attempt, error)
-                self._sink.recover()
-                found = self._sink.committed(batch)
-                if found is None or not isinstance(error, CommitUnknownError):
-                    continue
-                record, before = found, False
-            except BatchFailedError as error:
+                record, before = self._attempt(frame, self._callbacks.plan(number))
+            except (BatchFailedError, ProducerLostError) as error:
                 log.warning("batch %d, attempt %d of %d failed: %s", number, attempt, self._max_batch_attempts, error)
+                if isinstance(error, ProducerLostError):
+                    self._sink.recover()
                 if attempt == self._max_batch_attempts:
                     raise BatchFailedError(f"batch {number} failed {attempt} times; the last time: {error}") from error
                 self._pause(attempt)
-                continue
-            failpoints.reach("after-commit")
-            self._callbacks.committed(record, time.monotonic() - began, before)
-            return
-        raise BatchFailedError(f"batch {number} lost its producer in {self._max_batch_attempts} attempts")
+            else:
+                failpoints.reach("after-commit")
+                self._callbacks.committed(record, time.monotonic() - began, before)
+                return
 
     def _attempt(self, frame: DataFrame, batch: Batch) -> tuple[CommitRecord, bool]:
         """Attempt a batch once; returns its record and whether it had been committed before."""
@@ -103,17 +96,25 @@ class CommitCoordinator:
         self._sink.begin(batch)
         try:
             known = self._sink.committed(batch)
-            if known is not None:
+            if known is None:
+                self._sink.write(frame)
+                record = self._sink.pre_commit(started_milliseconds)
+            else:
                 log.info("batch %d is commit %d already; rebuilding its state", batch.number, known.commit)
                 self._sink.rebuild(frame, known)
-                self._sink.abort()
-                return known, True
-            self._sink.write(frame)
-            record = self._sink.pre_commit(started_milliseconds)
         except Exception:
             self._sink.abort()
             raise
-        self._sink.commit()
+        if known is not None:
+            self._sink.abort()
+            return known, True
+        try:
+            self._sink.commit()
+        except CommitUnknownError as error:
+            log.warning("batch %d: %s; the ledger decides", batch.number, error)
+            self._sink.recover()
+            if self._sink.committed(batch) is None:
+                raise BatchFailedError(f"the commit did not take place: {error}") from error
         return record, False
 
     def _pause(self, attempt: int) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -27,7 +27,6 @@ from airflow_provider_exactlyonce.exceptions import (
     StopRequestedError,
 )
 from airflow_provider_exactlyonce.kafka import config as kafka_config
-from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.batch import planned_batch
@@ -165,10 +164,16 @@ class Driver:
     def _supervised(self, spark: SparkSession, run: Run) -> None:
         # Whatever can be refused is, before the start of the run fences anybody.
         result = self._pipeline.result(spark, self._options.config)
-        for source in self._pipeline.sources.values():
-            if run.client.metadata(source.topic) is None:
-                raise RefusedError(f"source topic {source.topic} does not exist on this cluster")
-        sink = KafkaTransaction(self._pipeline.sink, run, sequencer_host=_sequencer_host(spark))
+        self._pipeline.sink.encode(result)
+        self._check_sources(run)
+        sink = KafkaTransaction(
+            self._pipeline.sink,
+            run,
+            sequencer_host=_sequencer_host(spark),
+            stop_requested=lambda: self._stop_reason() is not None,
+        )
+        for name, work in (("heartbeat", lambda: self._beat(run)), ("lag", lambda: self._measure_lag(run))):
+            threading.Thread(target=self._repeat, args=(name, work), name=name, daemon=True).start()
         run.start()
         self._owns_status = True
         context = spark.sparkContext
@@ -183,7 +188,6 @@ class Driver:
         log.info(
             "run %d of %s, lineage %s, after commit %d", run.number, run.pipeline, run.lineage.id, self._status.commit
         )
-        threading.Thread(target=self._beat, args=(run,), name="heartbeat", daemon=True).start()
         checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
         reconcile(checkpoint, run.lineage.id, run.tail)
         coordinator = CommitCoordinator(
@@ -198,6 +202,19 @@ class Driver:
         query = self._start_query(result, checkpoint.path, coordinator)
         self._tell(state=DriverState.RUNNING)
         self._wait(query, run, coordinator)
+
+    def _check_sources(self, run: Run) -> None:
+        tail = run.check()
+        known = tail.commit.source_topic_ids if tail and tail.commit else {}
+        for source in self._pipeline.sources.values():
+            described = run.client.metadata(source.topic)
+            if described is None:
+                raise RefusedError(f"source topic {source.topic} does not exist on this cluster")
+            if known.get(source.topic, described.topic_id) != described.topic_id:
+                raise RefusedError(
+                    f"source topic {source.topic} was recreated: its id is {described.topic_id}, and the last commit "
+                    f"read {known[source.topic]}. The checkpoint's offsets mean nothing in it; start a new pipeline"
+                )
 
     def _start_query(self, result: DataFrame, checkpoint: Path, coordinator: CommitCoordinator) -> StreamingQuery:
         writer = (
@@ -230,6 +247,7 @@ class Driver:
             raise
         finally:
             if query.isActive:
+                self._signal = self._signal or "the query ends"  # no further attempt of the batch
                 query.stop()
 
     def _on_commit(self, record: CommitRecord, seconds: float, before: bool) -> None:
@@ -264,19 +282,26 @@ class Driver:
             ", was committed before: state rebuilt, nothing written" if before else "",
         )
 
-    def _beat(self, run: Run) -> None:
-        topics = sorted({source.topic for source in self._pipeline.sources.values()})
+    def _repeat(self, name: str, work: Callable[[], None]) -> None:
         while True:
             try:
-                if not run.beat():
-                    self._lost_lease.set()
-                    return
-                self._available = {topic: run.client.stable_offsets(topic) for topic in topics}
-                self._tell()
-            except (OSError, UnansweredError) as error:
-                log.warning("heartbeat: %s", error)
+                work()
+            except Exception as error:  # a sign of life must not end with one failure
+                log.warning("%s: %s", name, error)
             if self._ended.wait(HEARTBEAT_SECONDS):
                 return
+
+    def _beat(self, run: Run) -> None:
+        """Renew lease and status; asks no network, so that it goes on while Kafka does not answer."""
+        if run.beat():
+            self._lost_lease.clear()
+        else:
+            self._lost_lease.set()
+        self._tell()
+
+    def _measure_lag(self, run: Run) -> None:
+        topics = sorted({source.topic for source in self._pipeline.sources.values()})
+        self._available = {topic: run.client.stable_offsets(topic) for topic in topics}
 
     def _stop_reason(self) -> str | None:
         return self._signal or commands.stop_requested(self._options.home, self._options.token)
@@ -287,7 +312,10 @@ class Driver:
     def _tell(self, **changes: Any) -> None:
         with self._status_lock:
             self._status = replace(self._status, updated=time.time(), **changes)
-            if self._owns_status and not self._lost_lease.is_set():
+            if not self._owns_status:
+                return
+            shown = status.read(self._options.home.status)
+            if shown is None or shown.token == self._options.token or shown.run < self._status.run:
                 status.write(self._options.home.status, self._status)
 
     def _end(self, state: DriverState) -> int:
@@ -297,7 +325,7 @@ class Driver:
 
     def _failed(self, error: Exception) -> int:
         self._ended.set()
-        known = error if isinstance(error, ExactlyOnceError) else None
+        known = error if isinstance(error, ExactlyOnceError) else _refused_by_spark(error)
         described = DriverError(
             kind=type(error).__name__,
             decision=(known.decision if known else Decision.RESTART).value,
@@ -310,6 +338,13 @@ class Driver:
             log.exception("the driver failed")
         self._tell(state=DriverState.FAILED, error=described)
         return described.exit_code
+
+
+def _refused_by_spark(error: Exception) -> RefusedError | None:
+    """Return what Spark says of a job that it can never run."""
+    from pyspark.errors import AnalysisException
+
+    return RefusedError(f"Spark can't run this job: {error}") if isinstance(error, AnalysisException) else None
 
 
 def _sequencer_host(spark: SparkSession) -> str:

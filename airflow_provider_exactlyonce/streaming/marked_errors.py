@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from airflow_provider_exactlyonce.exceptions import BadRecordError, DataError, RecordTooLargeError
+from airflow_provider_exactlyonce.exceptions import (
+    BadRecordError,
+    DataError,
+    RecordRefusedError,
+    RecordTooLargeError,
+)
 
 OPEN: Final = "[exactlyonce:"
 CLOSE: Final = "[/exactlyonce]"
 _PATTERN: Final = re.compile(r"\[exactlyonce:(\w+)\](.*?)\[/exactlyonce\]", re.DOTALL)
-_KINDS: Final[dict[str, type[DataError]]] = {kind.__name__: kind for kind in (BadRecordError, RecordTooLargeError)}
+_KINDS: Final[dict[str, type[DataError]]] = {
+    kind.__name__: kind for kind in (BadRecordError, RecordRefusedError, RecordTooLargeError)
+}
 
 
 def mark(kind: type[DataError], message: str) -> str:

@@ -9,6 +9,7 @@ to the claim's own offset; a foreign record in between means: choose again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -29,7 +30,7 @@ from airflow_provider_exactlyonce.exceptions import (
     FencedError,
     invariant,
 )
-from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, TransactionSession
+from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, State, TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
@@ -96,20 +97,24 @@ class Run:
         invariant(self._lineage is not None, "the run has no lineage yet")
         return self._lineage  # type: ignore[return-value]
 
-    def check(self) -> None:
-        """Take step (a); without side effects.
+    def check(self) -> LedgerTail | None:
+        """Take step (a), without side effects; returns the ledger's end, None when there is no ledger yet.
 
         :raises RefusedError: when home and ledger do not belong together
         :raises AlreadyRunningError: when a living driver holds the pipeline
         """
         self._check_lease()
-        self._check_ledger(self._reader.tail())
+        tail = self._read_tail()
+        self._check_ledger(tail)
+        if tail is not None:
+            topic.check(self.options.config, self.pipeline)
+        return tail
 
     def start(self) -> None:
         """Take steps (a) to (c).
 
-        :raises RefusedError: nothing was fenced, written or aborted
-        :raises AlreadyRunningError: a living driver holds the pipeline
+        :raises RefusedError: when step (a) refuses; nothing was fenced, written or aborted
+        :raises AlreadyRunningError: when a living driver holds the pipeline
         """
         self.check()
         self._lease = leases.take(self.home.lease, self.pipeline, self.options.token)
@@ -124,19 +129,21 @@ class Run:
 
         :raises FencedError: when a higher run, or a driver that is about to become one, has taken over
         """
-        self.check_superseded()
         self._claim_until_settled()
 
     def check_superseded(self) -> None:
-        """Look whether another driver has taken over.
+        """Look whether another driver has taken over. May be called from any thread.
 
         :raises FencedError: naming it
         """
-        tail = self._reader.tail()
+        with LedgerReader(self.options.config, self.pipeline) as reader:
+            tail = reader.tail()
         if tail is not None and tail.claim is not None and tail.claim.run > self.number:
             raise self._superseded_by(tail.claim)
         held = leases.read(self.home.lease)
-        if held is not None and held.token != self.options.token:  # it is about to claim
+        if held is None or held.token == self.options.token or 0 < held.run < self.number:
+            return  # the ledger outranks the lease: a lower run that was frozen while it renewed is no successor
+        if leases.life(held) is not Life.GONE:  # it is about to claim
             raise FencedError(
                 f"run {self.number} of {self.pipeline} is superseded: the driver with pid {held.pid} on {held.host} "
                 "has taken the lease"
@@ -164,12 +171,22 @@ class Run:
         self.client.close()
 
     def _check_lease(self) -> None:
+        mine = leases.read(self.home.lease)
+        if mine is not None and mine.token == self.options.token:
+            return
         held, life = leases.settle(self.home.lease)
         if held is not None and life is Life.ALIVE and held.token != self.options.token:
             raise AlreadyRunningError(
-                f"pipeline {held.pipeline} runs already: run {held.run}, pid {held.pid} on {held.host}, "
-                f"last heartbeat {time.time() - held.heartbeat:.0f} s ago. Stop it first"
+                f"pipeline {held.pipeline} runs already: run {held.run}, pid {held.pid} on {held.host}. Stop it first"
             )
+
+    def _read_tail(self) -> LedgerTail | None:
+        from confluent_kafka import KafkaException
+
+        try:
+            return self._reader.tail()
+        except KafkaException as error:
+            raise UnansweredError(f"ledger {self._reader.topic}: {error.args[0]}") from error
 
     def _check_ledger(self, tail: LedgerTail | None) -> None:
         check_start(
@@ -185,39 +202,46 @@ class Run:
     def _claim_until_settled(self) -> None:
         for attempt in range(1, _CLAIM_TRIES + 1):
             try:
+                self.check_superseded() if self.number else self._check_lease()
                 if self._claim():
+                    self._hold()
                     return
                 log.warning("another driver claimed %s in between; choosing again", self.pipeline)
             except (BatchFailedError, CommitUnknownError, ProducerLostError, UnansweredError) as error:
                 log.warning("claim %d of %d did not succeed: %s", attempt, _CLAIM_TRIES, error)
             time.sleep(random.uniform(0.2, 1.0) * _CLAIM_PAUSE_SECONDS * attempt)
-            self.check_superseded() if self.number else self._check_lease()
+        if self.session.state is State.OPEN:
+            with contextlib.suppress(ProducerLostError):
+                self.session.abort()
         raise ExactlyOnceError(f"pipeline {self.pipeline} could not be claimed in {_CLAIM_TRIES} tries; start it again")
+
+    def _hold(self) -> None:
+        """Take the lease for the claim that is now the newest; a slower starter may have taken it in between."""
+        taken = leases.take(self.home.lease, self.pipeline, self.options.token)
+        self._lease = leases.beat(self.home.lease, replace(taken, run=self.number))
 
     def _claim(self) -> bool:
         """Take steps (b) and (c) once; false when another driver wrote to the ledger in between."""
         self.session.initialise()
-        before = self._reader.tail()  # whatever older runs had open is decided now
+        before = self._read_tail()  # whatever older runs had open is decided now
         self._check_ledger(before)
-        invariant(before is not None, "the ledger topic was just made")
-        if before.claim is not None and self.number and before.claim.run > self.number:  # type: ignore[union-attr]
-            raise self._superseded_by(before.claim)  # type: ignore[union-attr]
-        claim = self._claim_record(before)  # type: ignore[arg-type]
+        if before is None:
+            raise UnansweredError(f"topic {self._reader.topic} was made and is not there yet")
+        if before.claim is not None and self.number and before.claim.run > self.number:
+            raise self._superseded_by(before.claim)
+        claim = self._claim_record(before)
         self.session.begin()
         offset = self.session.write(self._reader.topic, 0, claim.key, records.encode(claim))
         self.session.commit()
         self._wait_until_stable(offset)
-        since = list(self._reader.records(before.end_offset))  # type: ignore[union-attr]
-        if [found for found, _ in since] != [offset]:
+        if [found for found, _ in self._reader.records(before.end_offset)] != [offset]:
             return False
-        tail = self._reader.tail()
-        invariant(tail is not None and tail.claim_offset == offset, "the claim is the ledger's newest record")
+        tail = self._read_tail()
+        if tail is None or tail.claim_offset != offset:
+            return False
         self.number, self._tail = claim.run, tail
         self._lineage = replace(
-            self.lineage,
-            cluster_id=tail.cluster_id,  # type: ignore[union-attr]
-            ledger_topic_id=tail.topic_id,  # type: ignore[union-attr]
-            last_commit=claim.base_commit,
+            self.lineage, cluster_id=tail.cluster_id, ledger_topic_id=tail.topic_id, last_commit=claim.base_commit
         )
         self.home.remember(self._lineage)
         return True

@@ -74,6 +74,7 @@ class SequencerServer:
         self._connections: set[_Connection] = set()
         self._tasks: dict[int, _Connection] = {}
         self._teller: threading.Timer | None = None
+        self._told = False
         self._held_since: dict[TopicPartition, float] = {}
         self._grant_timeout_seconds = grant_timeout_seconds
         self._on_failure = on_failure
@@ -116,7 +117,9 @@ class SequencerServer:
         with self._lock:
             try:
                 self._apply(connection, message)
-            except AttemptFailedError:
+            except AttemptFailedError as error:
+                if self._told:
+                    connection.send({"error": str(error)})
                 self._failed()
 
     def closed(self, connection: _Connection) -> None:
@@ -162,6 +165,7 @@ class SequencerServer:
 
     def _tell_all(self) -> None:
         with self._lock:
+            self._told = True
             for connection in self._connections:
                 connection.send({"error": self._sequencer.failure})
         if not self._closing.is_set():
@@ -272,6 +276,8 @@ class SequencerClient:
 
     def close(self) -> None:
         """Close the connection; before :meth:`done` this fails the attempt."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # another thread may be reading
         self._lines.close()
         self._socket.close()
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
 from typing import TYPE_CHECKING
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.streaming import settings
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ def check_session(spark: SparkSession) -> None:
             "cluster's version, and unset SPARK_HOME if it points to another one"
         )
     conf = spark.sparkContext.getConf()
+    failures = re.fullmatch(r"local\[[^,]+,\s*(\d+)\]", str(spark.sparkContext.master))
+    if failures and failures[1] != "1":
+        raise SettingRefusedError(
+            "master", spark.sparkContext.master, "local[N]", "its second number allows a task to be run again"
+        )
     settings.check(lambda name: spark.conf.get(name, None) or conf.get(name))
 
 

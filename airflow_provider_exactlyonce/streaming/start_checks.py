@@ -8,6 +8,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpo
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
 log = logging.getLogger(__name__)
 
@@ -113,20 +114,27 @@ def reconcile(checkpoint: Checkpoint, lineage: str, tail: LedgerTail) -> None:
             "checkpoint was rolled back. Going on would lose the batches between; put the newer checkpoint back"
         )
     if record is not None:
-        _restore_offsets(checkpoint, record.batch, record.offsets)
+        _restore_offsets(checkpoint, record, spark_is_done=done == committed)
     planned = checkpoint.newest_offsets()
     if planned is not None and planned > committed and _offsets(checkpoint, planned) is None:
         log.warning("offsets/%d of %s is torn and is removed; its batch was not begun", planned, checkpoint.path)
         checkpoint.remove("offsets", planned)
 
 
-def _restore_offsets(checkpoint: Checkpoint, batch: int, text: str) -> None:
+def _restore_offsets(checkpoint: Checkpoint, record: CommitRecord, *, spark_is_done: bool) -> None:
+    batch = record.batch
     found = _offsets(checkpoint, batch)
-    if found is not None and found.same_sources(parse_offsets(text)):
+    if found is not None and found.same_sources(parse_offsets(record.offsets)):
         return
+    if found is not None and spark_is_done:  # its state was built from them, and nothing would build it again
+        raise RefusedError(
+            f"{checkpoint.path}/offsets/{batch} ends at {found.kafka_ends()}, and commit {record.commit} in the ledger "
+            f"at {parse_offsets(record.offsets).kafka_ends()}: the state is of other data than the output. "
+            "Put the checkpoint back from a copy"
+        )
     state = "is missing or torn" if found is None else "differs from the ledger"
     log.warning("offsets/%d of %s %s and is put back from the ledger", batch, checkpoint.path, state)
-    checkpoint.write_offsets(batch, text)
+    checkpoint.write_offsets(batch, record.offsets)
 
 
 def _offsets(checkpoint: Checkpoint, batch: int) -> BatchOffsets | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
 from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
     RefusedError,
@@ -29,7 +32,7 @@ from airflow_provider_exactlyonce.streaming.sinks.base import TransactionalSink
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_GRANT_TIMEOUT_SECONDS: Final = 60.0
+_GRANT_TIMEOUT_SECONDS: Final = 150.0  # a grant spans two requests, each of which may be repeated for a minute
 _RAW_COLUMNS: Final = frozenset({"key", "value"})
 _RAW_TYPES: Final = frozenset({"string", "binary"})
 
@@ -94,16 +97,20 @@ class KafkaTransaction(TransactionalSink):
     :param definition: what the user declared
     :param run: the driver's hold on the pipeline
     :param sequencer_host: address of the driver that executors reach
+    :param stop_requested: tells that a commit without an answer should not be waited for any longer
     :raises RefusedError: when the topic does not exist
     """
 
-    def __init__(self, definition: KafkaSink, run: Run, *, sequencer_host: str) -> None:
+    def __init__(
+        self, definition: KafkaSink, run: Run, *, sequencer_host: str, stop_requested: Callable[[], bool]
+    ) -> None:
         from confluent_kafka.admin import AdminClient
 
         self._definition: Final = definition
         self._admin: Final = AdminClient(for_confluent(run.options.config))
         self._run: Final = run
         self._sequencer_host: Final = sequencer_host
+        self._stop_requested: Final = stop_requested
         self._batch: Batch | None = None
         self._sink: dict[int, SinkRange] = {}
         self._pre_committed: tuple[CommitRecord, int] | None = None
@@ -129,11 +136,12 @@ class KafkaTransaction(TransactionalSink):
                 f"Spark runs batch {batch.number} of lineage {batch.lineage}, and the ledger has batch {record.batch} "
                 f"(commit {record.commit}): the checkpoint was rolled back"
             )
-        if _jsonable(batch.source) != _jsonable(record.source):
+        if not batch.offsets.same_sources(parse_offsets(record.offsets)):
             raise RefusedError(
-                f"batch {batch.number} of lineage {batch.lineage} is committed (commit {record.commit}) with the "
-                f"source offsets {_jsonable(record.source)}, and Spark would run it with {_jsonable(batch.source)}: "
-                "the checkpoint was rolled back or changed. Skipping the batch would lose data"
+                f"batch {batch.number} of lineage {batch.lineage} is committed (commit {record.commit}) up to the "
+                f"source offsets {parse_offsets(record.offsets).kafka_ends()}, and Spark would run it up to "
+                f"{batch.offsets.kafka_ends()}: the checkpoint was rolled back or changed. Skipping the batch would "
+                "lose data"
             )
         return record
 
@@ -162,7 +170,7 @@ class KafkaTransaction(TransactionalSink):
             grant_timeout_seconds=_GRANT_TIMEOUT_SECONDS,
             on_failure=lambda: context.cancelJobsWithTag(tag),
         ) as server:
-            tag = f"exactlyonce-{server.address.secret[:8]}"
+            tag = f"exactlyonce-{uuid.uuid4()}"
             answers = self._run_tasks(encoded, server, tag)
             try:
                 written = server.result(len(answers))
@@ -204,7 +212,7 @@ class KafkaTransaction(TransactionalSink):
     def commit(self) -> None:
         invariant(self._pre_committed is not None, "commit follows pre-commit")
         record, offset = self._pre_committed  # type: ignore[misc]
-        self._run.session.commit()
+        self._run.session.commit(self._stop_requested)
         self._run.committed(record, offset)
 
     @override
@@ -288,11 +296,4 @@ def _agreed(written: dict[int, Written], answers: list[dict[int, tuple[int, int]
     return {
         partition: SinkRange(first=of.first, last=of.last, rows=of.rows, digest=digests[partition])
         for partition, of in sorted(written.items())
-    }
-
-
-def _jsonable(source: records.SourceRanges) -> dict[str, dict[str, list[int]]]:
-    return {
-        topic: {str(partition): list(bounds) for partition, bounds in sorted(ranges.items())}
-        for topic, ranges in sorted(source.items())
     }

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from airflow_provider_exactlyonce.exceptions import RecordTooLargeError
+from airflow_provider_exactlyonce.exceptions import RecordRefusedError, RecordTooLargeError
 from airflow_provider_exactlyonce.kafka import record_batch
 from airflow_provider_exactlyonce.kafka.murmur2 import partitions_for_keys
 from airflow_provider_exactlyonce.kafka.record_batch import Body, OversizedRecord
@@ -189,4 +189,7 @@ class _Sender:
         header, payload = record_batch.stamp(
             body, producer_id=task.producer.id, epoch=task.producer.epoch, base_sequence=sequence
         )
-        return produce(client, task.transactional_id, task.topic, body.partition, b"".join((header, payload)))
+        try:
+            return produce(client, task.transactional_id, task.topic, body.partition, b"".join((header, payload)))
+        except RecordRefusedError as error:
+            raise RecordRefusedError(mark(RecordRefusedError, str(error))) from error

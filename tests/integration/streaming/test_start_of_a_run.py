@@ -200,11 +200,18 @@ def test_of_many_drivers_that_start_at_once_one_holds_the_pipeline(world: World)
     holders: list[Run] = []
     refused: list[ExactlyOnceError] = []
 
+    ended = threading.Event()
+
+    def beat(run: Run) -> None:
+        while not ended.wait(0.3):
+            run.beat()
+
     def start(token: str) -> None:
         options = RunOptions(
             config=dict(world.config), token=token, version="v", transaction_timeout_milliseconds=60_000
         )
         run = Run(Home(world.home), world.pipeline, options)
+        threading.Thread(target=beat, args=(run,)).start()
         try:
             run.start()
             holders.append(run)
@@ -228,7 +235,11 @@ def test_of_many_drivers_that_start_at_once_one_holds_the_pipeline(world: World)
         assert len(able) == 1, f"{len(able)} of {len(holders)} can write; refused: {refused}"
         assert able[0].number == max(run.number for run in holders)
         able[0].session.abort()
+        held = lease.read(Home(world.home).lease)
+        assert held is not None
+        assert held.token == able[0].options.token, "the highest run has the lease"
     finally:
+        ended.set()
         for run in holders:
             run.close()
 

@@ -45,6 +45,15 @@ def test_a_pointer_to_a_lineage_that_is_not_there_is_refused(tmp_path: Path) -> 
         home.current()
 
 
+@pytest.mark.parametrize("name", ["home.json", "current"])
+def test_a_torn_document_is_named_and_not_taken_for_an_empty_home(tmp_path: Path, name: str) -> None:
+    home = Home(tmp_path)
+    home.create("p")
+    (tmp_path / name).write_text("{")
+    with pytest.raises(RefusedError, match=f"{name} is torn"):
+        home.identity() and home.current()
+
+
 def test_a_file_uri_is_a_path_and_others_are_refused(tmp_path: Path) -> None:
     assert Home(f"file://{tmp_path}").path == tmp_path
     with pytest.raises(RefusedError, match="s3://bucket/x"):

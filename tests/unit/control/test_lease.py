@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+
+import pytest
 
 from airflow_provider_exactlyonce.control import documents, lease
 from airflow_provider_exactlyonce.control.lease import Life
@@ -42,7 +43,7 @@ def test_a_recycled_pid_is_not_taken_for_the_holder(tmp_path: Path) -> None:
 
 
 def test_a_holder_on_another_host_is_judged_by_its_heartbeat_only(tmp_path: Path) -> None:
-    held = replace(lease.take(tmp_path / "l", "p", "t"), host="elsewhere", pid=2**22 + 1)
+    held = replace(lease.take(tmp_path / "l", "p", "t"), machine="elsewhere", pid=2**22 + 1)
     assert lease.life(held) is Life.ALIVE
     assert lease.life(held, now=held.heartbeat + lease.STALE_SECONDS + 1) is Life.SILENT
 
@@ -52,6 +53,7 @@ def test_a_lease_that_was_taken_over_is_neither_renewed_nor_released_by_the_old_
     old = lease.take(path, "p", "old")
     new = lease.take(path, "p", "new")
     assert lease.beat(path, old) is None
+    assert lease.beat(path, replace(old, run=1)) is None
     lease.release(path, old)
     assert lease.read(path) == new
     renewed = lease.beat(path, new)
@@ -72,9 +74,39 @@ def test_settling_ends_as_soon_as_the_holder_beats_again(tmp_path: Path) -> None
     assert time.monotonic() - began < 5
 
 
-def test_settling_waits_until_a_frozen_holder_is_silent(tmp_path: Path) -> None:
+def test_settling_waits_until_a_frozen_holder_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", 0.5)
     path = tmp_path / "l"
-    held = lease.take(path, "p", "t")
-    documents.write(path, asdict(replace(held, heartbeat=time.time() - lease.STALE_SECONDS + 0.5)))
+    lease.take(path, "p", "t")
+    began = time.monotonic()
     assert lease.settle(path, poll_seconds=0.05)[1] is Life.SILENT
-    assert lease.process_start(os.getpid()) == held.process_started
+    assert time.monotonic() - began >= 0.5
+
+
+@pytest.mark.parametrize("ahead_seconds", [-3600, 3600])
+def test_a_beating_holder_is_alive_and_a_silent_one_is_not_whatever_its_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_seconds: int
+) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", 0.6)
+    path = tmp_path / "l"
+    theirs = replace(lease.take(path, "p", "t"), machine="elsewhere", heartbeat=time.time() + ahead_seconds)
+    documents.write(path, asdict(theirs))
+    later = replace(theirs, heartbeat=theirs.heartbeat + 2)
+    threading.Timer(0.2, lambda: documents.write(path, asdict(later))).start()
+    assert lease.settle(path, poll_seconds=0.05)[1] is Life.ALIVE
+    assert lease.settle(path, poll_seconds=0.05)[1] is Life.SILENT
+
+
+def test_a_higher_run_takes_its_lease_back_from_a_lower_one_that_was_frozen_while_it_renewed(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    successor = replace(lease.take(path, "p", "successor"), run=2)
+    documents.write(path, asdict(replace(successor, token="zombie", run=1)))
+    assert lease.beat(path, successor) is not None
+    held = lease.read(path)
+    assert held is not None
+    assert held.token == "successor"
+
+
+def test_the_same_pid_in_another_namespace_is_not_looked_up(tmp_path: Path) -> None:
+    held = lease.take(tmp_path / "l", "p", "t")
+    assert lease.life(replace(held, machine=f"{held.host} boot pid:[1]", process_started=1)) is Life.ALIVE

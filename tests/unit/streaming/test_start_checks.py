@@ -108,6 +108,14 @@ def test_offsets_of_a_committed_batch_are_put_back_from_the_ledger(tmp_path: Pat
     assert file.read_text() == commit(4).offsets
 
 
+def test_a_finished_batch_whose_offsets_differ_from_its_commit_is_refused(tmp_path: Path) -> None:
+    checkpoint = checkpoint_at(tmp_path, offsets=4, commits=4)
+    (tmp_path / "offsets/4").write_text(offsets_text(999))
+    with pytest.raises(RefusedError, match="the state is of other data than the output"):
+        reconcile(checkpoint, "L", TAIL)
+    assert (tmp_path / "offsets/4").read_text() == offsets_text(999)
+
+
 def test_a_torn_plan_of_a_batch_that_was_never_begun_is_removed(tmp_path: Path) -> None:
     checkpoint = checkpoint_at(tmp_path, offsets=5, commits=4)
     (tmp_path / "offsets/5").write_text("v1\n{")

@@ -1,0 +1,181 @@
+"""What the coordinator does about each way in which a batch attempt can fail; the sink is written by hand."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets
+from airflow_provider_exactlyonce.exceptions import (
+    BadRecordError,
+    BatchFailedError,
+    CommitUnknownError,
+    ExactlyOnceError,
+    FencedError,
+    RefusedError,
+    StopRequestedError,
+)
+from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place
+from airflow_provider_exactlyonce.streaming import coordinator
+from airflow_provider_exactlyonce.streaming.batch import Batch
+from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.sinks.base import TransactionalSink
+
+BATCH = Batch(
+    lineage="l",
+    number=7,
+    offsets=BatchOffsets(text="", watermark=0, timestamp=0, sources=()),
+    source={},
+    source_topic_ids={},
+)
+RECORD = CommitRecord(
+    pipeline="p",
+    commit=8,
+    lineage="l",
+    batch=7,
+    run=1,
+    version="v",
+    source={},
+    source_topic_ids={},
+    sink={},
+    offsets="",
+    watermark=0,
+    batch_timestamp=0,
+    rows=0,
+    digest=0,
+    producer_id=1,
+    epoch=1,
+    started=0,
+    committed=0,
+    before=Place(),
+)
+
+
+class ScriptedSink(TransactionalSink):
+    """Raises what the script says at each call of a method, and writes down the calls."""
+
+    def __init__(self, script: dict[str, list[Exception | None]], *, committed: list[bool]) -> None:
+        self.script, self.answers, self.calls = script, committed, list[str]()
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        steps = self.script.get(name, [])
+        error = steps.pop(0) if steps else None
+        if error is not None:
+            raise error
+
+    def begin(self, batch: Batch) -> None:
+        self._call("begin")
+
+    def committed(self, batch: Batch) -> CommitRecord | None:
+        return RECORD if self.answers and self.answers.pop(0) else None
+
+    def rebuild(self, frame: Any, record: CommitRecord) -> None:
+        self._call("rebuild")
+
+    def write(self, frame: Any) -> None:
+        self._call("write")
+
+    def pre_commit(self, started_milliseconds: int) -> CommitRecord:
+        self._call("pre_commit")
+        return RECORD
+
+    def commit(self) -> None:
+        self._call("commit")
+
+    def abort(self) -> None:
+        self._call("abort")
+
+    def recover(self) -> None:
+        self._call("recover")
+
+
+FAILED, LOST, UNKNOWN = BatchFailedError("failed"), ProducerLostError("lost"), CommitUnknownError("unknown")
+ONCE = ["begin", "write", "pre_commit", "commit"]
+
+
+def processed(
+    monkeypatch: pytest.MonkeyPatch,
+    script: dict[str, list[Exception | None]],
+    committed: list[bool] | None = None,
+    stop: str | None = None,
+) -> tuple[list[str], list[bool], CommitCoordinator, ExactlyOnceError | None]:
+    monkeypatch.setattr(coordinator, "_FIRST_PAUSE_SECONDS", 0.0)
+    sink, told = ScriptedSink(script, committed=committed or []), list[bool]()
+    callbacks = Callbacks(
+        plan=lambda number: BATCH,
+        stop_reason=lambda: stop,
+        committed=lambda record, seconds, before: told.append(before),
+    )
+    made = CommitCoordinator(sink, callbacks, max_batch_attempts=3)
+    try:
+        made.process(cast(Any, None), 7)
+    except ExactlyOnceError as error:
+        return sink.calls, told, made, error
+    return sink.calls, told, made, None
+
+
+@pytest.mark.parametrize(
+    ("script", "committed", "calls", "before"),
+    [
+        ({}, [], ONCE, False),
+        ({}, [True], ["begin", "rebuild", "abort"], True),
+        ({"begin": [FAILED]}, [], ["begin", *ONCE], False),
+        ({"begin": [LOST]}, [], ["begin", "recover", *ONCE], False),
+        ({"write": [FAILED]}, [], ["begin", "write", "abort", *ONCE], False),
+        ({"write": [FAILED, FAILED]}, [], ["begin", "write", "abort", "begin", "write", "abort", *ONCE], False),
+        ({"pre_commit": [FAILED]}, [], ["begin", "write", "pre_commit", "abort", *ONCE], False),
+        ({"write": [FAILED], "abort": [LOST]}, [], ["begin", "write", "abort", "recover", *ONCE], False),
+        ({"commit": [UNKNOWN]}, [False, True], [*ONCE, "recover"], False),
+        ({"commit": [UNKNOWN]}, [False, False, False], [*ONCE, "recover", *ONCE], False),
+        ({"abort": [LOST]}, [True, True], ["begin", "rebuild", "abort", "recover", "begin", "rebuild", "abort"], True),
+    ],
+)
+def test_a_batch_is_committed_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+    script: dict[str, list[Exception | None]],
+    committed: list[bool],
+    calls: list[str],
+    before: bool,
+) -> None:
+    script = {name: list(steps) for name, steps in script.items()}
+    assert processed(monkeypatch, script, list(committed))[:2] == (calls, [before])
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "calls"),
+    [
+        ({"write": [BadRecordError("bad")]}, BadRecordError, ["begin", "write", "abort"]),
+        ({"begin": [LOST], "recover": [FencedError("by run 2")]}, FencedError, ["begin", "recover"]),
+        ({"commit": [UNKNOWN], "recover": [FencedError("by run 2")]}, FencedError, [*ONCE, "recover"]),
+        ({"write": [FAILED] * 3}, BatchFailedError, ["begin", "write", "abort"] * 3),
+        (
+            {"write": [FAILED] * 3, "abort": [None, None, LOST], "recover": [FencedError("by run 2")]},
+            FencedError,
+            [*["begin", "write", "abort"] * 3, "recover"],
+        ),
+    ],
+)
+def test_what_can_not_be_repeated_ends_the_query_with_its_own_error(
+    monkeypatch: pytest.MonkeyPatch,
+    script: dict[str, list[Exception | None]],
+    error: type[ExactlyOnceError],
+    calls: list[str],
+) -> None:
+    script = {name: list(steps) for name, steps in script.items()}
+    found, told, made, raised = processed(monkeypatch, script)
+    assert (found, told) == (calls, [])
+    assert type(raised) is error
+    assert made.failure is raised
+
+
+def test_a_batch_whose_rerun_differs_is_refused_and_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, told, _, raised = processed(monkeypatch, {"rebuild": [RefusedError("other rows")]}, [True])
+    assert (found, told, type(raised)) == (["begin", "rebuild", "abort"], [], RefusedError)
+
+
+def test_a_stop_is_honoured_before_the_batch_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, told, _, raised = processed(monkeypatch, {}, stop="please")
+    assert (found, told, type(raised)) == ([], [], StopRequestedError)

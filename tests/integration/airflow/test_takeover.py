@@ -49,6 +49,7 @@ def execute(home: str) -> None:
     operator(home).execute({"ti": TaskInstance()})  # type: ignore[typeddict-item]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_lost_worker_leaves_a_driver_that_the_next_try_takes_over_and_stops_cleanly_when_it_is_killed(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

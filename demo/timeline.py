@@ -20,7 +20,7 @@ _RUN_HEIGHT: Final = 16
 _AXIS_TOP: Final = _RUNS_TOP + _RUN_HEIGHT + 8
 _HEIGHT: Final = _AXIS_TOP + 22
 _LABEL_ROWS: Final = (14, 30, 46)
-_RIGHT_THIRD: Final = 62.0  # per cent; a label right of it grows to the left
+_MIDDLE: Final = 50.0  # per cent; a label right of it grows to the left, so that it fits a phone
 _TICKS_AT_MOST: Final = 7
 _STEPS_SECONDS: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300)
 
@@ -109,7 +109,7 @@ class Timeline:
         lines, texts = [], []  # the texts above all lines, so that none is crossed out
         for index, mark in enumerate(self._marks):
             x, row = self._x(mark.at), _LABEL_ROWS[index % len(_LABEL_ROWS)]
-            anchor, shift = ("end", -5) if x > _RIGHT_THIRD else ("start", 5)
+            anchor, shift = ("end", -5) if x > _MIDDLE else ("start", 5)
             lines.append(f'<line class="{mark.kind}" x1="{x:.2f}%" x2="{x:.2f}%" y1="{row - 10}" y2="{_AXIS_TOP}"/>')
             texts.append(
                 f'<text class="{mark.kind}" x="{x:.2f}%" dx="{shift}" y="{row}" text-anchor="{anchor}">'

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,6 +16,10 @@ import pytest
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
+
+# Before anything imports Airflow, which would make a home of its own where the user's is.
+_AIRFLOW_HOME = tempfile.mkdtemp(prefix="exactlyonce-airflow-")
+os.environ["AIRFLOW_HOME"] = _AIRFLOW_HOME
 
 # Every process started from here inherits it, whatever sessions, forks and detachments lie between.
 SESSION_VARIABLE = "EXACTLYONCE_TEST_SESSION"
@@ -35,6 +41,11 @@ def processes_of_session(marker: str) -> dict[int, str]:
         except OSError:  # it ended meanwhile, or is another user's
             continue
     return found
+
+
+def pytest_unconfigure() -> None:
+    """Remove Airflow's home after the last test."""
+    shutil.rmtree(_AIRFLOW_HOME, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

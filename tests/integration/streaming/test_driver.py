@@ -80,6 +80,7 @@ def test_plain_records_pass_unchanged_to_the_partition_that_other_clients_would_
     eventually(lambda: _state(raw) is DriverState.RUNNING, "the driver runs", timeout_seconds=90)
     send(raw.config, raw.source, [(b"late", b"1")])
     eventually(lambda: len(read_committed(raw.config, raw.sink)) == len(sink) + 1, "it commits", timeout_seconds=60)
+    assert raw.commits() >= 2
     held = lease.read(Home(raw.home).lease)
     assert held is not None
     os.kill(held.pid, signal.SIGTERM)
@@ -89,16 +90,13 @@ def test_plain_records_pass_unchanged_to_the_partition_that_other_clients_would_
     assert open_transactions(raw.config, raw.sink) == {}
 
     checkpoint = checkpoint_of(raw)
-    send(raw.config, raw.source, [(b"more", b"2")])
-    again = raw.start()
-    assert again.wait() == 0
     for batch in checkpoint.batches("commits")[-2:]:
         checkpoint.remove("commits", batch)
         checkpoint.remove("offsets", batch)
     refused = raw.start()
     assert refused.wait() == RefusedError.exit_code
     assert "the checkpoint was rolled back" in refused.output()
-    assert len(read_committed(raw.config, raw.sink)) == len(sink) + 2
+    assert len(read_committed(raw.config, raw.sink)) == len(sink) + 1
 
 
 def _state(world: World) -> DriverState | None:
@@ -108,25 +106,20 @@ def _state(world: World) -> DriverState | None:
 
 def test_a_record_that_does_not_fit_stops_the_pipeline_before_its_batch_commits(world: World) -> None:
     world.send(1000)
-    driver = world.start()
-    assert driver.wait() == 0, driver.output()[-3000:]
     send(world.config, world.source, [(b"k1", b'{"id": 1, "k": "k1", "v": "dear"}')])
-    before = read_committed(world.config, world.sink)
-    commits = world.commits()
     (bad,) = [record for record in read_committed(world.config, world.source) if b"dear" in (record.value or b"")]
-    for _ in range(2):  # a restart changes nothing
-        failed = world.start()
-        assert failed.wait() == BadRecordError.exit_code, failed.output()[-3000:]
-        assert (
-            f"{world.source}-{bad.partition} offset {bad.offset}: field v is not decimal(12,2): dear" in failed.output()
-        )
+    failed = world.start()
+    assert failed.wait() == BadRecordError.exit_code, failed.output()[-3000:]
+    assert f"{world.source}-{bad.partition} offset {bad.offset}: field v is not decimal(12,2): dear" in failed.output()
     found = status.read(Home(world.home).status)
     assert found is not None
     assert found.error is not None
     assert (found.state, found.error.kind, found.error.decision) == (DriverState.FAILED, "BadRecordError", "fix_data")
-    assert read_committed(world.config, world.sink) == before
-    assert world.commits() == commits
-    check_ledger(world)
+    commits = check_ledger(world)
+    assert commits, "the batches before it are committed"
+    assert commits[-1].source[world.source][bad.partition][1] <= bad.offset
+    check_counts(world, complete=False)
+    assert open_transactions(world.config, world.sink) == {}
 
 
 def test_a_record_above_the_topics_limit_is_refused_by_name(raw: World, make_topic: Callable[..., str]) -> None:
@@ -161,6 +154,7 @@ def test_spark_submit_with_a_setting_that_breaks_the_protocol_is_refused(
     assert world.commits() == 0
 
 
+@pytest.mark.slow
 def test_spark_submit_without_any_setting_runs_the_same(world: World) -> None:
     world.send(300)
     done = _spark_submit(world, "--conf", "spark.sql.shuffle.partitions=2")

@@ -27,6 +27,7 @@ from airflow_provider_exactlyonce.exceptions import (
     StopRequestedError,
 )
 from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.batch import planned_batch
@@ -143,7 +144,8 @@ class Driver:
                     accept_home=self._options.accept_home,
                 ),
             )
-            run.check()  # before the seconds that a Spark session takes
+            tail = run.check()  # before the seconds that a Spark session takes
+            self._check_sources(run, tail)
             spark = open_session(self._pipeline.name)
             spark.sparkContext.setLogLevel("WARN")
             self._supervised(spark, run)
@@ -165,7 +167,6 @@ class Driver:
         # Whatever can be refused is, before the start of the run fences anybody.
         result = self._pipeline.result(spark, self._options.config)
         self._pipeline.sink.encode(result)
-        self._check_sources(run)
         sink = KafkaTransaction(
             self._pipeline.sink,
             run,
@@ -203,8 +204,7 @@ class Driver:
         self._tell(state=DriverState.RUNNING)
         self._wait(query, run, coordinator)
 
-    def _check_sources(self, run: Run) -> None:
-        tail = run.check()
+    def _check_sources(self, run: Run, tail: LedgerTail | None) -> None:
         known = tail.commit.source_topic_ids if tail and tail.commit else {}
         for source in self._pipeline.sources.values():
             described = run.client.metadata(source.topic)

@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
     RefusedError,
+    SettingRefusedError,
     invariant,
 )
 from airflow_provider_exactlyonce.kafka.config import for_confluent
@@ -98,7 +99,7 @@ class KafkaTransaction(TransactionalSink):
     :param run: the driver's hold on the pipeline
     :param sequencer_host: address of the driver that executors reach
     :param stop_requested: tells that a commit without an answer should not be waited for any longer
-    :raises RefusedError: when the topic does not exist
+    :raises RefusedError: when the topic does not exist, or the broker allows no transaction of that length
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class KafkaTransaction(TransactionalSink):
         self._sink: dict[int, SinkRange] = {}
         self._pre_committed: tuple[CommitRecord, int] | None = None
         self._target = self._describe_topic()
+        self._check_transaction_timeout()
 
     @override
     def begin(self, batch: Batch) -> None:
@@ -243,6 +245,27 @@ class KafkaTransaction(TransactionalSink):
         settings = self._admin.describe_configs([resource])[resource].result()
         limit = settings["max.message.bytes"].value
         return _Target(partitions=len(described.leaders), batch_bytes_maximum=int(limit))
+
+    def _check_transaction_timeout(self) -> None:
+        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka.admin import ConfigResource, ResourceType
+
+        broker = min(self._admin.list_topics(timeout=30).brokers)
+        resource = ConfigResource(ResourceType.BROKER, str(broker))
+        try:
+            settings = self._admin.describe_configs([resource])[resource].result()
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+                return  # the broker itself refuses a longer one, when the run takes its transactional.id
+            raise
+        limit_milliseconds = int(settings["transaction.max.timeout.ms"].value)
+        if self._definition.transaction_timeout_seconds * 1000 > limit_milliseconds:
+            raise SettingRefusedError(
+                "transaction_timeout_seconds of KafkaSink",
+                self._definition.transaction_timeout_seconds,
+                limit_milliseconds // 1000,
+                "it must not exceed the broker's transaction.max.timeout.ms",
+            )
 
     def _open_batch(self) -> Batch:
         invariant(self._batch is not None, "a batch attempt is open")

@@ -27,6 +27,7 @@ from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, St
 from airflow_provider_exactlyonce.ledger import topic
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink, KafkaTransaction
 from tests.integration.streaming.harness import World, eventually, open_transactions, read_committed
 
 
@@ -129,6 +130,20 @@ def test_a_ledger_topic_that_would_lose_records_is_refused(world: World) -> None
     admin.create_topics([NewTopic(name, 1, config={"cleanup.policy": "delete"})])[name].result()
     with run_of(world, world.home) as run, pytest.raises(RefusedError, match=r"cleanup\.policy .* must be 'compact'"):
         run.start()
+
+
+def test_what_the_sink_can_not_do_is_refused_before_anybody_is_fenced(world: World) -> None:
+    with run_of(world, world.home) as run:
+        for definition, reason in (
+            (KafkaSink("absent"), "sink topic absent does not exist"),
+            (
+                KafkaSink(world.sink, transaction_timeout_seconds=86_400),
+                r"must not exceed the broker's transaction\.max",
+            ),
+        ):
+            with pytest.raises(RefusedError, match=reason):
+                KafkaTransaction(definition, run, sequencer_host="127.0.0.1", stop_requested=lambda: False)
+        assert run.check() is None, "there is no ledger yet, and no claim in it"
 
 
 def test_a_living_driver_is_not_fenced(world: World) -> None:

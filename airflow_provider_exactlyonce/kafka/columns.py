@@ -57,7 +57,9 @@ def flat_column(array: pa.Array) -> Column:
     lengths = np.diff(offsets)
     valid = None
     if array.null_count:
-        valid = array.is_valid().to_numpy(zero_copy_only=False)
+        # Not to_numpy(): it imports pandas, a second of every driver's first batch.
+        bits = np.frombuffer(array.buffers()[0], dtype=np.uint8)
+        valid = np.unpackbits(bits, count=array.offset + rows, bitorder="little")[array.offset :].view(np.bool_)
         lengths *= valid
     buffer = pa.py_buffer(b"") if data_buffer is None else data_buffer
     return Column(buffer=buffer, starts=offsets[:-1], lengths=lengths, valid=valid)

@@ -268,7 +268,12 @@ def _digest_column(digests: NDArray[Any] | pa.Int64Array) -> NDArray[np.uint64]:
     if isinstance(digests, pa.Array):
         if digests.null_count:
             raise ValueError(f"every row needs a digest, found {digests.null_count} null")
-        digests = digests.to_numpy()
+        if digests.type not in (pa.int64(), pa.uint64()):
+            raise TypeError(f"digests must be int64 or uint64, found {digests.type}")
+        words: NDArray[np.uint64] = np.frombuffer(
+            digests.buffers()[1], dtype=np.uint64, count=digests.offset + len(digests)
+        )
+        return words[digests.offset :]
     if digests.dtype not in (np.int64, np.uint64):
         raise TypeError(f"digests must be int64 or uint64, found {digests.dtype}")
     return digests.view(np.uint64)

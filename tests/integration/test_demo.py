@@ -40,8 +40,9 @@ def started_by(temporary: Path) -> dict[int, str]:
     return processes_of_session(f"demo-{temporary.name}")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_ends_everything_it_started_and_leaves_no_files(
     tmp_path: Path, number: signal.Signals
 ) -> None:

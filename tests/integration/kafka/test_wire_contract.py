@@ -9,7 +9,6 @@ public. If it can't be mended, pin the release before in pyproject.toml.
 
 from __future__ import annotations
 
-import gc
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -130,7 +129,6 @@ def test_requests_may_come_from_many_threads(client: WireClient, make_topic: Cal
     assert found == [{0: 0, 1: 0}] * 160
 
 
-@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
 def test_a_cluster_that_is_not_there_is_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow_provider_exactlyonce.kafka import wire
 
@@ -138,4 +136,3 @@ def test_a_cluster_that_is_not_there_is_unanswered(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(wire, "for_kafka_python", lambda config: {**translate(config), "bootstrap_timeout_ms": 500})
     with pytest.raises(UnansweredError):
         WireClient({"bootstrap.servers": "127.0.0.1:1"})
-    gc.collect()  # kafka-python leaves the sockets of failed connections to the collector

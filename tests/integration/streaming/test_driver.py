@@ -122,6 +122,7 @@ def test_a_record_that_does_not_fit_stops_the_pipeline_before_its_batch_commits(
     assert open_transactions(world.config, world.sink) == {}
 
 
+@pytest.mark.slow
 def test_a_record_above_the_topics_limit_is_refused_by_name(raw: World, make_topic: Callable[..., str]) -> None:
     small = replace(raw, sink=make_topic(partitions=2, **{"max.message.bytes": "2000"}))
     send(small.config, small.source, [(b"fits", b"x" * 1500), (b"too-large", b"x" * 2500)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -311,3 +313,20 @@ def test_varints_are_those_of_kafka_python() -> None:
         encode_varint(number, expected.append)
         assert word.to_bytes(8, "little") == bytes(expected).ljust(8, b"\0"), number
         assert width == len(expected), number
+
+
+def test_encoding_imports_no_pandas() -> None:
+    """It would cost every driver's first batch a second of CPU per worker."""
+    program = (
+        "import sys, pyarrow as pa;"
+        "from airflow_provider_exactlyonce.streaming.sinks import kafka_writer as w;"
+        "keys = pa.BinaryArray.from_buffers(pa.binary(), 2, [pa.py_buffer(bytes([1])),"
+        " pa.py_buffer((0).to_bytes(4, 'little') + (1).to_bytes(4, 'little') * 2), pa.py_buffer(b'k')]);"
+        "digests = pa.Int64Array.from_buffers(pa.int64(), 2, [None, pa.py_buffer(bytes(16))]);"
+        "bodies = w.record_batch.encode_bodies(keys, keys, digests, w._targets(keys, 3, 0)[0],"
+        " timestamp_milliseconds=0, body_bytes_maximum=1000);"
+        "answer = w._answer(7, b'{}'); answer.validate(full=True);"
+        "print(sum(body.records for body in bodies), 'pandas' in sys.modules, answer.to_pylist())"
+    )
+    said = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60)
+    assert said.strip() == "2 False [{'task': 7, 'written': '{}'}]"

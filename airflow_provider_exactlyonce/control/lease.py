@@ -52,8 +52,8 @@ class Life(Enum):
     SILENT = "silent"  # no heartbeat for STALE_SECONDS; stopped, cut off, or on another host
 
 
-def take(path: Path, pipeline: str, token: str) -> Lease:
-    """Write the lease of this process and return it."""
+def take(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
+    """Write the lease of this process, with its run once that is claimed, and return it."""
     lease = Lease(
         pipeline=pipeline,
         token=token,
@@ -62,6 +62,7 @@ def take(path: Path, pipeline: str, token: str) -> Lease:
         pid=os.getpid(),
         process_started=process_start(os.getpid()) or 0,
         heartbeat=time.time(),
+        run=run,
     )
     documents.write(path, asdict(lease))
     return lease

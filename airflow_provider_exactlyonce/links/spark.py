@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperatorLink
@@ -20,9 +21,9 @@ class _PushedLink(BaseOperatorLink):
     remembers what it has pushed, so that the later push repeats it.
     """
 
+    @abstractmethod
     def url(self, status: Status) -> str | None:
         """Return the address, None while it is unknown."""
-        raise NotImplementedError
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """Return what was pushed, empty when nothing was."""

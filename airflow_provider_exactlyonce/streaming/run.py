@@ -217,8 +217,7 @@ class Run:
 
     def _hold(self) -> None:
         """Take the lease for the claim that is now the newest; a slower starter may have taken it in between."""
-        taken = leases.take(self.home.lease, self.pipeline, self.options.token)
-        self._lease = leases.beat(self.home.lease, replace(taken, run=self.number))
+        self._lease = leases.take(self.home.lease, self.pipeline, self.options.token, run=self.number)
 
     def _claim(self) -> bool:
         """Take steps (b) and (c) once; false when another driver wrote to the ledger in between."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -87,6 +87,8 @@ class CommitRecord:
     :param digest: sum modulo 2**64 of all records' xxhash64
     :param started: when the batch attempt began, milliseconds since the epoch
     :param committed: when the record was written, milliseconds since the epoch
+    :param sink_topic_ids: {topic: id} of every topic in ``sink``, to notice a recreated one
+    :param bad_records: rows that were diverted to the bad-records topic; not in ``sink``, ``rows`` or ``digest``
     """
 
     kind: ClassVar[str] = "commit"
@@ -110,6 +112,8 @@ class CommitRecord:
     started: int
     committed: int
     before: Place
+    sink_topic_ids: Mapping[str, str] = field(default_factory=dict)
+    bad_records: int = 0
 
     @property
     def key(self) -> bytes:

@@ -27,11 +27,13 @@ from airflow_provider_exactlyonce.streaming import marked_errors
 from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.run import Run
 from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, Written
-from airflow_provider_exactlyonce.streaming.sequencer_server import SequencerServer
+from airflow_provider_exactlyonce.streaming.sequencer_server import Address, SequencerServer
 from airflow_provider_exactlyonce.streaming.sinks.base import TransactionalSink
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
 
 _GRANT_TIMEOUT_SECONDS: Final = 150.0  # a grant spans two requests, each of which may be repeated for a minute
 _RAW_COLUMNS: Final = frozenset({"key", "value"})
@@ -149,31 +151,24 @@ class KafkaTransaction(TransactionalSink):
 
     @override
     def rebuild(self, frame: DataFrame, record: CommitRecord) -> None:
-        from pyspark.sql import functions as F
-
-        encoded = self._definition.encode(frame)
-        sums = encoded.agg(F.count("*").alias("rows"), F.sum(F.col("digest").cast("decimal(38,0)")).alias("digest"))
-        found = sums.collect()[0]
-        digest = int(found["digest"] or 0) % 2**64
-        if (found["rows"], digest) != (record.rows, record.digest):
+        rows, digest = self._recompute(frame)
+        if (rows, digest) != (record.rows, record.digest):
             raise RefusedError(
                 f"batch {record.batch} was committed with {record.rows} rows and digest {record.digest:016x}; run "
-                f"again on the same source offsets it gives {found['rows']} rows and {digest:016x}. The job is not "
+                f"again on the same source offsets it gives {rows} rows and {digest:016x}. The job is not "
                 "deterministic, or it was changed: its state would not fit its output"
             )
 
     @override
     def write(self, frame: DataFrame) -> None:
-        encoded = self._definition.encode(frame)
-        context = frame.sparkSession.sparkContext
         self._refresh_partitions()
+        tag = f"exactlyonce-{uuid.uuid4()}"
         with SequencerServer(
             self._sequencer_host,
             grant_timeout_seconds=_GRANT_TIMEOUT_SECONDS,
-            on_failure=lambda: context.cancelJobsWithTag(tag),
+            on_failure=lambda: self._cancel_tasks(frame, tag),
         ) as server:
-            tag = f"exactlyonce-{uuid.uuid4()}"
-            answers = self._run_tasks(encoded, server, tag)
+            answers = self._run_tasks(frame, server, tag)
             try:
                 written = server.result(len(answers))
             except AttemptFailedError as error:
@@ -271,19 +266,39 @@ class KafkaTransaction(TransactionalSink):
         invariant(self._batch is not None, "a batch attempt is open")
         return self._batch  # type: ignore[return-value]
 
-    def _run_tasks(self, encoded: DataFrame, server: SequencerServer, tag: str) -> list[dict[int, tuple[int, int]]]:
-        """Run the stage that writes; returns {partition: (rows, digest)} of each task."""
+    def _write_task(self, address: Address) -> kafka_writer.WriteTask:
+        """Return what the tasks of this batch attempt need to know."""
         from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
 
-        task = kafka_writer.WriteTask(
+        return kafka_writer.WriteTask(
             config=self._run.options.config,
-            sequencer=server.address,
+            sequencer=address,
             transactional_id=self._run.session.transactional_id,
             producer=self._run.session.producer,
             topic=self._definition.topic,
             partitions=self._target.partitions,
             batch_bytes_maximum=self._target.batch_bytes_maximum,
         )
+
+    # What follows is all that needs Spark.
+
+    def _recompute(self, frame: DataFrame) -> tuple[int, int]:
+        """Run the plan without writing; returns rows and digest."""
+        from pyspark.sql import functions as F
+
+        encoded = self._definition.encode(frame)
+        sums = encoded.agg(F.count("*").alias("rows"), F.sum(F.col("digest").cast("decimal(38,0)")).alias("digest"))
+        found = sums.collect()[0]
+        return found["rows"], int(found["digest"] or 0) % 2**64
+
+    def _cancel_tasks(self, frame: DataFrame, tag: str) -> None:
+        frame.sparkSession.sparkContext.cancelJobsWithTag(tag)
+
+    def _run_tasks(self, frame: DataFrame, server: SequencerServer, tag: str) -> list[dict[int, tuple[int, int]]]:
+        """Run the stage that writes; returns {partition: (rows, digest)} of each task."""
+        from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
+
+        encoded, task = self._definition.encode(frame), self._write_task(server.address)
 
         def write(batches: Any) -> Any:
             return kafka_writer.write(batches, task)

@@ -82,7 +82,22 @@ def write(batches: Iterator[pa.RecordBatch], task: WriteTask) -> Iterator[pa.Rec
     if context is None:
         raise RuntimeError("write() runs in a Spark task")
     number = context.partitionId()
-    with SequencerClient(task.sequencer, number, context.attemptNumber()) as sequencer:
+    written = write_rows(batches, task, number, context.attemptNumber())
+    yield _answer(number, json.dumps(written).encode())
+
+
+def write_rows(
+    batches: Iterator[pa.RecordBatch], task: WriteTask, number: int, attempt: int
+) -> dict[int, tuple[int, int]]:
+    """Write one task's rows; needs no Spark.
+
+    :param batches: as those of :func:`write`
+    :param number: the task's partition in the stage
+    :param attempt: Spark's attempt number
+    :returns: {partition: (rows, digest)}
+    :raises RecordTooLargeError: when a record is above the topic's limit; the text is marked
+    """
+    with SequencerClient(task.sequencer, number, attempt) as sequencer:
         sender = _Sender(task, sequencer, start_at=number)
         keyless_at = number
         for rows in _flushes(batches):
@@ -90,8 +105,7 @@ def write(batches: Iterator[pa.RecordBatch], task: WriteTask) -> Iterator[pa.Rec
             sender.put(_encode(rows, targets, task))
         sums = sender.finish()
         sequencer.done()
-    written = json.dumps({partition: [total.rows, total.digest] for partition, total in sums.items()})
-    yield _answer(number, written.encode())
+    return {partition: (total.rows, total.digest) for partition, total in sums.items()}
 
 
 def _answer(task: int, written: bytes) -> pa.RecordBatch:

@@ -38,12 +38,11 @@ from airflow_provider_exactlyonce.kafka.wire import (
 
 #: The largest epoch that the coordinator gives out; the next request gets a new producer id with epoch 0.
 LAST_EPOCH: Final = 32_766
-_INVALID_TRANSACTION_TIMEOUT: Final = 50
-_TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
 _REQUEST_PATIENCE_SECONDS: Final = 60.0
 
 #: Answers of the coordinator to a producer that is no longer the current one.
 _TAKEN_OVER: Final = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_PRODUCER_ID_MAPPING})
+_LIVE_GROUP: Final = frozenset({Code.UNKNOWN_MEMBER_ID, Code.ILLEGAL_GENERATION})
 
 
 class State(Enum):
@@ -103,6 +102,7 @@ class TransactionSession:
         self.timeout_milliseconds: Final = timeout_milliseconds
         self.producer = NO_PRODUCER
         self.state = State.NEW
+        self._written: dict[tuple[str, int], int] = {}
 
     def __repr__(self) -> str:
         return f"TransactionSession({self.transactional_id!r}, {self.state.name}, {self.producer})"
@@ -111,18 +111,18 @@ class TransactionSession:
         """Take the transactional id: abort what is open and fence whoever has it. Only at the start of a run.
 
         :raises SettingRefusedError: when the broker's cap is below the transaction timeout
+        :raises RefusedError: when the Kafka user lacks a right
         :raises UnansweredError: when no definite answer came; may be repeated
         """
         code, producer = self._init_producer_id(NO_PRODUCER)
-        if code == _INVALID_TRANSACTION_TIMEOUT:
+        if code == Code.INVALID_TRANSACTION_TIMEOUT:
             raise SettingRefusedError(
                 "transaction_timeout",
                 f"{self.timeout_milliseconds} ms",
                 "at most the broker's transaction.max.timeout.ms",
                 "the broker does not open such a transaction",
             )
-        if code == _TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-            raise RefusedError(f"the Kafka user may not WRITE transactional.id {self.transactional_id}; grant it")
+        _check_rights(code, self.transactional_id)
         if code != Code.NONE:
             raise ExactlyOnceError(f"InitProducerId of {self.transactional_id} answered {describe(code)}")
         self.producer = producer
@@ -143,19 +143,52 @@ class TransactionSession:
             answer = describe(code) if code != Code.NONE else f"another producer id, {producer.id}"
             raise ProducerLostError(f"InitProducerId of {self.transactional_id} at {self.producer} answered {answer}")
         self.producer = producer
+        self._written = {}
         self._move(Event.BEGUN)
 
     def write(self, topic: str, partition: int, key: bytes, value: bytes) -> int:
-        """Append one record of the driver's own as the attempt's first to that partition; return its offset.
+        """Append one record of the driver's own to a partition that only the driver writes; return its offset.
 
         :raises BatchFailedError: when the broker refuses it; abort next
+        :raises RefusedError: when the Kafka user lacks a right; abort next
         """
-        add_partition(self.client, self.transactional_id, self.producer, topic, partition)
+        sequence = self._written.get((topic, partition), 0)
+        if sequence == 0:
+            add_partition(self.client, self.transactional_id, self.producer, topic, partition)
         body = record_batch.encode_single(key, value, timestamp_milliseconds=int(time.time() * 1000))
         header, payload = record_batch.stamp(
-            body, producer_id=self.producer.id, epoch=self.producer.epoch, base_sequence=0
+            body, producer_id=self.producer.id, epoch=self.producer.epoch, base_sequence=sequence
         )
-        return produce(self.client, self.transactional_id, topic, partition, b"".join((header, payload)))
+        offset = produce(self.client, self.transactional_id, topic, partition, b"".join((header, payload)))
+        self._written[topic, partition] = record_batch.advance_sequence(sequence, body.records)
+        return offset
+
+    def write_offsets(self, group: str, offsets: Mapping[tuple[str, int], int], metadata: str = "") -> None:
+        """Commit a consumer group's offsets with the attempt: they become visible together with its records.
+
+        The broker does not refuse a group with live members here; whoever names the group has to look first.
+
+        :param offsets: {(topic, partition): next offset to read}
+        :param metadata: a note beside each offset, shown by tools that list them
+        :raises BatchFailedError: when the broker refuses them; abort next
+        :raises RefusedError: when the Kafka user lacks a right; abort next
+        """
+        what = f"offsets of group {group}"
+        code = _definite(what, lambda: self.client.add_offsets(self.transactional_id, self.producer, group))
+        if code == Code.NONE:
+            code = _definite(
+                what,
+                lambda: self.client.commit_offsets(self.transactional_id, self.producer, group, offsets, metadata),
+            )
+        topics = ", ".join(sorted({topic for topic, _ in offsets}))
+        _check_rights(code, self.transactional_id, group=group, topic=topics, topic_right="READ")
+        if code in _LIVE_GROUP:
+            raise RefusedError(
+                f"consumer group {group} has members ({describe(code)}), and the pipeline's progress would mix with "
+                "theirs; name a group that nobody consumes with"
+            )
+        if code != Code.NONE:
+            raise BatchFailedError(f"{what} answered {describe(code)}")
 
     def commit(self, give_up: Callable[[], bool] = lambda: False) -> None:
         """Commit; the answer is definite when this returns.
@@ -192,7 +225,7 @@ class TransactionSession:
         except UnansweredError as error:
             self._move(Event.LOST)
             raise ProducerLostError(f"EndTxn(abort) of {self.transactional_id}: {error}") from error
-        if code in _TAKEN_OVER:
+        if code not in (Code.NONE, Code.INVALID_TXN_STATE):  # the latter: nothing was open
             self._move(Event.LOST)
             raise ProducerLostError(f"EndTxn(abort) of {self.transactional_id} answered {describe(code)}")
         self._move(Event.ABORTED)
@@ -223,16 +256,13 @@ def add_partition(client: WireClient, transactional_id: str, producer: Producer,
     """Make a topic-partition part of the open transaction; the first one opens it. May be repeated.
 
     :raises BatchFailedError: when the coordinator refuses; the attempt can't go on
+    :raises RefusedError: when the Kafka user lacks a right
     """
-    try:
-        code = until_definite(
-            lambda: client.add_partition(transactional_id, producer, topic, partition),
-            timeout_seconds=_REQUEST_PATIENCE_SECONDS,
-        )
-    except UnansweredError as error:
-        raise BatchFailedError(f"AddPartitionsToTxn of {topic}-{partition}: {error}") from error
+    what = f"AddPartitionsToTxn of {topic}-{partition}"
+    code = _definite(what, lambda: client.add_partition(transactional_id, producer, topic, partition))
+    _check_rights(code, transactional_id, topic=topic)
     if code != Code.NONE:
-        raise BatchFailedError(f"AddPartitionsToTxn of {topic}-{partition} answered {describe(code)}")
+        raise BatchFailedError(f"{what} answered {describe(code)}")
 
 
 def produce(client: WireClient, transactional_id: str, topic: str, partition: int, records: bytes) -> int:
@@ -242,23 +272,18 @@ def produce(client: WireClient, transactional_id: str, topic: str, partition: in
 
     :raises BatchFailedError: when the broker refuses it; the attempt can't go on
     :raises RecordRefusedError: when it would be refused again, such as a record without a key in a compacted topic
+    :raises RefusedError: when the Kafka user lacks a right
     """
-    offset, message = -1, ""
+    what, offset, message = f"Produce to {topic}-{partition}", -1, ""
 
     def send() -> int:
         nonlocal offset, message
         code, offset, message = client.produce(transactional_id, topic, partition, records)
         return code
 
-    try:
-        code = until_definite(
-            send,
-            timeout_seconds=_REQUEST_PATIENCE_SECONDS,
-            on_transient=lambda _: client.refresh_leaders(topic),
-        )
-    except UnansweredError as error:
-        raise BatchFailedError(f"Produce to {topic}-{partition}: {error}") from error
-    answered = f"Produce to {topic}-{partition} answered {describe(code)} {message}".rstrip()
+    code = _definite(what, send, on_transient=lambda _: client.refresh_leaders(topic))
+    _check_rights(code, transactional_id, topic=topic)
+    answered = f"{what} answered {describe(code)} {message}".rstrip()
     if code in (Code.INVALID_RECORD, Code.INVALID_TIMESTAMP):
         raise RecordRefusedError(answered)
     if code in _TAKEN_OVER:
@@ -266,3 +291,28 @@ def produce(client: WireClient, transactional_id: str, topic: str, partition: in
     if code != Code.NONE:
         raise BatchFailedError(answered)
     return offset
+
+
+def _definite(what: str, send: Callable[[], int], on_transient: Callable[[int], None] = lambda code: None) -> int:
+    try:
+        return until_definite(send, timeout_seconds=_REQUEST_PATIENCE_SECONDS, on_transient=on_transient)
+    except UnansweredError as error:
+        raise BatchFailedError(f"{what}: {error}") from error
+
+
+def _check_rights(
+    code: int, transactional_id: str, *, topic: str = "", topic_right: str = "WRITE", group: str = ""
+) -> None:
+    """Raise when the answer says that the Kafka user lacks a right; a repetition would not help.
+
+    :raises RefusedError: naming the right and what it is a right on
+    """
+    missing = {
+        Code.TOPIC_AUTHORIZATION_FAILED: f"{topic_right} on topic {topic}",
+        Code.GROUP_AUTHORIZATION_FAILED: f"READ on group {group}",
+        Code.CLUSTER_AUTHORIZATION_FAILED: "IDEMPOTENT_WRITE on the cluster",
+        Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f"DESCRIBE and WRITE on transactional.id {transactional_id}",
+    }
+    if code in missing:
+        right = missing[Code(code)]
+        raise RefusedError(f"the Kafka user lacks the right {right} ({describe(code)}); grant it with an ACL")

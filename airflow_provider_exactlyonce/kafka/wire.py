@@ -18,14 +18,22 @@ from kafka.admin import KafkaAdminClient
 from kafka.protocol.consumer import IsolationLevel, ListOffsetsRequest, OffsetSpec
 from kafka.protocol.metadata import CoordinatorType, MetadataRequest
 from kafka.protocol.producer import ProduceRequest
-from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
+from kafka.protocol.producer.transaction import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
 
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.config import for_kafka_python
 
 _REQUEST_TIMEOUT_MILLISECONDS: Final = 30_000
 _NO_LEADER: Final = -1
 #: Above its default of 5 requests in flight a connection pauses, and requests to any node find none.
-_SETTINGS: Final = {"max_in_flight_requests_per_connection": 1000}
+#: A broker that was away for long is tried again every second, not after half a minute: readers wait for our commit.
+_SETTINGS: Final = {"max_in_flight_requests_per_connection": 1000, "reconnect_backoff_max_ms": 1000}
 
 
 class Code(IntEnum):
@@ -45,12 +53,19 @@ class Code(IntEnum):
     NOT_COORDINATOR = 16
     NOT_ENOUGH_REPLICAS = 19
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+    ILLEGAL_GENERATION = 22
+    UNKNOWN_MEMBER_ID = 25
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
+    CLUSTER_AUTHORIZATION_FAILED = 31
     INVALID_TIMESTAMP = 32
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45
     INVALID_PRODUCER_EPOCH = 47
     INVALID_TXN_STATE = 48
     INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
     CONCURRENT_TRANSACTIONS = 51
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     KAFKA_STORAGE_ERROR = 56
     UNKNOWN_PRODUCER_ID = 59
     INVALID_RECORD = 87
@@ -122,10 +137,12 @@ class WireClient:
             producer_epoch=current.epoch,
             max_version=5,
         )
-        answer = self._to_coordinator(transactional_id, request)
-        return self._coordinated(transactional_id, answer.error_code), Producer(
-            id=answer.producer_id, epoch=answer.producer_epoch
+        code, answer = self._to_coordinator(
+            CoordinatorType.TRANSACTION, transactional_id, request, lambda answer: answer.error_code
         )
+        if answer is None:
+            return code, NO_PRODUCER
+        return code, Producer(id=answer.producer_id, epoch=answer.producer_epoch)
 
     def add_partition(self, transactional_id: str, producer: Producer, topic: str, partition: int) -> int:
         """Make a topic-partition part of the transaction, which opens it if it isn't open."""
@@ -137,9 +154,64 @@ class WireClient:
             v3_and_below_topics=topics,
             max_version=3,
         )
-        answer = self._to_coordinator(transactional_id, request)
-        result = answer.results_by_topic_v3_and_below[0].results_by_partition[0]
-        return self._coordinated(transactional_id, result.partition_error_code)
+        return self._to_coordinator(
+            CoordinatorType.TRANSACTION,
+            transactional_id,
+            request,
+            lambda answer: answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code,
+        )[0]
+
+    def add_offsets(self, transactional_id: str, producer: Producer, group: str) -> int:
+        """Make a consumer group's offsets part of the transaction, which opens it if it isn't open."""
+        request = AddOffsetsToTxnRequest(
+            transactional_id=transactional_id,
+            producer_id=producer.id,
+            producer_epoch=producer.epoch,
+            group_id=group,
+            max_version=3,
+        )
+        return self._to_coordinator(
+            CoordinatorType.TRANSACTION, transactional_id, request, lambda answer: answer.error_code
+        )[0]
+
+    def commit_offsets(
+        self,
+        transactional_id: str,
+        producer: Producer,
+        group: str,
+        offsets: Mapping[tuple[str, int], int],
+        metadata: str,
+    ) -> int:
+        """Write offsets of a group without members into the transaction; the first error of any partition counts.
+
+        :param offsets: {(topic, partition): next offset to read}
+        :param metadata: a note beside each offset, shown by tools that list them
+        """
+        kind = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+        topics: dict[str, list[Any]] = {}
+        for (topic, partition), offset in offsets.items():
+            topics.setdefault(topic, []).append(
+                kind.TxnOffsetCommitRequestPartition(
+                    partition_index=partition, committed_offset=offset, committed_metadata=metadata
+                )
+            )
+        request = TxnOffsetCommitRequest(
+            transactional_id=transactional_id,
+            group_id=group,
+            producer_id=producer.id,
+            producer_epoch=producer.epoch,
+            generation_id=-1,
+            member_id="",
+            topics=[kind(name=topic, partitions=partitions) for topic, partitions in topics.items()],
+            min_version=3,
+            max_version=3,
+        )
+
+        def first_error(answer: Any) -> int:
+            codes = [partition.error_code for topic in answer.topics for partition in topic.partitions]
+            return next((code for code in codes if code != Code.NONE), Code.NONE)
+
+        return self._to_coordinator(CoordinatorType.GROUP, group, request, first_error)[0]
 
     def end_transaction(self, transactional_id: str, producer: Producer, *, commit: bool) -> int:
         """Commit or abort the open transaction."""
@@ -150,7 +222,9 @@ class WireClient:
             committed=commit,
             max_version=4,
         )
-        return self._coordinated(transactional_id, self._to_coordinator(transactional_id, request).error_code)
+        return self._to_coordinator(
+            CoordinatorType.TRANSACTION, transactional_id, request, lambda answer: answer.error_code
+        )[0]
 
     def produce(self, transactional_id: str, topic: str, partition: int, records: bytes) -> tuple[int, int, str]:
         """Append one record batch with acks=all; returns (error code, base offset, the broker's message)."""
@@ -176,13 +250,18 @@ class WireClient:
         return answer.error_code, answer.base_offset, answer.error_message or ""
 
     def metadata(self, topic: str) -> TopicMetadata | None:
-        """Ask for a topic's partitions; None when it does not exist."""
+        """Ask for a topic's partitions; None when it does not exist.
+
+        :raises RefusedError: when the user may not see it
+        """
         request = MetadataRequest(
             topics=[MetadataRequest.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False, max_version=12
         )
         answer = self._send(request, None).topics[0]
         if answer.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
             return None
+        if answer.error_code == Code.TOPIC_AUTHORIZATION_FAILED:
+            raise RefusedError(f"the Kafka user may not see topic {topic}; grant DESCRIBE on it")
         if answer.error_code != Code.NONE:
             raise UnansweredError(f"metadata of {topic}: {describe(answer.error_code)}")
         return TopicMetadata(
@@ -235,24 +314,34 @@ class WireClient:
                 offsets[answer.partition_index] = int(answer.offset)
         return offsets
 
-    def _to_coordinator(self, transactional_id: str, request: Any) -> Any:
-        async def send() -> Any:
-            nodes = await self._admin._find_coordinator_ids([transactional_id], key_type=CoordinatorType.TRANSACTION)
-            return await self._manager.send(request, node_id=nodes[transactional_id])
+    def _to_coordinator(
+        self, kind: CoordinatorType, name: str, request: Any, error_code: Callable[[Any], int]
+    ) -> tuple[int, Any]:
+        """Send to a coordinator; returns (error code, answer). The answer is None when not even its place is told.
+
+        :param name: the transactional.id or the group
+        :param error_code: reads it from the answer
+        """
+
+        async def send() -> tuple[int, Any]:
+            try:
+                nodes = await self._admin._find_coordinator_ids([name], key_type=kind)
+            except kafka.errors.AuthorizationError as error:
+                return int(error.errno), None
+            answer = await self._manager.send(request, node_id=nodes[name])
+            return int(error_code(answer)), answer
 
         try:
-            return self._answered(lambda: self._manager.run(send))
+            code, answer = self._answered(lambda: self._manager.run(send))
         except UnansweredError:
-            self._forget_coordinator(transactional_id)
+            self._forget_coordinator(kind, name)
             raise
-
-    def _coordinated(self, transactional_id: str, code: int) -> int:
         if code in (Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE):
-            self._forget_coordinator(transactional_id)
-        return code
+            self._forget_coordinator(kind, name)
+        return code, answer
 
-    def _forget_coordinator(self, transactional_id: str) -> None:
-        self._manager.cluster._coordinators.pop((CoordinatorType.TRANSACTION, transactional_id), None)
+    def _forget_coordinator(self, kind: CoordinatorType, name: str) -> None:
+        self._manager.cluster._coordinators.pop((kind, name), None)
 
     def _send(self, request: Any, node: int | None) -> Any:
         async def send() -> Any:

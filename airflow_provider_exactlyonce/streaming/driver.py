@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -58,7 +58,7 @@ class DriverOptions:
     """
 
     home: Home
-    config: dict[str, str]
+    config: dict[str, str] = field(repr=False)
     token: str
     until: str = "forever"
     interval: str = "0 seconds"

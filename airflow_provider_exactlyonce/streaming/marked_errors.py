@@ -7,25 +7,26 @@ from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import (
     BadRecordError,
-    DataError,
+    ExactlyOnceError,
     RecordRefusedError,
     RecordTooLargeError,
+    RefusedError,
 )
 
 OPEN: Final = "[exactlyonce:"
 CLOSE: Final = "[/exactlyonce]"
 _PATTERN: Final = re.compile(r"\[exactlyonce:(\w+)\](.*?)\[/exactlyonce\]", re.DOTALL)
-_KINDS: Final[dict[str, type[DataError]]] = {
-    kind.__name__: kind for kind in (BadRecordError, RecordRefusedError, RecordTooLargeError)
+_KINDS: Final[dict[str, type[ExactlyOnceError]]] = {
+    kind.__name__: kind for kind in (BadRecordError, RecordRefusedError, RecordTooLargeError, RefusedError)
 }
 
 
-def mark(kind: type[DataError], message: str) -> str:
+def mark(kind: type[ExactlyOnceError], message: str) -> str:
     """Return the text that a task raises."""
     return f"{OPEN}{kind.__name__}]{message}{CLOSE}"
 
 
-def find(text: str) -> DataError | None:
+def find(text: str) -> ExactlyOnceError | None:
     """Return the error that is marked in Spark's text, None when there is none."""
     found = _PATTERN.search(text)
     return _KINDS[found[1]](found[2]) if found and found[1] in _KINDS else None

@@ -15,7 +15,7 @@ import os
 import random
 import socket
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from airflow_provider_exactlyonce import failpoints
@@ -55,7 +55,7 @@ class RunOptions:
     :param accept_home: the home was moved on purpose: it replaces the one that the ledger names
     """
 
-    config: dict[str, str]
+    config: dict[str, str] = field(repr=False)
     token: str
     version: str
     transaction_timeout_milliseconds: int

@@ -25,7 +25,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from airflow_provider_exactlyonce import failpoints
@@ -51,7 +51,7 @@ class Address:
 
     host: str
     port: int
-    secret: str
+    secret: str = field(repr=False)
 
 
 class SequencerServer:

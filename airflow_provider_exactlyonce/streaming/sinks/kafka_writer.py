@@ -11,14 +11,14 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from airflow_provider_exactlyonce.exceptions import RecordRefusedError, RecordTooLargeError
+from airflow_provider_exactlyonce.exceptions import RecordRefusedError, RecordTooLargeError, RefusedError
 from airflow_provider_exactlyonce.kafka import record_batch
 from airflow_provider_exactlyonce.kafka.murmur2 import partitions_for_keys
 from airflow_provider_exactlyonce.kafka.record_batch import Body, OversizedRecord
@@ -43,7 +43,7 @@ class WriteTask:
     :param batch_bytes_maximum: the topic's ``max.message.bytes``
     """
 
-    config: Mapping[str, str]
+    config: Mapping[str, str] = field(repr=False)
     sequencer: Address
     transactional_id: str
     producer: Producer
@@ -209,12 +209,12 @@ class _Sender:
     def _append(self, body: Body, sequence: int, add: bool) -> int:
         task = self._task
         client = _client(task.config)
-        if add:
-            add_partition(client, task.transactional_id, task.producer, task.topic, body.partition)
         header, payload = record_batch.stamp(
             body, producer_id=task.producer.id, epoch=task.producer.epoch, base_sequence=sequence
         )
         try:
+            if add:
+                add_partition(client, task.transactional_id, task.producer, task.topic, body.partition)
             return produce(client, task.transactional_id, task.topic, body.partition, b"".join((header, payload)))
-        except RecordRefusedError as error:
-            raise RecordRefusedError(mark(RecordRefusedError, str(error))) from error
+        except (RecordRefusedError, RefusedError) as error:
+            raise type(error)(mark(type(error), str(error))) from error

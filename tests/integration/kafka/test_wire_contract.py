@@ -14,14 +14,16 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient
 from kafka.admin import KafkaAdminClient
 from kafka.protocol.metadata import CoordinatorType
 
 from airflow_provider_exactlyonce.kafka import record_batch
 from airflow_provider_exactlyonce.kafka.retry import until_definite
-from airflow_provider_exactlyonce.kafka.transaction import produce
+from airflow_provider_exactlyonce.kafka.transaction import TransactionSession, produce
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, Producer, UnansweredError, WireClient
-from tests.integration.streaming.harness import open_transactions, read_committed
+from tests.integration.streaming.harness import eventually, open_transactions, read_committed
 
 
 @pytest.fixture
@@ -77,6 +79,64 @@ def test_a_transaction_goes_through_its_whole_life(
     assert code == Code.NONE
     assert open_transactions(kafka_config, topic) == {}
     assert [record.value for record in read_committed(kafka_config, topic)] == ([b"v"] if commit else [])
+
+
+def group_offsets(config: Mapping[str, str], group: str) -> dict[tuple[str, int], tuple[int, str | None]]:
+    admin = AdminClient(dict(config))
+    listed = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result()
+    return {(place.topic, place.partition): (place.offset, place.metadata) for place in listed.topic_partitions}
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_groups_offsets_are_decided_with_the_transaction(
+    client: WireClient, kafka_config: Mapping[str, str], make_topic: Callable[..., str], commit: bool
+) -> None:
+    name, topic, other, group = f"t-{uuid.uuid4()}", make_topic(), make_topic(), f"g-{uuid.uuid4()}"
+    _, producer = initialised(client, name)
+    offsets = {(topic, 0): 7, (topic, 3): 0, (other, 1): 9}
+    send: Callable[[], int]
+    for send in (
+        lambda: client.add_offsets(name, producer, group),
+        lambda: client.commit_offsets(name, producer, group, offsets, "batch 3"),
+    ):
+        assert until_definite(send, timeout_seconds=30) == Code.NONE
+    assert client.end_transaction(name, producer, commit=commit) == Code.NONE
+    assert initialised(client, name, producer)[0] == Code.NONE  # waits for the markers
+    expected = {place: (offset, "batch 3") for place, offset in offsets.items()}
+    assert group_offsets(kafka_config, group) == (expected if commit else {})
+
+
+def test_a_session_writes_offsets_and_several_records_to_a_partition_in_one_transaction(
+    client: WireClient, kafka_config: Mapping[str, str], make_topic: Callable[..., str]
+) -> None:
+    topic, group = make_topic(partitions=1), f"g-{uuid.uuid4()}"
+    session = TransactionSession(client, f"t-{uuid.uuid4()}", timeout_milliseconds=60_000)
+    session.initialise()
+    for attempt in (0, 3):  # each attempt counts its sequences from 0 again; a commit takes an offset, too
+        session.begin()
+        assert [session.write(topic, 0, b"k", b"%d" % value) for value in range(2)] == [attempt, attempt + 1]
+        session.write_offsets(group, {(topic, 0): attempt})
+        session.commit()
+    session.begin()
+    session.abort()
+    assert [record.value for record in read_committed(kafka_config, topic)] == [b"0", b"1"] * 2
+    assert group_offsets(kafka_config, group) == {(topic, 0): (3, None)}
+
+
+def test_the_broker_accepts_offsets_of_a_group_that_has_members(
+    client: WireClient, kafka_config: Mapping[str, str], make_topic: Callable[..., str]
+) -> None:
+    """So whoever is given a group's name has to look first; if this fails, a broker has begun to refuse them itself."""
+    topic, group = make_topic(partitions=1), f"g-{uuid.uuid4()}"
+    consumer = Consumer({**kafka_config, "group.id": group, "enable.auto.commit": False})
+    consumer.subscribe([topic])
+    eventually(lambda: consumer.poll(0.1) or consumer.assignment() == [TopicPartition(topic, 0)], "the group has it")
+    session = TransactionSession(client, f"t-{uuid.uuid4()}", timeout_milliseconds=60_000)
+    session.initialise()
+    session.begin()
+    session.write_offsets(group, {(topic, 0): 5})
+    session.commit()
+    consumer.close()
 
 
 def test_the_same_bytes_sent_twice_are_appended_once(client: WireClient, make_topic: Callable[..., str]) -> None:

@@ -119,6 +119,11 @@ class WireClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def admin(self) -> KafkaAdminClient:
+        """kafka-python's public admin client, on the same connections."""
+        return self._admin
+
     def close(self) -> None:
         """Close the connections. An open transaction stays open."""
         self._admin.close()

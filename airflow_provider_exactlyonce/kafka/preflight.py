@@ -1,0 +1,391 @@
+"""What has to be true of a cluster and its topics before a pipeline touches them.
+
+Nothing here has a side effect. What is known to be wrong is refused, naming the setting, its value and the fix; what
+may pass by itself (a partition without a leader, replicas that are catching up) is waited for, for a bounded time; what
+can't be seen for lack of a right is said in the log, because the guarantee does not depend on our seeing it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import kafka.errors
+from kafka.admin import ConfigResource, ConfigResourceType
+
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    ExactlyOnceError,
+    RecordRefusedError,
+    RefusedError,
+    SettingRefusedError,
+)
+from airflow_provider_exactlyonce.kafka.retry import until_definite
+from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, UnansweredError, WireClient, describe
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.25
+_TOPIC_AUTHORIZATION_FAILED: Final = 29
+_INVALID_TRANSACTION_TIMEOUT: Final = 50
+_TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
+
+#: The requests that ``wire.py`` sends, by their number in the protocol, and the version that it needs of each.
+REQUESTS: Final[Mapping[str, tuple[int, int]]] = {
+    "Produce": (0, 11),
+    "Metadata": (3, 12),
+    "InitProducerId": (22, 5),
+    "AddPartitionsToTxn": (24, 3),
+    "AddOffsetsToTxn": (25, 3),
+    "EndTxn": (26, 4),
+    "TxnOffsetCommit": (28, 3),
+}
+_FIRST_RELEASE: Final = "Kafka 3.8"
+
+_BROKER_SETTINGS: Final = (
+    "transaction.max.timeout.ms",
+    "transaction.partition.verification.enable",
+    "transaction.state.log.min.isr",
+    "transaction.state.log.replication.factor",
+)
+_TOPIC_SETTINGS: Final = (
+    "cleanup.policy",
+    "max.message.bytes",
+    "message.timestamp.after.max.ms",
+    "message.timestamp.before.max.ms",
+    "message.timestamp.type",
+    "min.insync.replicas",
+    "unclean.leader.election.enable",
+)
+
+
+class Use(Enum):
+    """What a pipeline does with a topic; the value is how messages call it."""
+
+    SOURCE = "source"
+    SINK = "sink"
+    LEDGER = "ledger"
+
+
+#: Without the settings of a sink its bodies can't be cut to size; those of a ledger keep its commits.
+_RIGHTS: Final[Mapping[Use, tuple[str, ...]]] = {
+    Use.SOURCE: ("READ",),
+    Use.SINK: ("WRITE", "DESCRIBE_CONFIGS"),
+    Use.LEDGER: ("READ", "WRITE", "DESCRIBE_CONFIGS"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicFacts:
+    """A topic as it was found by :func:`check_topics`.
+
+    :param partitions: how many it has
+    :param settings: its settings, empty when they may not be read (which is accepted of a source only)
+    """
+
+    name: str
+    topic_id: str
+    partitions: int
+    settings: Mapping[str, str]
+
+    @property
+    def batch_bytes_maximum(self) -> int:
+        """The size of the largest record batch that it takes, in bytes."""
+        return int(self.settings["max.message.bytes"])
+
+    def check_timestamps(self, first_milliseconds: int, last_milliseconds: int, now_milliseconds: int) -> None:
+        """Check the oldest and the newest timestamp of records that are to be written.
+
+        :raises RecordRefusedError: when the topic takes only timestamps nearer to the present
+        """
+        if self.settings["message.timestamp.type"] != "CreateTime":
+            return  # the broker sets its own
+        for name, timestamp, distance in (
+            ("message.timestamp.before.max.ms", first_milliseconds, now_milliseconds - first_milliseconds),
+            ("message.timestamp.after.max.ms", last_milliseconds, last_milliseconds - now_milliseconds),
+        ):
+            if distance > int(self.settings[name]):
+                side = "before" if "before" in name else "after"
+                raise RecordRefusedError(
+                    f"a record for topic {self.name} has timestamp {timestamp} ({_utc(timestamp)}), {distance} ms "
+                    f"{side} now; {name} of the topic is {self.settings[name]}: raise it, or mend the timestamp column"
+                )
+
+
+def check_cluster(
+    client: WireClient,
+    *,
+    transactional_id: str,
+    transaction_timeout_milliseconds: int,
+    user: str | None = None,
+    patience_seconds: float = _PATIENCE_SECONDS,
+) -> None:
+    """Check brokers and the transactional id.
+
+    Both levels of the feature ``transaction.version``, 0 and 2, are accepted.
+
+    :param transactional_id: the one that the pipeline will take; nothing is done to it
+    :param transaction_timeout_milliseconds: from the first record to the commit of one batch
+    :param user: the Kafka user, for messages
+    :param patience_seconds: how long a coordinator that isn't there yet is waited for
+    :raises RefusedError: when a broker is too old, a setting breaks the protocol, or a right is missing
+    :raises ExactlyOnceError: when there is no answer
+    """
+    brokers = [broker for broker in _ask(client.admin.describe_cluster)["brokers"] if not broker.get("is_fenced")]
+    for broker in brokers:
+        _check_version(client, broker)
+    _check_brokers(client, [broker["broker_id"] for broker in brokers], transaction_timeout_milliseconds)
+    _check_transactional_id(client, transactional_id, user, patience_seconds)
+
+
+def check_topics(
+    client: WireClient,
+    *,
+    sources: Iterable[str] = (),
+    sinks: Iterable[str] = (),
+    ledger: str | None = None,
+    user: str | None = None,
+    allow_single_replica: bool = False,
+    patience_seconds: float = _PATIENCE_SECONDS,
+) -> dict[str, TopicFacts]:
+    """Check topics; returns what they are like, by name. A ledger that is absent is checked for whether it can be made.
+
+    One replica is accepted on a cluster of one broker, which can't have more and is for development.
+
+    :param user: the Kafka user, for messages
+    :param allow_single_replica: accept one replica on any cluster
+    :param patience_seconds: how long leaders and in-sync replicas that are missing are waited for
+    :raises RefusedError: when a topic does not exist, a setting breaks the guarantee, or a right is missing
+    :raises ExactlyOnceError: when there is no answer, or replicas are missing for longer
+    """
+    uses = {**dict.fromkeys(sources, Use.SOURCE), **dict.fromkeys(sinks, Use.SINK)}
+    if ledger is not None:
+        uses[ledger] = Use.LEDGER
+    deadline = time.monotonic() + patience_seconds
+    settings = _topic_settings(client, uses)
+    while True:
+        described = {topic["name"]: topic for topic in _ask(lambda: client.admin.describe_topics(list(uses)))}
+        _check_rights(described, uses, user)
+        if ledger is not None and described[ledger]["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION:
+            _check_ledger_can_be_made(client, ledger, user, allow_single_replica)
+            del described[ledger], uses[ledger]
+        for name, use in uses.items():
+            _check_topic(described[name], use, settings[name])
+        waiting = [text for name in uses for text in _waiting_for(described[name], settings[name])]
+        if not waiting:
+            break
+        if time.monotonic() >= deadline:
+            raise ExactlyOnceError(f"{'; '.join(waiting)}, for {patience_seconds:.0f} s: bring the brokers back")
+        log.warning("waiting: %s", "; ".join(waiting))
+        time.sleep(_PAUSE_SECONDS)
+    replicas = {name: min(len(one["replica_nodes"]) for one in described[name]["partitions"]) for name in uses}
+    _check_replicas(client, replicas, allow_single_replica)
+    return {
+        name: TopicFacts(
+            name=name,
+            topic_id=str(described[name]["topic_id"]),
+            partitions=len(described[name]["partitions"]),
+            settings=settings[name],
+        )
+        for name in uses
+    }
+
+
+def check_topic_ids(client: WireClient, topic_ids: Mapping[str, str]) -> None:
+    """Check that topics are still those that the batch began with. One request; called right before a commit.
+
+    A topic that was deleted and made again in between would hold a part of the batch, or none of it.
+
+    :param topic_ids: {topic: id}
+    :raises RefusedError: naming the topic that was recreated
+    :raises BatchFailedError: when there is no answer, or a topic is gone
+    """
+    try:
+        described = client.admin.describe_topics(list(topic_ids))
+    except kafka.errors.KafkaError as error:
+        raise BatchFailedError(f"ids of the topics {', '.join(topic_ids)}: {type(error).__name__}: {error}") from error
+    for topic in described:
+        name, code = topic["name"], topic["error_code"]
+        if code != Code.NONE:
+            raise BatchFailedError(f"topic {name}, which this batch uses: {describe(code)}")
+        if str(topic["topic_id"]) != topic_ids[name]:
+            raise RefusedError(
+                f"topic {name} was recreated while the pipeline ran: its id is {topic['topic_id']}, and was "
+                f"{topic_ids[name]}. What it held is gone; start a new pipeline, or put the topic back"
+            )
+
+
+def missing_rights(user: str | None, rights: Iterable[str]) -> RefusedError:
+    """Return the error for rights that the Kafka user lacks, such as ``"WRITE on topic t"``."""
+    who = f"the Kafka user {user}" if user else "the Kafka user"
+    return RefusedError(f"{who} may not {', '.join(rights)}; grant it (docs/security.md lists all that is needed)")
+
+
+def _check_version(client: WireClient, broker: Mapping[str, Any]) -> None:
+    found = _ask(lambda: client.admin.get_broker_version_data(broker["broker_id"])).api_versions
+    for name, (number, needed) in REQUESTS.items():
+        highest = found[number][1] if number in found else None
+        if highest is None or highest < needed:
+            raise SettingRefusedError(
+                f"the highest version of {name} of broker {broker['broker_id']} ({broker['host']}:{broker['port']})",
+                highest,
+                f"at least {needed}",
+                f"upgrade the broker to {_FIRST_RELEASE} or newer",
+            )
+
+
+def _check_brokers(client: WireClient, brokers: list[int], transaction_timeout_milliseconds: int) -> None:
+    wanted = dict.fromkeys(_BROKER_SETTINGS)
+    asked = [ConfigResource(ConfigResourceType.BROKER, str(broker), configs=wanted) for broker in brokers]
+    answer = _ask(lambda: client.admin.describe_configs(asked, config_filter="all")).get("broker", {})
+    if len(brokers) == 1:
+        log.warning("this cluster has one broker: for development, since nothing survives the loss of its disk")
+    for broker in brokers:
+        settings = {name: of["value"] for name, of in answer.get(str(broker), {}).items()}
+        if not settings:
+            log.warning("settings of broker %d can't be read (DESCRIBE_CONFIGS on the cluster): not checked", broker)
+            continue
+        limit_milliseconds = int(settings["transaction.max.timeout.ms"])
+        if transaction_timeout_milliseconds > limit_milliseconds:
+            raise SettingRefusedError(
+                "transaction_timeout_seconds of KafkaSink",
+                transaction_timeout_milliseconds // 1000,
+                f"at most {limit_milliseconds // 1000}",
+                f"transaction.max.timeout.ms of broker {broker} is {limit_milliseconds}; lower one or raise the other",
+            )
+        if settings.get("transaction.partition.verification.enable") == "false":
+            raise SettingRefusedError(
+                f"transaction.partition.verification.enable of broker {broker}",
+                "false",
+                "true",
+                "a late write of an aborted batch could open a transaction that nobody ends",
+            )
+        for name in ("transaction.state.log.replication.factor", "transaction.state.log.min.isr"):
+            if settings.get(name) == "1" and len(brokers) > 1:
+                log.warning("%s of broker %d is 1: decisions on transactions do not survive its disk", name, broker)
+
+
+def _check_transactional_id(
+    client: WireClient, transactional_id: str, user: str | None, patience_seconds: float
+) -> None:
+    def ask() -> int:
+        try:
+            return client.init_producer_id(transactional_id, NO_PRODUCER, 0)[0]  # no valid time-out: nothing happens
+        except UnansweredError as error:
+            if isinstance(error.__cause__, kafka.errors.TransactionalIdAuthorizationFailedError):
+                return _TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            raise
+
+    try:
+        code = until_definite(ask, timeout_seconds=patience_seconds)
+    except UnansweredError as error:
+        raise ExactlyOnceError(f"the coordinator of transactional.id {transactional_id}: {error}") from error
+    if code == _TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        raise missing_rights(user, [f"WRITE on transactional id {transactional_id}"])
+    if code != _INVALID_TRANSACTION_TIMEOUT:
+        raise ExactlyOnceError(f"the coordinator of transactional.id {transactional_id} answered {describe(code)}")
+
+
+def _topic_settings(client: WireClient, topics: Iterable[str]) -> dict[str, dict[str, str]]:
+    wanted = dict.fromkeys(_TOPIC_SETTINGS)
+    asked = [ConfigResource(ConfigResourceType.TOPIC, name, configs=wanted) for name in topics]
+    answer = _ask(lambda: client.admin.describe_configs(asked, config_filter="all")).get("topic", {})
+    return {name: {one: of["value"] for one, of in answer.get(name, {}).items()} for name in topics}
+
+
+def _check_rights(described: Mapping[str, Any], uses: Mapping[str, Use], user: str | None) -> None:
+    missing = []
+    for name, use in uses.items():
+        topic = described[name]
+        if topic["error_code"] == _TOPIC_AUTHORIZATION_FAILED:  # then whether it exists is not told either
+            missing.append(f"{', '.join((*_RIGHTS[use], 'DESCRIBE'))} on topic {name}")
+            continue
+        lacking = [right for right in _RIGHTS[use] if right not in topic["authorized_operations"]]
+        if lacking:
+            missing.append(f"{', '.join(lacking)} on topic {name}")
+    if missing:
+        raise missing_rights(user, missing)
+
+
+def _check_ledger_can_be_made(client: WireClient, name: str, user: str | None, allow_single_replica: bool) -> None:
+    settings = {"num_partitions": 1, "configs": {"cleanup.policy": "compact"}}
+    try:
+        answer = client.admin.create_topics({name: settings}, validate_only=True)
+    except (kafka.errors.TopicAuthorizationFailedError, kafka.errors.ClusterAuthorizationFailedError) as error:
+        raise missing_rights(user, [f"CREATE on topic {name}"]) from error
+    except kafka.errors.TopicAlreadyExistsError:
+        return  # another driver was faster; the ledger's own check follows
+    except kafka.errors.KafkaError as error:
+        raise RefusedError(f"the ledger's topic {name} can't be made: {type(error).__name__}: {error}") from error
+    _check_replicas(client, {name: answer["topics"][0]["replication_factor"]}, allow_single_replica)
+
+
+def _check_topic(topic: Mapping[str, Any], use: Use, settings: Mapping[str, str]) -> None:
+    name = topic["name"]
+    if topic["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION:
+        raise RefusedError(
+            f"{use.value} topic {name} does not exist on this cluster; create it with the partitions that you want"
+        )
+    if not settings:
+        log.warning("settings of %s topic %s can't be read (DESCRIBE_CONFIGS): not checked", use.value, name)
+        return
+    if settings["unclean.leader.election.enable"] == "true":
+        raise SettingRefusedError(
+            f"unclean.leader.election.enable of {use.value} topic {name}",
+            "true",
+            "false",
+            "a leader that lacks committed records could be elected, and they would be gone",
+        )
+    needed = int(settings["min.insync.replicas"])
+    replicas = min((len(one["replica_nodes"]) for one in topic["partitions"]), default=needed)
+    if use is not Use.SOURCE and needed > replicas:
+        raise SettingRefusedError(
+            f"min.insync.replicas of {use.value} topic {name}",
+            needed,
+            f"at most {replicas}",
+            f"the topic has {replicas} replicas, so nothing could ever be written; lower it or add replicas",
+        )
+
+
+def _waiting_for(topic: Mapping[str, Any], settings: Mapping[str, str]) -> Iterable[str]:
+    if topic["error_code"] != Code.NONE:
+        yield f"topic {topic['name']}: {describe(topic['error_code'])}"
+        return
+    needed = int(settings.get("min.insync.replicas", 1))
+    for one in topic["partitions"]:
+        place = f"{topic['name']}-{one['partition_index']}"
+        if one["leader_id"] < 0:
+            yield f"{place} has no leader"
+        elif len(one["isr_nodes"]) < needed:
+            yield f"{place} has {len(one['isr_nodes'])} in-sync replicas and min.insync.replicas is {needed}"
+
+
+def _check_replicas(client: WireClient, replicas: Mapping[str, int], allow_single_replica: bool) -> None:
+    single = [name for name, count in replicas.items() if count == 1]
+    if not single or allow_single_replica or len(_ask(client.admin.describe_cluster)["brokers"]) == 1:
+        return
+    raise SettingRefusedError(
+        f"the replication factor of topic {', '.join(single)}",
+        1,
+        "at least 2",
+        "the loss of one disk would lose committed batches; add replicas, or allow it for a development cluster with "
+        "--allow-single-replica",
+    )
+
+
+def _ask(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except kafka.errors.KafkaError as error:
+        raise ExactlyOnceError(
+            f"Kafka did not answer a question on the cluster: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _utc(milliseconds: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(milliseconds / 1000))

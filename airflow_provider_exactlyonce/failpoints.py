@@ -1,15 +1,25 @@
-"""Named steps of the protocol at which a test kills the process.
+"""Named steps of the protocol at which a test kills, stops or holds the process.
 
 Off unless the environment variable ``EXACTLYONCE_FAILPOINTS`` is set when the process starts; a step then costs one
-comparison with None. Its value is a list, ``name[:key=value]*`` separated by commas, for example
-``during-send:run=1:batch=2,after-commit:run=2``. A step fires when all its conditions hold, and sends SIGKILL to the
-whole process group: driver and JVM die as they do with a lost machine. ``signal=STOP`` freezes them instead.
+comparison. Its value is a list, ``name[:key=value]*`` separated by commas, for example
+``during-send:run=1:batch=2,after-commit:run=2``. A step fires once, when all its conditions hold, and sends SIGKILL to
+the whole process group: driver and JVM die as they do with a lost machine. Two keys are no conditions:
+
+* ``signal=STOP`` sends that signal instead.
+* ``hold=FILE`` sends none: the process id is written to FILE, and the step goes on when somebody has removed FILE. So a
+  harness can do at that step what a process can't do to itself.
+
+A value ``@FILE`` means that the list is in FILE, which is read whenever a step is reached and removed when one fires: a
+harness arms a step of a process that runs already.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 VARIABLE: Final = "EXACTLYONCE_FAILPOINTS"
@@ -24,46 +34,95 @@ NAMES: Final = (
     "after-commit",
 )
 
+_POLL_SECONDS: Final = 0.01
 
-def parse(text: str) -> dict[str, dict[str, str]]:
-    """Read the variable's text.
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One armed step.
+
+    :param conditions: what must hold of the facts that were noted
+    :param number: the signal that is sent to the process group
+    :param hold: the file that is written instead, None for a signal
+    """
+
+    name: str
+    conditions: dict[str, str]
+    number: signal.Signals
+    hold: Path | None
+
+    def act(self) -> None:
+        """Send the signal, or hold the calling thread."""
+        if self.hold is None:
+            os.killpg(os.getpgid(0), self.number)
+            return
+        beside = self.hold.with_name(f".{self.hold.name}.{os.getpid()}")
+        beside.write_text(str(os.getpid()))
+        beside.replace(self.hold)
+        while self.hold.exists():
+            time.sleep(_POLL_SECONDS)
+
+
+def parse(text: str) -> list[Step]:
+    """Read a list of steps.
 
     :raises ValueError: when a name is unknown or a condition is not ``key=value``
     """
-    points: dict[str, dict[str, str]] = {}
+    steps = []
     for item in filter(None, text.split(",")):
         name, *conditions = item.strip().split(":")
         if name not in NAMES:
             raise ValueError(f"{VARIABLE} names {name!r}; known are {', '.join(NAMES)}")
-        pairs = [condition.partition("=") for condition in conditions]
-        if any(not separator for _, separator, _ in pairs):
+        pairs = dict(condition.split("=", 1) for condition in conditions if "=" in condition)
+        if len(pairs) < len(conditions):
             raise ValueError(f"{VARIABLE}: {item!r} is not name[:key=value]*")
-        points[name] = {key: value for key, _, value in pairs}
-    return points
+        number = signal.Signals[f"SIG{pairs.pop('signal', 'KILL')}"]
+        hold = pairs.pop("hold", None)
+        steps.append(Step(name=name, conditions=pairs, number=number, hold=Path(hold) if hold else None))
+    return steps
 
 
-_ACTIVE: Final[dict[str, dict[str, str]] | None] = parse(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
-_SIGNAL: Final = "signal"
+_TEXT: Final = os.environ.get(VARIABLE, "")
+_FILE: Final = Path(_TEXT[1:]) if _TEXT.startswith("@") else None
+_steps: Final = parse(_TEXT) if _FILE is None else []
 _facts: dict[str, str] = {}
 
 
 def note(**facts: object) -> None:
     """Remember what conditions are compared with, for example ``run=1`` or ``batch=3``."""
-    if _ACTIVE is not None:
+    if _TEXT:
         _facts.update({key: str(value) for key, value in facts.items()})
 
 
 def reach(name: str) -> None:
-    """Die here if a test asked for it.
+    """Fire here if a test asked for it.
 
     :param name: one of :data:`NAMES`
     """
-    if _ACTIVE is None:
+    if not _TEXT:
         return
-    conditions = _ACTIVE.get(name)
-    if conditions is None:
-        return
-    if any(key != _SIGNAL and _facts.get(key) != value for key, value in conditions.items()):
-        return
-    action = _ACTIVE.pop(name).get(_SIGNAL, "KILL")  # a process that is thawed goes on
-    os.killpg(os.getpgid(0), signal.Signals[f"SIG{action}"])
+    for step in _armed():
+        if step.name == name and step.conditions.items() <= _facts.items() and _disarmed(step):
+            step.act()
+            return
+
+
+def _armed() -> list[Step]:
+    if _FILE is None:
+        return _steps
+    try:
+        return parse(_FILE.read_text())
+    except FileNotFoundError:
+        return []
+
+
+def _disarmed(step: Step) -> bool:
+    """Take the step off, so that it fires once; false when another process was faster."""
+    if _FILE is None:
+        _steps.remove(step)
+        return True
+    try:
+        _FILE.unlink()
+    except FileNotFoundError:
+        return False
+    return True

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +51,28 @@ def test_a_step_whose_conditions_do_not_hold_does_nothing(value: str) -> None:
 def test_a_value_that_means_nothing_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match=failpoints.VARIABLE):
         failpoints.parse(value)
+
+
+def test_a_held_step_tells_who_waits_and_goes_on_when_the_file_is_gone_once_only(tmp_path: Path) -> None:
+    plan, hold = tmp_path / "plan", tmp_path / "hold"
+    program = PROGRAM.replace("print", 'failpoints.reach("after-begin")\nprint')
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import sys; sys.stdin.readline()\n{program}"],
+        env={**os.environ, failpoints.VARIABLE: f"@{plan}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    plan.write_text(f"after-claim,after-begin:batch=8,after-begin:run=2:hold={hold}")
+    assert process.stdin
+    process.stdin.write("\n")
+    process.stdin.flush()
+    deadline = time.monotonic() + 20
+    while not hold.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert int(hold.read_text()) == process.pid
+    assert not plan.exists(), "it fires once"
+    assert process.poll() is None
+    hold.unlink()
+    assert process.communicate(timeout=20)[0].strip() == "alive"

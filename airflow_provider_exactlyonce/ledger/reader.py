@@ -50,11 +50,13 @@ class LedgerTail:
     @property
     def place(self) -> Place:
         """What the next record has to repeat."""
+        newest: Record | None = self.commit if self.commit_offset > self.claim_offset else self.claim
         return Place(
             commit=self.commit.commit if self.commit else 0,
             commit_offset=self.commit_offset,
             run=self.claim.run if self.claim else 0,
             run_offset=self.claim_offset,
+            oldest=newest.before.oldest if newest else 1,
         )
 
 
@@ -119,6 +121,8 @@ class LedgerReader:
             claim = found
         if not (commit is None or isinstance(commit, CommitRecord)):
             raise self._damaged(commit_offset, "a commit", commit)
+        if commit is None and commit_offset >= 0:
+            raise self._damaged(commit_offset, "a commit", commit)
         return LedgerTail(
             cluster_id=cluster_id,
             topic_id=topic_id,
@@ -132,7 +136,8 @@ class LedgerReader:
     def records(self, start_offset: int = 0) -> Iterator[tuple[int, Record]]:
         """Yield (offset, record) from an offset to the end as it is now, oldest first."""
         begin, end = self._bounds()
-        yield from self._read(max(begin, start_offset), end)
+        for offset, value in self._read(max(begin, start_offset), end):
+            yield offset, decode(value)
 
     def commits(self, first: int = 1) -> Iterator[CommitRecord]:
         """Yield the commits from a number on, oldest first."""
@@ -173,18 +178,20 @@ class LedgerReader:
         start = end
         while start > begin:
             start = max(begin, end - window)
-            read = list(self._read(start, end))
-            if read:
-                return read[-1]
+            found: tuple[int, bytes] | None = None
+            for found in self._read(start, end):
+                pass  # only the last one is decoded: with many partitions that takes longer than reading
+            if found is not None:
+                return found[0], decode(found[1])
             window *= 4
         return None
 
     def _at(self, offset: int) -> Record | None:
-        for found, record in self._read(offset, offset + 1):
-            return record if found == offset else None
+        for found, value in self._read(offset, offset + 1):
+            return decode(value) if found == offset else None
         return None
 
-    def _read(self, start: int, end: int) -> Iterator[tuple[int, Record]]:
+    def _read(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
         from confluent_kafka import TopicPartition
 
         if start >= end:
@@ -203,7 +210,7 @@ class LedgerReader:
                     if offset >= end:
                         return
                     if value is not None:
-                        yield offset, decode(value)
+                        yield offset, value
                 if self._position() >= end:
                     return
                 if time.monotonic() > deadline:

@@ -11,12 +11,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+
+#: What a ledger topic must accept; a record of 10,000 source and 10,000 sink partitions takes about an eighth of it.
+RECORD_BYTES_MAXIMUM: Final = 8 * 1024 * 1024
+_HEADROOM_BYTES: Final = 64 * 1024  # for tombstones in the same record batch
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,180}")
 
 #: {topic: {partition: (start, end)}}, end exclusive
@@ -61,12 +65,16 @@ class SinkRange:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where the last commit and the last claim before a record are; 0 and -1 stand for none."""
+    """Where the last commit and the last claim before a record are; 0 and -1 stand for none.
+
+    :param oldest: the oldest commit that retention has kept, with the record's own tombstones applied
+    """
 
     commit: int = 0
     commit_offset: int = -1
     run: int = 0
     run_offset: int = -1
+    oldest: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +126,7 @@ class CommitRecord:
     @property
     def key(self) -> bytes:
         """The record's Kafka key."""
-        return f"commit/{self.commit}".encode()
+        return commit_key(self.commit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,31 +166,64 @@ class RunRecord:
 Record = CommitRecord | RunRecord
 
 
+def commit_key(commit: int) -> bytes:
+    """Return the Kafka key of a commit's record."""
+    return f"commit/{commit}".encode()
+
+
 def encode(record: Record) -> bytes:
-    """Return the record's JSON value."""
-    body = {"schema": SCHEMA, "kind": record.kind, **asdict(record)}
-    return json.dumps(body, separators=(",", ":")).encode()
+    """Return the record's JSON value. What exists once a partition is a list, so that many partitions fit.
+
+    :raises RefusedError: when no ledger topic accepts a record of that size
+    """
+    body: dict[str, Any] = {"schema": SCHEMA, "kind": record.kind, **vars(record), "before": vars(record.before)}
+    if isinstance(record, CommitRecord):
+        body["digest"] = f"{record.digest:016x}"  # as text: many JSON readers round integers above 2**53
+        body["sink"] = {
+            topic: {
+                partition: (written.first, written.last, written.rows, f"{written.digest:016x}")
+                for partition, written in ranges.items()
+            }
+            for topic, ranges in record.sink.items()
+        }
+    value = json.dumps(body, separators=(",", ":")).encode()
+    if len(value) > RECORD_BYTES_MAXIMUM - _HEADROOM_BYTES:
+        raise RefusedError(
+            f"the ledger record {record.key.decode()} of pipeline {record.pipeline} takes {len(value)} bytes, at most "
+            f"{RECORD_BYTES_MAXIMUM - _HEADROOM_BYTES} are accepted: read or write fewer partitions in one pipeline"
+        )
+    return value
 
 
 def decode(value: bytes) -> Record:
     """Read a record's value.
 
-    :raises RefusedError: when it is of a newer schema or no record of ours
+    :raises RefusedError: when it is of another schema or no record of ours
     """
-    body: dict[str, Any] = json.loads(value)
-    schema, kind = body.pop("schema", None), body.pop("kind", None)
+    try:
+        body: dict[str, Any] = json.loads(value)
+        schema, kind = body.pop("schema", None), body.pop("kind", None)
+    except (ValueError, AttributeError, TypeError):
+        raise RefusedError(f"{value[:80]!r} is no record of a ledger: something else writes to its topic") from None
     if schema != SCHEMA:
-        raise RefusedError(f"ledger record with schema {schema!r}; this release reads {SCHEMA}. Upgrade the package")
+        raise RefusedError(
+            f"ledger record with schema {schema!r}; this release reads {SCHEMA}. Use the release that wrote it, or a "
+            "newer one"
+        )
     body["before"] = Place(**body["before"])
     if kind == RunRecord.kind:
         return RunRecord(**body)
     if kind == CommitRecord.kind:
+        body["digest"] = int(body["digest"], 16)
         body["source"] = {
             topic: {int(partition): (start, end) for partition, (start, end) in ranges.items()}
             for topic, ranges in body["source"].items()
         }
         body["sink"] = {
-            topic: {int(partition): SinkRange(**written) for partition, written in ranges.items()}
+            topic: {
+                int(partition): SinkRange(first=first, last=last, rows=rows, digest=int(digest, 16))
+                for partition, (first, last, rows, digest) in ranges.items()
+            }
             for topic, ranges in body["sink"].items()
         }
         return CommitRecord(**body)

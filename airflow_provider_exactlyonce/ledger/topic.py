@@ -2,37 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.exceptions import SettingRefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka.config import for_confluent
-from airflow_provider_exactlyonce.ledger.records import ledger_topic
+from airflow_provider_exactlyonce.ledger.records import RECORD_BYTES_MAXIMUM, ledger_topic
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
 
 _TIMEOUT_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.02
 _REPLICATION_DEFAULT: Final = -1
+_SAFE_REPLICATION: Final = 3  # from here on a write may wait for a second replica and still survive a broker's loss
+#: A reader follows offsets that a record names; what is compacted meanwhile must still be there for it.
+_COMPACTION_LAG_MINIMUM_MILLISECONDS: Final = 10 * 60 * 1000
+#: What retention has tombstoned is gone after so long, also from a ledger that is hardly written.
+_COMPACTION_LAG_MAXIMUM_MILLISECONDS: Final = 7 * 24 * 60 * 60 * 1000
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """One setting of a ledger topic.
+
+    :param holds: whether a value that somebody else has set will do
+    :param required: which will, in words
+    """
+
+    value: str
+    holds: Callable[[str], bool]
+    required: str
+    why: str
+
+
+_SETTINGS: Final[Mapping[str, _Setting]] = {
+    "cleanup.policy": _Setting(
+        "compact", lambda value: value == "compact", "compact", "commits would be deleted by age or size"
+    ),
+    "max.message.bytes": _Setting(
+        str(RECORD_BYTES_MAXIMUM),
+        lambda value: int(value) >= RECORD_BYTES_MAXIMUM,
+        f"at least {RECORD_BYTES_MAXIMUM}",
+        "the record of a commit with many partitions would not fit",
+    ),
+    "min.compaction.lag.ms": _Setting(
+        str(_COMPACTION_LAG_MINIMUM_MILLISECONDS),
+        lambda value: int(value) >= _COMPACTION_LAG_MINIMUM_MILLISECONDS,
+        f"at least {_COMPACTION_LAG_MINIMUM_MILLISECONDS}",
+        "a record could be compacted between two steps of its reader",
+    ),
+    "max.compaction.lag.ms": _Setting(
+        str(_COMPACTION_LAG_MAXIMUM_MILLISECONDS), lambda value: True, "anything", "it only bounds the topic's size"
+    ),
+    "unclean.leader.election.enable": _Setting(
+        "false", lambda value: value == "false", "false", "a replica that lacks commits could become the leader"
+    ),
+}
 
 
 def ensure(config: Mapping[str, Any], pipeline: str) -> None:
     """Create the ledger topic if absent; check its settings if present. May be repeated.
 
+    The replication factor is the cluster's default.
+
     :param config: client configuration in librdkafka's names
     :raises SettingRefusedError: when the topic exists with settings that would lose records
+    :raises RefusedError: when the cluster does not let it be created
     """
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic
 
     name = ledger_topic(pipeline)
     admin = AdminClient(for_confluent(config))
-    topic = NewTopic(
-        name, num_partitions=1, replication_factor=_REPLICATION_DEFAULT, config={"cleanup.policy": "compact"}
-    )
+    settings = {setting: one.value for setting, one in _SETTINGS.items()}
+    topic = NewTopic(name, num_partitions=1, replication_factor=_REPLICATION_DEFAULT, config=settings)
     try:
         admin.create_topics([topic], operation_timeout=_TIMEOUT_SECONDS)[name].result()
     except KafkaException as error:
-        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+        if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            check(config, pipeline)
+            return
+        if error.args[0].retriable():
             raise
-        check(config, pipeline)
+        wanted = " ".join(f"--config {setting}={value}" for setting, value in settings.items())
+        raise RefusedError(
+            f"the ledger topic {name} could not be created: {error.args[0].str()}. Grant CREATE on it, or create it: "
+            f"kafka-topics.sh --create --topic {name} --partitions 1 {wanted}"
+        ) from error
+    replicas = _replicas(admin, name, is_new=True)
+    if replicas >= _SAFE_REPLICATION and int(_values(admin, name)["min.insync.replicas"]) < 2:
+        _require_two_replicas(admin, name)
 
 
 def check(config: Mapping[str, Any], pipeline: str) -> None:
@@ -40,18 +102,70 @@ def check(config: Mapping[str, Any], pipeline: str) -> None:
 
     :raises SettingRefusedError: when they would lose records
     """
-    from confluent_kafka import TopicCollection
-    from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+    from confluent_kafka.admin import AdminClient
 
     name = ledger_topic(pipeline)
     admin = AdminClient(for_confluent(config))
+    values = _values(admin, name)
+    check_settings(name, values, _replicas(admin, name))
+
+
+def check_settings(name: str, values: Mapping[str, str], replicas: int) -> None:
+    """Check a ledger topic's settings.
+
+    :param name: the topic
+    :param values: its settings, the cluster's defaults included
+    :param replicas: of its partition
+    :raises SettingRefusedError: for the first that would lose records
+    """
+    for setting, one in _SETTINGS.items():
+        if not one.holds(values[setting]):
+            raise SettingRefusedError(f"{setting} of topic {name}", values[setting], one.required, one.why)
+    if replicas >= _SAFE_REPLICATION and int(values["min.insync.replicas"]) < 2:
+        raise SettingRefusedError(
+            f"min.insync.replicas of topic {name}",
+            values["min.insync.replicas"],
+            "at least 2",
+            "a commit that only one broker has would be lost with it",
+        )
+
+
+def _values(admin: AdminClient, name: str) -> dict[str, str]:
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
     resource = ConfigResource(ResourceType.TOPIC, name)
     settings = admin.describe_configs([resource], request_timeout=_TIMEOUT_SECONDS)[resource].result()
-    policy = settings["cleanup.policy"].value
-    if policy != "compact":
-        raise SettingRefusedError(f"cleanup.policy of topic {name}", policy, "compact", "commits would be deleted")
-    described = admin.describe_topics(TopicCollection([name]), request_timeout=_TIMEOUT_SECONDS)[name].result()
+    return {setting: entry.value for setting, entry in settings.items()}
+
+
+def _replicas(admin: AdminClient, name: str, *, is_new: bool = False) -> int:
+    """Return how many replicas the topic's one partition has.
+
+    :param is_new: it was created just now, and the broker that is asked may not have heard of it yet
+    :raises SettingRefusedError: when there are more partitions
+    """
+    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+    deadline = time.monotonic() + (_TIMEOUT_SECONDS if is_new else 0)
+    while True:
+        future = admin.describe_topics(TopicCollection([name]), request_timeout=_TIMEOUT_SECONDS)[name]
+        try:
+            described = future.result()
+            break
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() >= deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)
     if len(described.partitions) != 1:
         raise SettingRefusedError(
             f"number of partitions of topic {name}", len(described.partitions), 1, "commits would have no order"
         )
+    return len(described.partitions[0].replicas)
+
+
+def _require_two_replicas(admin: AdminClient, name: str) -> None:
+    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+    entry = ConfigEntry("min.insync.replicas", "2", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource], request_timeout=_TIMEOUT_SECONDS)[resource].result()

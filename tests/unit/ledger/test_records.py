@@ -1,0 +1,138 @@
+"""The ledger's records and the settings of its topic: what is written is what is read, however many partitions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.ledger.records import (
+    RECORD_BYTES_MAXIMUM,
+    CommitRecord,
+    Place,
+    RunRecord,
+    SinkRange,
+    decode,
+    encode,
+)
+from airflow_provider_exactlyonce.ledger.topic import check_settings
+
+BEFORE = Place(commit=6, commit_offset=17, run=2, run_offset=3, oldest=4)
+RUN = RunRecord(
+    pipeline="shop",
+    run=2,
+    host="h",
+    pid=7,
+    token="t",
+    lineage="l",
+    version="v",
+    home="id",
+    home_path="/home",
+    base_commit=6,
+    claimed=1_700_000_000_000,
+    before=BEFORE,
+)
+GOOD = {
+    "cleanup.policy": "compact",
+    "max.message.bytes": "8388608",
+    "min.compaction.lag.ms": "600000",
+    "max.compaction.lag.ms": "9223372036854775807",
+    "unclean.leader.election.enable": "false",
+    "min.insync.replicas": "1",
+}
+
+
+def commit_of(partitions: int) -> CommitRecord:
+    ends = {partition: 10**9 + partition for partition in range(partitions)}
+    return CommitRecord(
+        pipeline="shop",
+        commit=7,
+        lineage="0b6f1a4e-5f52-4ae5-a5ef-b7a4a9e5a0f3",
+        batch=5,
+        run=2,
+        version="0123456789ab",
+        source={"events": {partition: (end - 70_000, end) for partition, end in ends.items()}},
+        source_topic_ids={"events": "AAAAAAAAAAAAAAAAAAAAAA"},
+        sink={
+            "totals": {
+                partition: SinkRange(first=end - 60_000, last=end, rows=60_001, digest=2**64 - 1 - partition)
+                for partition, end in ends.items()
+            }
+        },
+        offsets="v1\n{}\n" + json.dumps({"events": ends}),
+        watermark=1_700_000_000_000,
+        batch_timestamp=1_700_000_000_001,
+        rows=60_001 * partitions,
+        digest=2**64 - 1,
+        producer_id=2**40,
+        epoch=32_000,
+        started=1,
+        committed=2,
+        before=BEFORE,
+        sink_topic_ids={"totals": "BBBBBBBBBBBBBBBBBBBBBB"},
+        bad_records=3,
+    )
+
+
+@pytest.mark.parametrize("record", [RUN, commit_of(1), commit_of(0), replace(commit_of(1), sink={})])
+def test_what_is_decoded_is_what_was_encoded(record: Any) -> None:
+    assert decode(encode(record)) == record
+
+
+def test_no_number_in_the_json_is_above_what_other_readers_keep_exactly() -> None:
+    def numbers(value: Any) -> list[int]:
+        if isinstance(value, dict):
+            return [number for one in value.values() for number in numbers(one)]
+        if isinstance(value, list):
+            return [number for one in value for number in numbers(one)]
+        return [value] if isinstance(value, int) else []
+
+    assert max(numbers(json.loads(encode(commit_of(3))))) < 2**53
+
+
+def test_ten_thousand_source_and_sink_partitions_take_an_eighth_of_what_the_topic_accepts() -> None:
+    value = encode(commit_of(10_000))
+    assert len(value) < RECORD_BYTES_MAXIMUM / 6.5, len(value)
+    assert decode(value) == commit_of(10_000)
+
+
+def test_a_record_that_no_topic_accepts_is_refused_with_its_size() -> None:
+    with pytest.raises(RefusedError, match=r"commit/7 of pipeline shop takes \d{7,} bytes, at most 8323072"):
+        encode(replace(commit_of(1), offsets="x" * RECORD_BYTES_MAXIMUM))
+
+
+@pytest.mark.parametrize("value", [b"", b"17", b"[1]", b"\xff\x00", b"hello"])
+def test_what_is_no_record_of_ours_is_said_to_be_foreign(value: bytes) -> None:
+    with pytest.raises(RefusedError, match=r"something else writes to its topic"):
+        decode(value)
+
+
+@pytest.mark.parametrize(("change", "said"), [({"schema": 99}, "schema 99"), ({"kind": "x"}, "kind 'x'")])
+def test_a_record_of_another_release_is_refused_by_what_differs(change: dict[str, Any], said: str) -> None:
+    body = json.loads(encode(RUN)) | change
+    with pytest.raises(RefusedError, match=said):
+        decode(json.dumps(body).encode())
+
+
+def test_the_settings_of_a_ledger_that_was_created_here_are_accepted() -> None:
+    check_settings("ledger", GOOD, replicas=1)
+    check_settings("ledger", GOOD | {"min.insync.replicas": "2"}, replicas=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cleanup.policy", "delete"),
+        ("cleanup.policy", "compact,delete"),
+        ("max.message.bytes", "1048588"),
+        ("min.compaction.lag.ms", "0"),
+        ("unclean.leader.election.enable", "true"),
+        ("min.insync.replicas", "1"),
+    ],
+)
+def test_a_setting_that_would_lose_records_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(SettingRefusedError, match=f"{name} of topic ledger is '{value}'; it must be "):
+        check_settings("ledger", GOOD | {name: value}, replicas=3)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -178,11 +179,9 @@ class LedgerReader:
         start = end
         while start > begin:
             start = max(begin, end - window)
-            found: tuple[int, bytes] | None = None
-            for found in self._read(start, end):
-                pass  # only the last one is decoded: with many partitions that takes longer than reading
-            if found is not None:
-                return found[0], decode(found[1])
+            # Only the last one is decoded: with many partitions that takes longer than reading.
+            for offset, value in deque(self._read(start, end), maxlen=1):
+                return offset, decode(value)
             window *= 4
         return None
 

@@ -57,9 +57,7 @@ def main(rows: int) -> None:
             digests: np.ndarray = digests,
             partitions: np.ndarray = partitions,
         ) -> list:
-            return encode_bodies(
-                keys, values, digests, partitions, timestamp_milliseconds=1, body_bytes_maximum=BODY_BYTES_MAXIMUM
-            )
+            return encode_bodies(keys, values, digests, partitions, timestamps=1, body_bytes_maximum=BODY_BYTES_MAXIMUM)
 
         hashing = best_seconds(lambda keys=keys: partitions_for_keys(keys, PARTITIONS))
         encoding = best_seconds(encode)

@@ -46,23 +46,40 @@ def flat_column(array: pa.Array) -> Column:
     if not isinstance(array, pa.BinaryArray | pa.LargeBinaryArray):
         found = getattr(array, "type", None) or type(array).__name__
         raise TypeError(f"keys and values must be one Arrow array of binary or large_binary, found {found}: cast it")
-    rows = len(array)
-    _, offset_buffer, data_buffer = array.buffers()
-    offset_type = np.int32 if isinstance(array, pa.BinaryArray) else np.int64
-    if rows == 0:  # Arrow allows an empty array to have no offsets at all
-        offsets = np.zeros(1, dtype=np.int64)
-    else:
-        flat: NDArray[Any] = np.frombuffer(offset_buffer, dtype=offset_type, count=array.offset + rows + 1)
-        offsets = flat[array.offset :].astype(np.int64)
+    offsets = flat_offsets(array)
     lengths = np.diff(offsets)
-    valid = None
-    if array.null_count:
-        # Not to_numpy(): it imports pandas, a second of every driver's first batch.
-        bits = np.frombuffer(array.buffers()[0], dtype=np.uint8)
-        valid = np.unpackbits(bits, count=array.offset + rows, bitorder="little")[array.offset :].view(np.bool_)
+    valid = flat_validity(array)
+    if valid is not None:
         lengths *= valid
+    data_buffer = array.buffers()[2]
     buffer = pa.py_buffer(b"") if data_buffer is None else data_buffer
     return Column(buffer=buffer, starts=offsets[:-1], lengths=lengths, valid=valid)
+
+
+def flat_offsets(array: pa.Array) -> NDArray[np.int64]:
+    """Return where each row of an array of variable length starts, and where the last one ends.
+
+    :param array: a binary, string or list array, or a large one
+    """
+    rows = len(array)
+    if rows == 0:  # Arrow allows an empty array to have no offsets at all
+        return np.zeros(1, dtype=np.int64)
+    offset_type = np.int64 if pa.types.is_large_binary(array.type) or pa.types.is_large_list(array.type) else np.int32
+    flat: NDArray[Any] = np.frombuffer(array.buffers()[1], dtype=offset_type, count=array.offset + rows + 1)
+    return flat[array.offset :].astype(np.int64)
+
+
+def flat_validity(array: pa.Array) -> NDArray[np.bool_] | None:
+    """Return False for each null row, or None if there is no null.
+
+    :param array: any array with a validity bitmap
+    """
+    if not array.null_count:
+        return None
+    # Not to_numpy(): it imports pandas, a second of every driver's first batch.
+    bits = np.frombuffer(array.buffers()[0], dtype=np.uint8)
+    flags = np.unpackbits(bits, count=array.offset + len(array), bitorder="little")
+    return flags[array.offset :].view(np.bool_)
 
 
 class WordReader:

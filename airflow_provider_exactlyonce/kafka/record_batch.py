@@ -17,6 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from airflow_provider_exactlyonce.kafka.columns import flat_column, stable_order
+from airflow_provider_exactlyonce.kafka.compression import UNCOMPRESSED, Compression
+from airflow_provider_exactlyonce.kafka.record_headers import encode_headers, rows_without_header_key
 from airflow_provider_exactlyonce.kafka.record_writer import RecordColumns, write_bodies
 from airflow_provider_exactlyonce.kafka.varint import WIDTH_LIMITS
 
@@ -31,32 +33,52 @@ _CRC: Final = struct.Struct(">I")
 _AFTER_CRC: Final = struct.Struct(">hiqqqhii")  # attributes … record count
 _LENGTH_STARTS_AFTER: Final = 12
 
+_NO_ROWS: Final = np.zeros(0, dtype=np.int64)
+
 SPAN_ROWS_MINIMUM: Final = 8192
 """Bodies are written in groups of at least so many rows: few calls, yet the views stay in the processor's cache."""
 
 
-class OversizedRecord(ValueError):  # noqa: N818 - the fact; callers turn it into the error that names the topic
+class RefusedRecord(ValueError):  # noqa: N818 - the fact; callers turn it into the error that names the topic
+    """A record that Kafka would refuse.
+
+    :param rows: every row in the given columns that is refused for the same reason; the message is about the first
+    :param partition: where the first of them should have gone
+    :param key: its key, or None
+    :param reason: what is wrong with it, and the fix
+    """
+
+    def __init__(self, *, rows: NDArray[np.int64], partition: int, key: bytes | None, reason: str) -> None:
+        self.rows = rows
+        self.row = int(rows[0])
+        self.partition = partition
+        self.key = key
+        super().__init__(f"the record in row {self.row} (partition {partition}, key {_shortened(key)}) {reason}")
+
+
+class OversizedRecord(RefusedRecord):
     """A record that doesn't fit into a batch even when it is alone there.
 
-    :param row: its row in the columns that were given
-    :param partition: where it should have gone
-    :param key: its key, or None
     :param size_bytes: bytes of a batch with this record only, header included; what max.message.bytes is compared with
     :param body_bytes_maximum: the limit that it exceeds
     """
 
     def __init__(
-        self, *, row: int, partition: int, key: bytes | None, size_bytes: int, body_bytes_maximum: int
+        self,
+        *,
+        rows: NDArray[np.int64],
+        partition: int,
+        key: bytes | None,
+        size_bytes: int,
+        body_bytes_maximum: int,
     ) -> None:
-        self.row = row
-        self.partition = partition
-        self.key = key
         self.size_bytes = size_bytes
         self.body_bytes_maximum = body_bytes_maximum
-        super().__init__(
-            f"the record in row {row} (partition {partition}, key {_shortened(key)}) takes {size_bytes} bytes as a "
-            f"record batch, the limit is {body_bytes_maximum}: raise the topic's max.message.bytes or make it smaller"
+        reason = (
+            f"takes {size_bytes} bytes as a record batch, the limit is {body_bytes_maximum}: "
+            "raise the topic's max.message.bytes or make it smaller"
         )
+        super().__init__(rows=rows, partition=partition, key=key, reason=reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +87,8 @@ class Body:
 
     :param partition: the partition they go to
     :param records: how many they are
-    :param payload: their bytes, uncompressed; part of a buffer that a few bodies share, freed with the last of them
+    :param payload: their bytes; uncompressed, part of a buffer that a few bodies share, freed with the last of them
+    :param compression: how the payload is compressed
     :param base_timestamp_milliseconds: CreateTime of the first record
     :param max_timestamp_milliseconds: CreateTime of the latest record
     :param digest: sum of the rows' digests, modulo 2**64
@@ -74,6 +97,7 @@ class Body:
     partition: int
     records: int
     payload: memoryview
+    compression: Compression
     base_timestamp_milliseconds: int
     max_timestamp_milliseconds: int
     digest: int
@@ -90,44 +114,82 @@ def encode_bodies(
     digests: NDArray[Any] | pa.Int64Array,
     partitions: NDArray[np.int32],
     *,
-    timestamp_milliseconds: int,
+    timestamps: int | NDArray[np.int64],
+    headers: pa.ListArray | None = None,
     body_bytes_maximum: int,
+    compression: Compression = UNCOMPRESSED,
 ) -> list[Body]:
     """Encode rows into bodies: by partition, in the rows' order within each, cut so that no batch exceeds the limit.
+
+    A body that compression doesn't make smaller stays as it is, so that the limit holds for every body.
 
     :param keys: a key a row, null for none
     :param values: a value a row, null for a tombstone
     :param digests: a 64 bit integer a row
     :param partitions: a target partition a row
-    :param timestamp_milliseconds: CreateTime of all rows
-    :param body_bytes_maximum: the most that a batch may take, header included
-    :raises OversizedRecord: for the first row that exceeds the limit alone; nothing is encoded then
+    :param timestamps: CreateTime of each row, or of all, in milliseconds since 1970
+    :param headers: a list of structs of ``key`` (string) and ``value`` (binary or null) a row, null for none
+    :param body_bytes_maximum: the most that a batch may take before compression, header included
+    :param compression: how to compress each body
+    :raises OversizedRecord: for rows that exceed the limit alone; nothing is encoded then
+    :raises RefusedRecord: for rows with a timestamp before 1970 or a header without a key; nothing is encoded then
     """
     digest_column = _digest_column(digests)
+    times = np.atleast_1d(np.asarray(timestamps, dtype=np.int64))
     _check_arguments(keys, values, digest_column, partitions, body_bytes_maximum)
+    _check_optional_arguments(headers, times, len(partitions))
     if len(partitions) == 0:
         return []
+    _refuse_unfit(headers, times, keys, partitions)
     order = stable_order(partitions)
     targets = partitions[order]
-    records = RecordColumns(flat_column(keys).take(order), flat_column(values).take(order))
-    _refuse_oversized(records, keys, targets, order, body_bytes_maximum)
+    header_column = None if headers is None else encode_headers(headers)
+    records = RecordColumns(
+        flat_column(keys).take(order),
+        flat_column(values).take(order),
+        None if header_column is None else header_column.take(order),
+        times if len(times) == 1 else times[order],
+    )
+    _refuse_oversized(records, keys, partitions, order, body_bytes_maximum)
     ends = _body_ends(records, targets, body_bytes_maximum)
     starts = np.concatenate(([0], ends[:-1]))
     payloads = (payload for span_ends in _spans(ends) for payload in write_bodies(records, span_ends))
-    body_digests = np.add.reduceat(digest_column[order], starts)
+    base_times, latest_times = records.time_ranges(starts)
     return [
-        Body(
-            partition=partition,
-            records=record_count,
-            payload=payload,
-            base_timestamp_milliseconds=timestamp_milliseconds,
-            max_timestamp_milliseconds=timestamp_milliseconds,
-            digest=digest,
-        )
-        for partition, record_count, payload, digest in zip(
-            targets[starts].tolist(), (ends - starts).tolist(), payloads, body_digests.tolist(), strict=True
+        _body(partition, record_count, payload, base_time, latest_time, digest, compression)
+        for partition, record_count, payload, base_time, latest_time, digest in zip(
+            targets[starts].tolist(),
+            (ends - starts).tolist(),
+            payloads,
+            base_times.tolist(),
+            latest_times.tolist(),
+            np.add.reduceat(digest_column[order], starts).tolist(),
+            strict=True,
         )
     ]
+
+
+def _body(
+    partition: int,
+    records: int,
+    plain: memoryview,
+    base_time: int,
+    latest_time: int,
+    digest: int,
+    compression: Compression,
+) -> Body:
+    """Compress a body, if that makes it smaller."""
+    packed = memoryview(compression.compress(plain))
+    is_smaller = len(packed) < len(plain)
+    return Body(
+        partition=partition,
+        records=records,
+        payload=packed if is_smaller else plain,
+        compression=compression if is_smaller else UNCOMPRESSED,
+        base_timestamp_milliseconds=base_time,
+        max_timestamp_milliseconds=latest_time,
+        digest=digest,
+    )
 
 
 def encode_single(key: bytes | None, value: bytes | None, timestamp_milliseconds: int) -> Body:
@@ -142,7 +204,7 @@ def encode_single(key: bytes | None, value: bytes | None, timestamp_milliseconds
         pa.array([value], type=pa.binary()),
         np.zeros(1, dtype=np.uint64),
         np.zeros(1, dtype=np.int32),
-        timestamp_milliseconds=timestamp_milliseconds,
+        timestamps=timestamp_milliseconds,
         body_bytes_maximum=BODY_BYTES_LIMIT,
     )
     return body
@@ -160,7 +222,7 @@ def stamp(
     :param transactional: whether the records belong to a transaction
     """
     after_crc = _AFTER_CRC.pack(
-        TRANSACTIONAL_ATTRIBUTE if transactional else 0,
+        body.compression.attributes | (TRANSACTIONAL_ATTRIBUTE if transactional else 0),
         body.records - 1,
         body.base_timestamp_milliseconds,
         body.max_timestamp_milliseconds,
@@ -204,26 +266,54 @@ def _check_arguments(
         raise ValueError(f"row {int(partitions.argmin())} has partition {int(partitions.min())}: choose 0 or more")
 
 
+def _check_optional_arguments(headers: pa.ListArray | None, times: NDArray[np.int64], rows: int) -> None:
+    if headers is not None and len(headers) != rows:
+        raise ValueError(f"headers must be one list a row, found {len(headers)} for {rows} rows")
+    if len(times) not in (1, rows):
+        raise ValueError(f"timestamps must be one for all or one a row, found {len(times)} for {rows} rows")
+
+
+def _refuse_unfit(
+    headers: pa.ListArray | None, times: NDArray[np.int64], keys: pa.Array, partitions: NDArray[np.int32]
+) -> None:
+    """Raise for rows that no client could send."""
+    early = np.flatnonzero(times < 0)
+    without_key = _NO_ROWS if headers is None else rows_without_header_key(headers)
+    if early.size:
+        rows, reason = (
+            early,
+            f"has the timestamp {times[early[0]]} ms, Kafka allows none before 1970: give it a later one",
+        )
+    elif without_key.size:
+        rows, reason = without_key, "has a header whose key is null, Kafka allows none: give every header a key"
+    else:
+        return
+    row = int(rows[0])
+    raise RefusedRecord(rows=rows, partition=int(partitions[row]), key=keys[row].as_py(), reason=reason)
+
+
 def _refuse_oversized(
     records: RecordColumns,
     keys: pa.Array,
-    targets: NDArray[np.int32],
+    partitions: NDArray[np.int32],
     order: NDArray[np.int64],
     body_bytes_maximum: int,
 ) -> None:
-    """Raise for the first row that doesn't fit into a batch alone."""
-    alone = records.sizes(1) + HEADER_BYTES
-    oversized = np.flatnonzero(alone > body_bytes_maximum)
-    if oversized.size:
-        position = int(oversized[order[oversized].argmin()])
-        row = int(order[position])
-        raise OversizedRecord(
-            row=row,
-            partition=int(targets[position]),
-            key=keys[row].as_py(),
-            size_bytes=int(alone[position]),
-            body_bytes_maximum=body_bytes_maximum,
-        )
+    """Raise for rows that don't fit into a batch alone."""
+    alone = records.smallest_sizes() + HEADER_BYTES
+    if int(alone.max()) <= body_bytes_maximum:
+        return
+    positions = np.flatnonzero(alone > body_bytes_maximum)
+    positions = positions[np.argsort(order[positions])]
+    rows = order[positions]
+    row = int(rows[0])
+    raise OversizedRecord(
+        rows=rows,
+        partition=int(partitions[row]),
+        key=keys[row].as_py(),
+        size_bytes=int(alone[positions[0]]),
+        body_bytes_maximum=body_bytes_maximum,
+    )
 
 
 def _body_ends(records: RecordColumns, targets: NDArray[np.int32], body_bytes_maximum: int) -> NDArray[np.int64]:
@@ -233,7 +323,9 @@ def _body_ends(records: RecordColumns, targets: NDArray[np.int32], body_bytes_ma
     start = 0
     for partition_end in partition_ends:
         while start < partition_end:
-            start = _body_end(records, start, partition_end, body_bytes_maximum - HEADER_BYTES)
+            end = _body_end(records, start, partition_end, body_bytes_maximum - HEADER_BYTES)
+            # A record fits alone, yet perhaps not with the widest delta of a timestamp, by which bodies are cut.
+            start = max(end, start + 1)
             ends.append(start)
     return np.array(ends, dtype=np.int64)
 

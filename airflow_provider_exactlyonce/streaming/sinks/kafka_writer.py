@@ -150,7 +150,7 @@ def _encode(rows: pa.RecordBatch, targets: NDArray[np.int32], task: WriteTask) -
             rows["value"],
             rows["digest"],
             targets,
-            timestamp_milliseconds=int(time.time() * 1000),
+            timestamps=int(time.time() * 1000),
             body_bytes_maximum=task.batch_bytes_maximum,
         )
     except OversizedRecord as error:

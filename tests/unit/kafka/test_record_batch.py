@@ -14,32 +14,41 @@ import pytest
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from kafka.record.util import encode_varint
 
-from airflow_provider_exactlyonce.kafka import record_batch, record_writer
+from airflow_provider_exactlyonce.kafka import pieces, record_batch
+from airflow_provider_exactlyonce.kafka.compression import ATTRIBUTES, UNCOMPRESSED, Compression
 from airflow_provider_exactlyonce.kafka.record_batch import (
     HEADER_BYTES,
     Body,
     OversizedRecord,
+    RefusedRecord,
     advance_sequence,
     encode_bodies,
     encode_single,
     stamp,
 )
-from airflow_provider_exactlyonce.kafka.varint import WIDTH_LIMITS, varint_widths, varint_words
+from airflow_provider_exactlyonce.kafka.varint import WIDTH_LIMITS, varint_widths, varints
 
 NOW = 1_790_000_000_123
+HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 Row = tuple[bytes | None, bytes | None, int, int]
 """Key, value, digest, partition."""
 
 
-def encode(rows: Sequence[Row], body_bytes_maximum: int = 1_000_000, arrow_type: Any = None) -> list[Body]:
+def encode(
+    rows: Sequence[Row],
+    body_bytes_maximum: int = 1_000_000,
+    arrow_type: Any = None,
+    compression: Compression = UNCOMPRESSED,
+) -> list[Body]:
     arrow_type = arrow_type or pa.binary()
     return encode_bodies(
         pa.array([row[0] for row in rows], arrow_type),
         pa.array([row[1] for row in rows], arrow_type),
         np.array([row[2] for row in rows], dtype=np.uint64),
         np.array([row[3] for row in rows], dtype=np.int32),
-        timestamp_milliseconds=NOW,
+        timestamps=NOW,
         body_bytes_maximum=body_bytes_maximum,
+        compression=compression,
     )
 
 
@@ -171,7 +180,7 @@ def test_a_body_of_more_than_a_million_records_has_wider_offset_deltas() -> None
         empty,
         np.ones(count, dtype=np.int64),
         np.zeros(count, dtype=np.int32),
-        timestamp_milliseconds=NOW,
+        timestamps=NOW,
         body_bytes_maximum=1 << 30,
     )
     tail = b"".join(record_bytes(b"", b"", delta) for delta in range((1 << 20) - 2, count))
@@ -198,7 +207,7 @@ def test_columns_that_are_slices_of_larger_ones_keep_to_their_rows() -> None:
             values.slice(start, stop - start),
             pa.array([1] * 500, pa.int64()).slice(start, stop - start),
             np.zeros(stop - start, dtype=np.int32),
-            timestamp_milliseconds=NOW,
+            timestamps=NOW,
             body_bytes_maximum=1_000_000,
         )
         assert summary(bodies) == plain_bodies(part, 1_000_000)
@@ -206,7 +215,7 @@ def test_columns_that_are_slices_of_larger_ones_keep_to_their_rows() -> None:
 
 def test_columns_beyond_the_reach_of_a_view_are_encoded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A view reaches 2 GiB; with a smaller step the same arithmetic meets a column of a few kilobytes."""
-    monkeypatch.setattr(record_writer, "BUFFER_STEP_BITS", 10)
+    monkeypatch.setattr(pieces, "BUFFER_STEP_BITS", 10)
     rows = random_rows(random.Random(4), 400)
     assert summary(encode(rows)) == plain_bodies(rows, 1_000_000)
 
@@ -226,7 +235,7 @@ def test_bytes_under_a_null_are_not_sent() -> None:
         column,
         np.zeros(3, dtype=np.int64),
         np.zeros(3, dtype=np.int32),
-        timestamp_milliseconds=NOW,
+        timestamps=NOW,
         body_bytes_maximum=1_000,
     )
     assert decode(bodies[0]) == [(b"ab", b"ab"), (None, None), (b"cd", b"cd")]
@@ -242,7 +251,7 @@ def test_negative_digests_are_added_modulo_two_to_the_64() -> None:
         pa.array([b"a", b"b"], pa.binary()),
         pa.array([-5, 3], pa.int64()),
         np.zeros(2, dtype=np.int32),
-        timestamp_milliseconds=NOW,
+        timestamps=NOW,
         body_bytes_maximum=1_000,
     )
     assert body.digest == 2**64 - 2
@@ -260,10 +269,58 @@ def test_a_record_that_cannot_fit_is_named_before_anything_is_encoded() -> None:
     assert len(encode(rows[:2], fits)) == 2
 
 
+def test_all_rows_that_cannot_fit_are_told_in_the_order_of_the_rows() -> None:
+    rows: list[Row] = [(b"k", b"x" * size, 1, 9 - row % 3) for row, size in enumerate([9, 500, 7, 501, 502, 1])]
+    with pytest.raises(OversizedRecord, match="row 1 ") as caught:
+        encode(rows, 400)
+    assert caught.value.rows.tolist() == [1, 3, 4]
+
+
+def test_rows_that_no_client_could_send_are_refused_by_name() -> None:
+    keys, digests = pa.array([b"a", b"b", b"c"], pa.binary()), np.zeros(3, dtype=np.int64)
+    partitions = np.array([4, 5, 6], dtype=np.int32)
+    times = np.array([NOW, -1, -2], dtype=np.int64)
+    with pytest.raises(RefusedRecord, match=r"row 1 .partition 5, key b'b'. has the timestamp -1 ms") as early:
+        encode_bodies(keys, keys, digests, partitions, timestamps=times, body_bytes_maximum=1_000)
+    assert early.value.rows.tolist() == [1, 2]
+    lists = [None, [{"key": "h", "value": b""}], [{"key": "h", "value": b""}, {"key": None, "value": b"v"}]]
+    for missing in (lists, [*lists[:2], [{"key": "h", "value": b""}, None]]):
+        headers = pa.array(missing, HEADERS_TYPE)
+        with pytest.raises(RefusedRecord, match=r"row 2 .partition 6, key b'c'. has a header whose key is null"):
+            encode_bodies(keys, keys, digests, partitions, timestamps=NOW, headers=headers, body_bytes_maximum=1_000)
+
+
+def test_a_header_under_a_null_list_is_neither_sent_nor_checked() -> None:
+    entries = pa.array([{"key": None, "value": b"?"}, {"key": "h", "value": None}], HEADERS_TYPE.value_type)
+    validity = pa.py_buffer(np.packbits([0, 1], bitorder="little"))
+    offsets = pa.py_buffer(np.array([0, 1, 2], dtype=np.int32))
+    headers = pa.ListArray.from_buffers(HEADERS_TYPE, 2, [validity, offsets], children=[entries])
+    keys, zeros = pa.array([b"a", b"b"], pa.binary()), np.zeros(2, dtype=np.int32)
+    (body,) = encode_bodies(
+        keys, keys, zeros.astype(np.int64), zeros, timestamps=NOW, headers=headers, body_bytes_maximum=1_000
+    )
+    batch = DefaultRecordBatch(b"".join(stamp(body, producer_id=1, epoch=0, base_sequence=0)))
+    assert [record.headers for record in batch] == [[], [("h", None)]]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_only_bodies_that_get_smaller_are_compressed(codec: str) -> None:
+    rows: list[Row] = [(b"k", b"x" * 1_000, 1, 0), (b"k", b"x" * 1_000, 1, 0), (b"k", random.randbytes(1_000), 1, 1)]
+    small, noise = encode(rows, compression=Compression(codec))
+    plain = encode(rows)
+    assert len(small.payload) < 300
+    assert (small.records, small.digest) == (2, 2)
+    assert bytes(noise.payload) == bytes(plain[1].payload)
+    for body, attributes in ((small, ATTRIBUTES[codec]), (noise, 0)):
+        batch = DefaultRecordBatch(b"".join(stamp(body, producer_id=1, epoch=0, base_sequence=0)))
+        assert batch.validate_crc()
+        assert (batch.attributes, batch.size_in_bytes) == (0x10 | attributes, body.size_bytes)
+
+
 def test_arguments_that_do_not_belong_together_are_refused() -> None:
     one, zero = pa.array([b"a"], pa.binary()), np.zeros(1, dtype=np.int32)
     digest = np.zeros(1, dtype=np.int64)
-    limits: dict[str, int] = {"timestamp_milliseconds": NOW, "body_bytes_maximum": 1_000}
+    limits: dict[str, int] = {"timestamps": NOW, "body_bytes_maximum": 1_000}
     with pytest.raises(ValueError, match="1 keys, 1 values, 2 digests and 1 partitions"):
         encode_bodies(one, one, np.zeros(2, dtype=np.int64), zero, **limits)
     with pytest.raises(ValueError, match="row 0 has partition -1"):
@@ -273,9 +330,15 @@ def test_arguments_that_do_not_belong_together_are_refused() -> None:
     with pytest.raises(TypeError, match="found float64"):
         encode_bodies(one, one, np.zeros(1), zero, **limits)
     with pytest.raises(ValueError, match="body_bytes_maximum must be 62 to 2147483647, found 61"):
-        encode_bodies(one, one, digest, zero, timestamp_milliseconds=NOW, body_bytes_maximum=61)
+        encode_bodies(one, one, digest, zero, timestamps=NOW, body_bytes_maximum=61)
     with pytest.raises(TypeError, match="found string"):
         encode_bodies(pa.array(["a"]), one, digest, zero, **limits)
+    with pytest.raises(ValueError, match="found 2 for 1 rows"):
+        encode_bodies(one, one, digest, zero, headers=pa.array([None, None], HEADERS_TYPE), **limits)
+    with pytest.raises(TypeError, match=r"headers must be array<struct<.*, found list<.*string>"):
+        encode_bodies(one, one, digest, zero, headers=pa.array([["a"]]), **limits)
+    with pytest.raises(ValueError, match="timestamps must be one for all or one a row, found 2 for 1 rows"):
+        encode_bodies(one, one, digest, zero, timestamps=np.zeros(2, dtype=np.int64), body_bytes_maximum=1_000)
 
 
 @pytest.mark.parametrize(
@@ -305,14 +368,22 @@ def test_sequences_wrap_as_the_brokers_do(sequence: int, records: int, following
 
 
 def test_varints_are_those_of_kafka_python() -> None:
-    numbers = [-1, 0, 1, *(limit + step for limit in WIDTH_LIMITS for step in (-1, 0, 1) if limit + step < 1 << 31)]
-    widths = varint_widths(np.array(numbers, dtype=np.int64))
-    words = varint_words(np.array(numbers, dtype=np.int64), widths)
-    for number, width, word in zip(numbers, widths.tolist(), words.tolist(), strict=True):
-        expected = bytearray()
-        encode_varint(number, expected.append)
-        assert word.to_bytes(8, "little") == bytes(expected).ljust(8, b"\0"), number
-        assert width == len(expected), number
+    limits = [*WIDTH_LIMITS, 1 << 41, 1 << 48, 1 << 55, 1 << 62, (1 << 63) - 1]
+    numbers = [sign * limit + step for limit in (0, *limits) for step in (-1, 0, 1) for sign in (1, -1)]
+    numbers = [number for number in numbers if -(1 << 63) <= number < 1 << 63]
+    for column in (numbers, *([number] for number in numbers)):
+        widths = varint_widths(np.array(column, dtype=np.int64))
+        encoded = [b""] * len(column)
+        for part in varints(np.array(column, dtype=np.int64), widths):
+            for row, number in enumerate(column):
+                width = int(np.broadcast_to(part.widths, len(column))[row])
+                word = int(part.words[row]).to_bytes(8, "little")
+                assert word[width:] == bytes(8 - width), number
+                encoded[row] += word[:width]
+        for number, written in zip(column, encoded, strict=True):
+            expected = bytearray()
+            encode_varint(number, expected.append)
+            assert written == bytes(expected), number
 
 
 def test_encoding_imports_no_pandas() -> None:
@@ -324,7 +395,7 @@ def test_encoding_imports_no_pandas() -> None:
         " pa.py_buffer((0).to_bytes(4, 'little') + (1).to_bytes(4, 'little') * 2), pa.py_buffer(b'k')]);"
         "digests = pa.Int64Array.from_buffers(pa.int64(), 2, [None, pa.py_buffer(bytes(16))]);"
         "bodies = w.record_batch.encode_bodies(keys, keys, digests, w._targets(keys, 3, 0)[0],"
-        " timestamp_milliseconds=0, body_bytes_maximum=1000);"
+        " timestamps=0, body_bytes_maximum=1000);"
         "answer = w._answer(7, b'{}'); answer.validate(full=True);"
         "print(sum(body.records for body in bodies), 'pandas' in sys.modules, answer.to_pylist())"
     )

@@ -1,0 +1,92 @@
+"""The headers of records, from Spark's ``array<struct<key: string, value: binary>>``."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from airflow_provider_exactlyonce.kafka.columns import Column, flat_column, flat_offsets, flat_validity
+from airflow_provider_exactlyonce.kafka.pieces import Piece, PrefixedColumn, concatenate, part
+from airflow_provider_exactlyonce.kafka.varint import varint_widths, varints
+
+
+class HeaderColumn:
+    """The headers of each record: their number, then for each its key and its value, both after their lengths.
+
+    :param counts: headers of each record
+    :param encoded: the bytes of each record's headers
+    """
+
+    def __init__(self, counts: NDArray[np.int64], encoded: Column) -> None:
+        self._counts, self._encoded = counts, encoded
+        self._widths = varint_widths(counts)
+        self.sizes: NDArray[np.int64] = self._widths + encoded.lengths
+
+    def take(self, order: NDArray[np.int64]) -> HeaderColumn:
+        """Take these rows in this order."""
+        return HeaderColumn(self._counts[order], self._encoded.take(order))
+
+    def pieces(self, rows: slice) -> list[Piece]:
+        """What the headers of these rows consist of."""
+        return [varints(self._counts[rows], part(self._widths, rows)), self._encoded.take(rows)]
+
+
+def encode_headers(headers: pa.ListArray) -> HeaderColumn | None:
+    """Encode the headers of every row; None if no row has any. The keys must not be null.
+
+    :param headers: a list of structs a row, null for none; a struct's ``key`` is a string, its ``value`` binary
+    :raises TypeError: for another type
+    """
+    offsets, counts, entries = _flat(headers)
+    if not counts.any():
+        return None
+    keys = PrefixedColumn(flat_column(_binary(entries.field("key"))))
+    values = PrefixedColumn(flat_column(_binary(entries.field("value"))))
+    every = slice(0, len(entries))
+    pieces: list[Piece] = [keys.lengths(every), keys.column, values.lengths(every), values.column]
+    content, positions = concatenate(pieces, len(entries))
+    starts = positions[offsets[:-1] * len(pieces)]
+    ends = positions[(offsets[:-1] + counts) * len(pieces)]
+    return HeaderColumn(counts, Column(buffer=pa.py_buffer(content), starts=starts, lengths=ends - starts, valid=None))
+
+
+def rows_without_header_key(headers: pa.ListArray) -> NDArray[np.int64]:
+    """Return the rows that have a header whose key is null, which Kafka doesn't allow.
+
+    :param headers: as for :func:`encode_headers`
+    """
+    offsets, counts, entries = _flat(headers)
+    keys = entries.field("key")
+    if not keys.null_count and not entries.null_count:
+        return np.zeros(0, dtype=np.int64)
+    missing = np.zeros(len(entries) + 1, dtype=np.int64)
+    for array in (keys, entries):
+        valid = flat_validity(array)
+        if valid is not None:
+            missing[1:] |= ~valid
+    before = np.cumsum(missing)
+    return np.flatnonzero(before[offsets[:-1] + counts] > before[offsets[:-1]])
+
+
+def _flat(headers: pa.ListArray) -> tuple[NDArray[np.int64], NDArray[np.int64], pa.StructArray]:
+    """Return where each row's headers start, how many they are, and all of them."""
+    if not (pa.types.is_list(headers.type) or pa.types.is_large_list(headers.type)) or not (
+        pa.types.is_struct(headers.type.value_type)
+        and {field.name for field in headers.type.value_type} == {"key", "value"}
+    ):
+        raise TypeError(f"headers must be array<struct<key: string, value: binary>>, found {headers.type}: cast them")
+    offsets = flat_offsets(headers)
+    counts = np.diff(offsets)
+    valid = flat_validity(headers)
+    if valid is not None:
+        counts *= valid
+    first, last = int(offsets[0]), int(offsets[-1])
+    return offsets - first, counts, headers.values.slice(first, last - first)
+
+
+def _binary(array: pa.Array) -> pa.Array:
+    """See strings as bytes; nothing is copied."""
+    if pa.types.is_string(array.type):
+        return array.view(pa.binary())
+    return array.view(pa.large_binary()) if pa.types.is_large_string(array.type) else array

@@ -99,6 +99,10 @@ class StopRequestedError(ExactlyOnceError):
     exit_code = 0
 
 
+class SequencerPortError(ExactlyOnceError):
+    """The sequencer's port is in use, perhaps by a driver that is about to end; nothing was fenced or written."""
+
+
 class DriverFailedError(ExactlyOnceError):
     """The driver process ended without success and restarts are used up."""
 

@@ -33,6 +33,7 @@ from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.batch import planned_batch
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.session import open_session
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaTransaction
 from airflow_provider_exactlyonce.streaming.start_checks import reconcile
@@ -148,7 +149,8 @@ class Driver:
             self._check_sources(run, tail)
             spark = open_session(self._pipeline.name)
             spark.sparkContext.setLogLevel("WARN")
-            self._supervised(spark, run)
+            with SequencerListener(_sequencer_endpoint(spark)) as listener:
+                self._supervised(spark, run, listener)
         except StopRequestedError as error:
             log.info("stopped: %s", error)
             return self._end(DriverState.STOPPED)
@@ -163,14 +165,14 @@ class Driver:
             if spark is not None:
                 spark.stop()
 
-    def _supervised(self, spark: SparkSession, run: Run) -> None:
+    def _supervised(self, spark: SparkSession, run: Run, listener: SequencerListener) -> None:
         # Whatever can be refused is, before the start of the run fences anybody.
         result = self._pipeline.result(spark, self._options.config)
         self._pipeline.sink.encode(result)
         sink = KafkaTransaction(
             self._pipeline.sink,
             run,
-            sequencer_host=_sequencer_host(spark),
+            listener=listener,
             stop_requested=lambda: self._stop_reason() is not None,
         )
         for name, work in (("heartbeat", lambda: self._beat(run)), ("lag", lambda: self._measure_lag(run))):
@@ -347,8 +349,6 @@ def _refused_by_spark(error: Exception) -> RefusedError | None:
     return RefusedError(f"Spark can't run this job: {error}") if isinstance(error, AnalysisException) else None
 
 
-def _sequencer_host(spark: SparkSession) -> str:
-    """Return the address on which executors reach this driver."""
-    if str(spark.sparkContext.master).startswith("local"):
-        return "127.0.0.1"
-    return str(spark.conf.get("spark.driver.host"))
+def _sequencer_endpoint(spark: SparkSession) -> settings.SequencerEndpoint:
+    """Return where this driver's sequencer listens."""
+    return settings.sequencer_endpoint(lambda name: spark.conf.get(name, None), str(spark.sparkContext.master))

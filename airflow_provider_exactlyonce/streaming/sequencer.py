@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from airflow_provider_exactlyonce.kafka.record_batch import advance_sequence
+
+_TASKS_NAMED: Final = 10
 
 
 class TopicPartition(NamedTuple):
@@ -115,6 +117,8 @@ class Sequencer:
             raise self._fail(f"task {task} released {place.topic}-{place.partition} and does not hold it")
         turns.holder, turns.added = None, True
         turns.sequence = advance_sequence(turns.sequence, rows)
+        if rows < 1:
+            raise self._fail(f"task {task} released {place.topic}-{place.partition} with {rows} rows")
         last = first_offset + rows - 1
         if turns.written is None:
             turns.written = Written(first_offset, last, rows)
@@ -143,6 +147,13 @@ class Sequencer:
         """End the attempt; the first reason stays."""
         if self.failure is None:
             self._fail(reason)
+
+    def unfinished(self) -> str:
+        """Say which tasks are not done, for a message."""
+        tasks = sorted(self._registered - self._done)
+        more = f" and {len(tasks) - _TASKS_NAMED} more" if len(tasks) > _TASKS_NAMED else ""
+        named = ", ".join(map(str, tasks[:_TASKS_NAMED]))
+        return f"of the {len(self._registered)} tasks that have begun, not done are: {named or 'none'}{more}"
 
     def result(self, tasks: int) -> dict[TopicPartition, Written]:
         """Return what was written.

@@ -11,21 +11,22 @@
 A task that fails says ``{"failed": "…"}`` first if it can. An answer ``{"error": "…"}`` means that the attempt has
 failed; it is given only after a while, so that the task whose failure was the first is also the first that Spark hears
 of.
+
+One thread serves all connections, and none of its calls waits for a peer. Who has not shown the secret is a stranger:
+it has little time and little room, there are never many, and nothing it does concerns the attempt. A task that breaks
+the protocol fails the attempt.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hmac
-import json
 import logging
 import secrets
+import selectors
 import socket
-import socketserver
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from airflow_provider_exactlyonce import failpoints
@@ -36,71 +37,66 @@ from airflow_provider_exactlyonce.streaming.sequencer import (
     TopicPartition,
     Written,
 )
+from airflow_provider_exactlyonce.streaming.sequencer_client import Address
+from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sequencer_peer import Peer, ProtocolError, Refusals, number, place
 
 log = logging.getLogger(__name__)
 
-_LINE_BYTES_MAXIMUM: Final = 65_536
+_STRANGERS_MAXIMUM: Final = 256
+_ACCEPTED_AT_ONCE: Final = 32  # then those who are served already have their turn
 _HANDSHAKE_SECONDS: Final = 10.0
 _GRACE_SECONDS: Final = 2.0
-_SHUTDOWN_POLL_SECONDS: Final = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class Address:
-    """Where a task finds its batch attempt's sequencer."""
-
-    host: str
-    port: int
-    secret: str = field(repr=False)
+_TICK_SECONDS: Final = 0.1
 
 
 class SequencerServer:
     """Serves one batch attempt; a context manager.
 
-    :param host: address to listen on, reachable from the executors
+    :param listener: the driver's port; it stays open
     :param grant_timeout_seconds: how long a task may hold a grant
+    :param attempt_timeout_seconds: how long it may take from the first task to the first grant, and from there to the
+        end; the transaction is open for the second of these
     :param on_failure: called when the attempt has failed and the Spark job has not ended by itself, to cancel it
     """
 
     def __init__(
         self,
-        host: str,
+        listener: SequencerListener,
         *,
         grant_timeout_seconds: float,
+        attempt_timeout_seconds: float,
         on_failure: Callable[[], None],
     ) -> None:
-        self._sequencer = Sequencer()
-        self._lock = threading.Lock()
-        self._connections: set[_Connection] = set()
-        self._tasks: dict[int, _Connection] = {}
-        self._teller: threading.Timer | None = None
+        self.address: Final = Address(host=listener.host, port=listener.port, secret=secrets.token_hex(16))
+        self._listener: Final = listener.socket
+        self._deadlines: Final = _Deadlines(grant_timeout_seconds, attempt_timeout_seconds)
+        self._on_failure: Final = on_failure
+        self._sequencer: Final = Sequencer()
+        self._lock: Final = threading.Lock()  # of the sequencer; all else belongs to the thread
+        self._strangers: dict[Peer, None] = {}  # in the order in which they came
+        self._known: set[Peer] = set()  # who has shown the secret
+        self._tasks: dict[int, Peer] = {}  # which of them is a task's first and only invocation
+        self._refusals: Final = Refusals()
+        self._tell_at: float | None = None
         self._told = False
-        self._held_since: dict[TopicPartition, float] = {}
-        self._grant_timeout_seconds = grant_timeout_seconds
-        self._on_failure = on_failure
-        self._closing = threading.Event()
-        server = _Server((host, 0), _Connection)
-        server.owner = self
-        self._server = server
-        self.address: Final = Address(host=host, port=server.server_address[1], secret=secrets.token_hex(16))
+        self._selector: Final = selectors.DefaultSelector()
+        self._wake, self._woken = socket.socketpair()
+        self._closing = False
+        self._thread: Final = threading.Thread(target=self._run, name="sequencer", daemon=True)
 
     def __enter__(self) -> Self:
-        for name, target in (("sequencer", self._serve), ("sequencer-watch", self._watch)):
-            threading.Thread(target=target, name=name, daemon=True).start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closing.set()
         with self._lock:
             self._sequencer.fail("the batch attempt has ended")
-            connections = list(self._connections)
-            if self._teller is not None:
-                self._teller.cancel()
-        self._server.shutdown()
-        self._server.server_close()
-        for connection in connections:
-            with contextlib.suppress(OSError):
-                connection.request.shutdown(socket.SHUT_RDWR)
+        self._closing = True
+        self._wake.send(b"\0")
+        self._thread.join()
+        self._wake.close()
+        self._woken.close()
 
     @property
     def failure(self) -> str | None:
@@ -112,204 +108,214 @@ class SequencerServer:
         with self._lock:
             return self._sequencer.result(tasks)
 
-    def handle(self, connection: _Connection, message: Mapping[str, Any]) -> None:
+    def _run(self) -> None:
+        try:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._selector.register(self._woken, selectors.EVENT_READ, lambda _: None)
+            checked = time.monotonic()
+            while not self._closing:
+                for key, events in self._selector.select(_TICK_SECONDS):
+                    key.data(events)
+                if (now := time.monotonic()) - checked >= _TICK_SECONDS:
+                    checked = now
+                    self._check(now)
+        except Exception as error:
+            log.exception("the sequencer failed")
+            self._fail(f"the sequencer failed: {type(error).__name__}: {error}")
+            if not self._closing:
+                self._on_failure()
+        finally:
+            self._refusals.end()
+            for key in list(self._selector.get_map().values()):
+                if isinstance(key.fileobj, socket.socket) and key.fileobj not in (self._listener, self._woken):
+                    key.fileobj.close()
+            self._selector.close()
+
+    def _accept(self, _: int) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # the peer has gone already, or this process has no room for another
+                self._refusals.note("anywhere", f"{error}")
+                self._drop_oldest_stranger("too many files are open in the driver")
+                time.sleep(_TICK_SECONDS / 10)
+                return
+            peer = Peer(connection, str(address[0]))
+            self._strangers[peer] = None
+            self._selector.register(
+                connection, selectors.EVENT_READ, lambda events, peer=peer: self._serve(peer, events)
+            )
+            self._serve(peer, selectors.EVENT_READ)  # most have shown the secret already
+            if len(self._strangers) > _STRANGERS_MAXIMUM:
+                self._drop_oldest_stranger("too many connections that say nothing")
+
+    def _drop_oldest_stranger(self, why: str) -> None:
+        oldest = next(iter(self._strangers), None)
+        if oldest is not None:
+            self._refuse(oldest, why)
+
+    def _refuse(self, stranger: Peer, why: str) -> None:
+        self._refusals.note(stranger.host, why)
+        self._close(stranger)
+
+    def _close(self, peer: Peer) -> None:
+        self._strangers.pop(peer, None)
+        self._known.discard(peer)
+        self._selector.unregister(peer.socket)
+        peer.socket.close()
+
+    def _serve(self, peer: Peer, events: int) -> None:
+        if peer.socket.fileno() < 0:
+            return  # closed by what came just before
+        if events & selectors.EVENT_WRITE:
+            peer.flush()
+            self._await(peer)
+        if not events & selectors.EVENT_READ:
+            return
+        try:
+            messages = peer.receive()
+            if messages is None:
+                self._ended(peer)
+                return
+            for message in messages:
+                if peer not in self._known and not self._admit(peer, message):
+                    return
+                self._handle(peer, message)
+        except ProtocolError as error:
+            if peer in self._known:
+                self._fail(f"{peer} broke the sequencer's protocol with {error}")
+                self._close(peer)
+            else:
+                self._refuse(peer, str(error))
+
+    def _admit(self, peer: Peer, hello: Mapping[str, Any]) -> bool:
+        """Let in who shows the secret."""
+        if not hmac.compare_digest(str(hello.get("secret")).encode(errors="replace"), self.address.secret.encode()):
+            self._refuse(peer, "it does not know the secret of the running batch attempt")
+            return False
+        del self._strangers[peer]
+        self._known.add(peer)
+        peer.admit()
+        peer.task = number(hello, "task")
+        return True
+
+    def _ended(self, peer: Peer) -> None:
+        if peer in self._known:
+            with self._lock:
+                self._sequencer.closed(peer.task)
+            self._close(peer)
+        else:
+            self._refuse(peer, "it ended before it had shown the secret")
+
+    def _handle(self, peer: Peer, message: Mapping[str, Any]) -> None:
         """Pass one message of a task to the sequencer and send what follows from it."""
+        task = peer.task
         with self._lock:
             try:
-                self._apply(connection, message)
+                if "ask" in message:
+                    self._grant(self._sequencer.ask(task, place(message, "ask")))
+                elif "release" in message:
+                    self._release(task, message)
+                elif "done" in message:
+                    self._sequencer.done(task)
+                    self._send(peer, {})
+                elif "failed" in message:
+                    self._sequencer.fail(str(message["failed"]))
+                elif "secret" in message:
+                    self._sequencer.register(task, number(message, "attempt"))
+                    self._deadlines.registered()
+                    self._tasks[task] = peer
+                    self._send(peer, {})
+                else:
+                    raise ProtocolError("a message that is none of ask, release, done and failed")
             except AttemptFailedError as error:
                 if self._told:
-                    connection.send({"error": str(error)})
-                self._failed()
+                    self._send(peer, {"error": str(error)})
 
-    def closed(self, connection: _Connection) -> None:
-        """A task's connection has ended."""
-        with self._lock:
-            self._connections.discard(connection)
-            self._sequencer.closed(connection.task)
-            if self._sequencer.failure:
-                self._failed()
+    def _release(self, task: int, message: Mapping[str, Any]) -> None:
+        where = place(message, "release")
+        following = self._sequencer.release(task, where, number(message, "rows"), number(message, "first"))
+        self._deadlines.released(where)
+        failpoints.reach("during-send")
+        self._grant(following)
 
-    def _apply(self, connection: _Connection, message: Mapping[str, Any]) -> None:
-        task = connection.task
-        if "ask" in message:
-            self._send(self._sequencer.ask(task, TopicPartition(*message["ask"])))
-        elif "release" in message:
-            place = TopicPartition(*message["release"])
-            self._held_since.pop(place, None)
-            following = self._sequencer.release(task, place, int(message["rows"]), int(message["first"]))
-            failpoints.reach("during-send")
-            self._send(following)
-        elif "done" in message:
-            self._sequencer.done(task)
-            connection.send({})
-        elif "failed" in message:
-            self._sequencer.fail(str(message["failed"]))
-            self._failed()
-        else:
-            self._connections.add(connection)
-            self._sequencer.register(task, int(message["attempt"]))
-            self._tasks[task] = connection
-            connection.send({})
-
-    def _send(self, grant: Grant | None) -> None:
+    def _grant(self, grant: Grant | None) -> None:
         if grant is not None:
-            self._held_since[grant.place] = time.monotonic()
-            self._tasks[grant.task].send({"sequence": grant.sequence, "add": grant.add})
+            self._deadlines.granted(grant)
+            self._send(self._tasks[grant.task], {"sequence": grant.sequence, "add": grant.add})
 
-    def _failed(self) -> None:
-        if self._teller is None and not self._closing.is_set():
-            self._teller = threading.Timer(_GRACE_SECONDS, self._tell_all)
-            self._teller.daemon = True
-            self._teller.start()
+    def _send(self, peer: Peer, message: Mapping[str, Any]) -> None:
+        peer.send(message)
+        self._await(peer)
 
-    def _tell_all(self) -> None:
+    def _await(self, peer: Peer) -> None:
+        """Wait for what the peer may send, and for its readiness only while there is something to be sent."""
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.has_unsent else 0)
+        key = self._selector.get_key(peer.socket)
+        if key.events != wanted:
+            self._selector.modify(peer.socket, wanted, key.data)
+
+    def _fail(self, reason: str) -> None:
         with self._lock:
-            self._told = True
-            for connection in self._connections:
-                connection.send({"error": self._sequencer.failure})
-        if not self._closing.is_set():
-            self._on_failure()
+            self._sequencer.fail(reason)
 
-    def _serve(self) -> None:
-        self._server.serve_forever(poll_interval=_SHUTDOWN_POLL_SECONDS)
-
-    def _watch(self) -> None:
-        while not self._closing.wait(min(1.0, self._grant_timeout_seconds / 4)):
-            with self._lock:
-                now = time.monotonic()
-                for place, since in self._held_since.items():
-                    if now - since > self._grant_timeout_seconds and self._sequencer.failure is None:
-                        self._sequencer.fail(
-                            f"a task held the grant of {place.topic}-{place.partition} for more than "
-                            f"{self._grant_timeout_seconds:.0f} s"
-                        )
-                        self._failed()
-
-
-class _Server(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True
-    daemon_threads = True
-    request_queue_size = 128
-    owner: SequencerServer
-
-
-class _Connection(socketserver.StreamRequestHandler):
-    """One task's connection. A peer without the secret is dropped and can't harm the attempt."""
-
-    disable_nagle_algorithm = True
-    server: _Server
-
-    def setup(self) -> None:
-        self.task = -1
-        super().setup()
-
-    def handle(self) -> None:
-        owner = self.server.owner
-        try:
-            self.connection.settimeout(_HANDSHAKE_SECONDS)
-            hello = self._receive()
-            if hello is None or not hmac.compare_digest(str(hello.get("secret")), owner.address.secret):
-                log.warning("sequencer: refused a connection from %s without the secret", self.client_address[0])
+    def _check(self, now: float) -> None:
+        for stranger in [peer for peer in self._strangers if now - peer.since > _HANDSHAKE_SECONDS]:
+            self._refuse(stranger, f"it has not shown the secret within {_HANDSHAKE_SECONDS:.0f} s")
+        with self._lock:
+            reason = self._deadlines.missed(now)
+            if reason is not None and self._sequencer.failure is None:
+                self._sequencer.fail(f"{reason}; {self._sequencer.unfinished()}")
+            if self._sequencer.failure is None or self._told:
                 return
-            self.connection.settimeout(None)
-            self.task = int(hello["task"])
-            owner.handle(self, hello)
-            while message := self._receive():
-                owner.handle(self, message)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("sequencer: connection of task %s from %s ended: %s", self.task, self.client_address[0], error)
-        finally:
-            if self.task >= 0:
-                owner.closed(self)
+            if self._tell_at is None:
+                self._tell_at = now + _GRACE_SECONDS
+            elif now >= self._tell_at:
+                self._tell()
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send one message; a peer that has gone is noticed by its read."""
-        with contextlib.suppress(OSError):
-            self.connection.sendall(json.dumps(message).encode() + b"\n")
-
-    def _receive(self) -> dict[str, Any] | None:
-        line = self.rfile.readline(_LINE_BYTES_MAXIMUM)
-        if not line:
-            return None
-        message = json.loads(line)
-        if not isinstance(message, dict):
-            raise ValueError("a message is a JSON object")
-        return message
+    def _tell(self) -> None:
+        self._told = True
+        for peer in self._known:
+            self._send(peer, {"error": self._sequencer.failure})
+        # It asks the JVM, which may take its time.
+        threading.Thread(target=self._on_failure, name="sequencer-failure", daemon=True).start()
 
 
-class SequencerClient:
-    """A task's side.
+class _Deadlines:
+    """How long grants and the attempt may last."""
 
-    :param address: where the sequencer is
-    :param task: the task's partition in the stage
-    :param attempt: Spark's attempt number
-    :raises AttemptFailedError: when the sequencer can't be reached or refuses
-    """
+    def __init__(self, grant_timeout_seconds: float, attempt_timeout_seconds: float) -> None:
+        self._grant_timeout_seconds: Final = grant_timeout_seconds
+        self._attempt_timeout_seconds: Final = attempt_timeout_seconds
+        self._held: dict[TopicPartition, tuple[int, float]] = {}
+        self._since: float | None = None
+        self._writing = False
 
-    def __init__(self, address: Address, task: int, attempt: int) -> None:
-        try:
-            self._socket = socket.create_connection((address.host, address.port), timeout=_HANDSHAKE_SECONDS)
-        except OSError as error:
-            raise AttemptFailedError(
-                f"the sequencer on the driver at {address.host}:{address.port} can't be reached from this executor: "
-                f"{error}; let the driver's host accept connections from the executors"
-            ) from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.settimeout(None)
-        self._lines = self._socket.makefile("rb")
-        try:
-            self._send({"secret": address.secret, "task": task, "attempt": attempt})
-            self._answer()
-        except BaseException:
-            self.close()
-            raise
+    def registered(self) -> None:
+        if self._since is None:
+            self._since = time.monotonic()
 
-    def __enter__(self) -> Self:
-        return self
+    def granted(self, grant: Grant) -> None:
+        now = time.monotonic()
+        self._held[grant.place] = grant.task, now
+        if not self._writing:  # with the first grant the broker's clock starts
+            self._writing, self._since = True, now
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None:
-            with contextlib.suppress(AttemptFailedError):
-                self._send({"failed": f"{type(error).__name__}: {error}"[: _LINE_BYTES_MAXIMUM // 8]})
-        self.close()
+    def released(self, where: TopicPartition) -> None:
+        self._held.pop(where, None)
 
-    def close(self) -> None:
-        """Close the connection; before :meth:`done` this fails the attempt."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # another thread may be reading
-        self._lines.close()
-        self._socket.close()
-
-    def ask(self, place: TopicPartition) -> tuple[int, bool]:
-        """Wait for the turn; returns (base sequence, whether to add the partition to the transaction)."""
-        self._send({"ask": place})
-        answer = self._answer()
-        return answer["sequence"], answer["add"]
-
-    def release(self, place: TopicPartition, rows: int, first_offset: int) -> None:
-        """Give the turn back after the records were acknowledged."""
-        self._send({"release": place, "rows": rows, "first": first_offset})
-
-    def done(self) -> None:
-        """Say that everything is written."""
-        self._send({"done": True})
-        self._answer()
-
-    def _send(self, message: Mapping[str, Any]) -> None:
-        try:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError as error:
-            raise AttemptFailedError(f"the connection to the sequencer ended: {error}") from error
-
-    def _answer(self) -> dict[str, Any]:
-        try:
-            line = self._lines.readline(_LINE_BYTES_MAXIMUM)
-        except OSError as error:
-            raise AttemptFailedError(f"the connection to the sequencer ended: {error}") from error
-        if not line:
-            raise AttemptFailedError("the sequencer has closed the connection: the batch attempt has ended")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise AttemptFailedError(answer["error"])
-        return answer
+    def missed(self, now: float) -> str | None:
+        """Return what has taken too long."""
+        for where, (task, since) in self._held.items():
+            if now - since > self._grant_timeout_seconds:
+                limit = f"{self._grant_timeout_seconds:.0f} s"
+                return f"task {task} held the grant of {where.topic}-{where.partition} for more than {limit}"
+        if self._since is not None and now - self._since > self._attempt_timeout_seconds:
+            start = "the first record" if self._writing else "the first of them began, and have written nothing"
+            return (
+                f"the tasks have not ended {self._attempt_timeout_seconds:.0f} s after {start}; if they need longer, "
+                "raise transaction_timeout_seconds of the sink, or make the batches smaller"
+            )
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import SettingRefusedError
@@ -11,6 +12,11 @@ from airflow_provider_exactlyonce.kafka import config
 #: Environment variables through which a supervisor hands a driver what must not be on its command line.
 KAFKA_VARIABLE: Final = config.VARIABLE  # client configuration as JSON, librdkafka's names
 TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"  # start token
+
+#: Where the sequencer listens; for clusters behind firewalls.
+SEQUENCER_HOST: Final = "spark.exactlyonce.sequencer.host"
+SEQUENCER_BIND_ADDRESS: Final = "spark.exactlyonce.sequencer.bindAddress"
+SEQUENCER_PORT: Final = "spark.exactlyonce.sequencer.port"
 
 #: One transaction can't absorb a task that runs twice; the batch is attempted again as a whole instead.
 REQUIRED: Final[Mapping[str, tuple[str, str]]] = {
@@ -50,3 +56,39 @@ def check(get: Callable[[str], str | None], *, absent_is_refused: bool = True) -
         found = get(name)
         if (found is None and absent_is_refused) or (found is not None and found.strip().lower() != value):
             raise SettingRefusedError(name, found, value, why)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequencerEndpoint:
+    """Where the sequencer listens, and where executors reach it.
+
+    :param host: address that executors connect to
+    :param bind_address: address of the driver's host to listen on
+    :param port: 0 for any free one
+    """
+
+    host: str
+    bind_address: str
+    port: int = 0
+
+
+def sequencer_endpoint(get: Callable[[str], str | None], master: str) -> SequencerEndpoint:
+    """Read where the sequencer listens from a session's settings.
+
+    :param get: returns a setting's value, None when it is not set
+    :param master: Spark's master; with a local one everything is on the loopback unless it is said otherwise
+    :raises SettingRefusedError: when the port isn't one, or no host is known
+    """
+    text = get(SEQUENCER_PORT) or "0"
+    if not text.isdecimal() or int(text) > 65_535:
+        raise SettingRefusedError(SEQUENCER_PORT, text, "0 to 65535", "0 takes any free port of the driver's host")
+    host = get(SEQUENCER_HOST)
+    if host is None and master.startswith("local"):
+        return SequencerEndpoint(
+            host="127.0.0.1", bind_address=get(SEQUENCER_BIND_ADDRESS) or "127.0.0.1", port=int(text)
+        )
+    host = host or get("spark.driver.host")
+    if not host:
+        raise SettingRefusedError(SEQUENCER_HOST, host, "the driver's address", "executors have to reach the sequencer")
+    bind_address = get(SEQUENCER_BIND_ADDRESS) or get("spark.driver.bindAddress") or host
+    return SequencerEndpoint(host=host, bind_address=bind_address, port=int(text))

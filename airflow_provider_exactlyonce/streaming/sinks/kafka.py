@@ -27,7 +27,9 @@ from airflow_provider_exactlyonce.streaming import marked_errors
 from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.run import Run
 from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, Written
-from airflow_provider_exactlyonce.streaming.sequencer_server import Address, SequencerServer
+from airflow_provider_exactlyonce.streaming.sequencer_client import Address
+from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sequencer_server import SequencerServer
 from airflow_provider_exactlyonce.streaming.sinks.base import TransactionalSink
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
 
 _GRANT_TIMEOUT_SECONDS: Final = 150.0  # a grant spans two requests, each of which may be repeated for a minute
+_WRITING_SHARE: Final = 0.9  # of the transaction's time; the rest is for pre-commit and commit
 _RAW_COLUMNS: Final = frozenset({"key", "value"})
 _RAW_TYPES: Final = frozenset({"string", "binary"})
 
@@ -99,20 +102,20 @@ class KafkaTransaction(TransactionalSink):
 
     :param definition: what the user declared
     :param run: the driver's hold on the pipeline
-    :param sequencer_host: address of the driver that executors reach
+    :param listener: where the tasks' sequencer listens
     :param stop_requested: tells that a commit without an answer should not be waited for any longer
     :raises RefusedError: when the topic does not exist, or the broker allows no transaction of that length
     """
 
     def __init__(
-        self, definition: KafkaSink, run: Run, *, sequencer_host: str, stop_requested: Callable[[], bool]
+        self, definition: KafkaSink, run: Run, *, listener: SequencerListener, stop_requested: Callable[[], bool]
     ) -> None:
         from confluent_kafka.admin import AdminClient
 
         self._definition: Final = definition
         self._admin: Final = AdminClient(for_confluent(run.options.config))
         self._run: Final = run
-        self._sequencer_host: Final = sequencer_host
+        self._listener: Final = listener
         self._stop_requested: Final = stop_requested
         self._batch: Batch | None = None
         self._sink: dict[int, SinkRange] = {}
@@ -164,8 +167,9 @@ class KafkaTransaction(TransactionalSink):
         self._refresh_partitions()
         tag = f"exactlyonce-{uuid.uuid4()}"
         with SequencerServer(
-            self._sequencer_host,
+            self._listener,
             grant_timeout_seconds=_GRANT_TIMEOUT_SECONDS,
+            attempt_timeout_seconds=self._definition.transaction_timeout_seconds * _WRITING_SHARE,
             on_failure=lambda: self._cancel_tasks(frame, tag),
         ) as server:
             answers = self._run_tasks(frame, server, tag)

@@ -26,7 +26,7 @@ from airflow_provider_exactlyonce.kafka.transaction import add_partition, produc
 from airflow_provider_exactlyonce.kafka.wire import Producer, WireClient
 from airflow_provider_exactlyonce.streaming.marked_errors import mark
 from airflow_provider_exactlyonce.streaming.sequencer import TopicPartition
-from airflow_provider_exactlyonce.streaming.sequencer_server import Address, SequencerClient
+from airflow_provider_exactlyonce.streaming.sequencer_client import Address, SequencerClient
 
 FLUSH_BYTES: Final = 8 << 20
 _FLUSHES_QUEUED: Final = 2

@@ -27,6 +27,8 @@ from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, St
 from airflow_provider_exactlyonce.ledger import topic
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink, KafkaTransaction
 from tests.integration.streaming.harness import World, eventually, open_transactions, read_committed
 
@@ -133,7 +135,8 @@ def test_a_ledger_topic_that_would_lose_records_is_refused(world: World) -> None
 
 
 def test_what_the_sink_can_not_do_is_refused_before_anybody_is_fenced(world: World) -> None:
-    with run_of(world, world.home) as run:
+    endpoint = SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1")
+    with run_of(world, world.home) as run, SequencerListener(endpoint) as listener:
         for definition, reason in (
             (KafkaSink("absent"), "sink topic absent does not exist"),
             (
@@ -142,7 +145,7 @@ def test_what_the_sink_can_not_do_is_refused_before_anybody_is_fenced(world: Wor
             ),
         ):
             with pytest.raises(RefusedError, match=reason):
-                KafkaTransaction(definition, run, sequencer_host="127.0.0.1", stop_requested=lambda: False)
+                KafkaTransaction(definition, run, listener=listener, stop_requested=lambda: False)
         assert run.check() is None, "there is no ledger yet, and no claim in it"
 
 

@@ -14,16 +14,31 @@ import pytest
 
 from airflow_provider_exactlyonce.streaming import sequencer_server
 from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, TopicPartition
-from airflow_provider_exactlyonce.streaming.sequencer_server import Address, SequencerClient, SequencerServer
+from airflow_provider_exactlyonce.streaming.sequencer_client import Address, SequencerClient
+from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sequencer_server import SequencerServer
+from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
 
 A = TopicPartition("t", 0)
+LOOPBACK = SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1")
 
 
 @contextmanager
 def serving(
-    on_failure: Callable[[], None] = lambda: None, grant_timeout_seconds: float = 30
+    on_failure: Callable[[], None] = lambda: None,
+    *,
+    grant_timeout_seconds: float = 30,
+    attempt_timeout_seconds: float = 60,
 ) -> Iterator[SequencerServer]:
-    with SequencerServer("127.0.0.1", grant_timeout_seconds=grant_timeout_seconds, on_failure=on_failure) as server:
+    with (
+        SequencerListener(LOOPBACK) as listener,
+        SequencerServer(
+            listener,
+            grant_timeout_seconds=grant_timeout_seconds,
+            attempt_timeout_seconds=attempt_timeout_seconds,
+            on_failure=on_failure,
+        ) as server,
+    ):
         yield server
 
 

@@ -7,7 +7,7 @@ import fcntl
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Final, Self
@@ -34,6 +34,7 @@ STOP_TIMEOUT_SECONDS: Final = 30.0
 KILL_TIMEOUT_SECONDS: Final = 10.0
 PROBE_INTERVAL_SECONDS: Final = 0.1
 NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
+NO_FEATURES: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class EmbeddedBroker:
@@ -45,6 +46,10 @@ class EmbeddedBroker:
     :param data_directory: made if absent; holds ``kafka/`` (topics), ``logs/server.log`` and ``server.properties``
     :param port: where clients connect, 0 for the one used here before or any free one
     :param properties: broker settings beside and above the devkit's own
+    :param protocols: security protocols that get a listener of their own beside the plain one; what they need (keys,
+        users, an authorizer) belongs to ``properties``, see :mod:`airflow_provider_exactlyonce.devkit.security`
+    :param features: levels of Kafka's features other than this release's own, such as ``{"transaction.version": 0}``;
+        they count when the data directory is empty
     :param heap_megabytes: the JVM's heap
     :param detached: leave the broker running when this process ends
     """
@@ -55,12 +60,17 @@ class EmbeddedBroker:
         *,
         port: int = 0,
         properties: Mapping[str, str] = NO_PROPERTIES,
+        protocols: Collection[str] = (),
+        features: Mapping[str, int] = NO_FEATURES,
         heap_megabytes: int = 512,
         detached: bool = False,
     ) -> None:
         self.data_directory = data_directory.absolute()
         self._port = port
         self._properties = dict(properties)
+        self._protocols = tuple(protocols)
+        self._features = dict(features)
+        self._secure_ports: Mapping[str, int] = {}
         self._heap_megabytes = heap_megabytes
         self._detached = detached
         self._guard: subprocess.Popen[bytes] | None = None
@@ -94,6 +104,13 @@ class EmbeddedBroker:
         """What clients connect to; the same after every restart."""
         return self.state.bootstrap_servers
 
+    def secure_servers(self, protocol: str) -> str:
+        """What clients of a secure listener connect to; the same after every restart.
+
+        :param protocol: one of ``protocols``
+        """
+        return f"{HOST}:{self._secure_ports[protocol]}"
+
     @property
     def pid(self) -> int:
         """The JVM's process id."""
@@ -122,7 +139,7 @@ class EmbeddedBroker:
                     f"a broker runs on {self.data_directory} already: pid {other.process.pid},"
                     f" {other.bootstrap_servers}; `exactlyonce broker stop --data {self.data_directory}` ends it"
                 )
-            self._state = self._launch(choose_ports(self.data_directory, self._port))
+            self._state = self._launch(choose_ports(self.data_directory, self._port, self._protocols))
             self._port = self._state.port
             try:
                 self._state.save(self.data_directory)
@@ -156,10 +173,11 @@ class EmbeddedBroker:
         """Bring the storage into order, then start the broker on it."""
         data, class_path = self.data_directory, ":".join(map(str, broker_jars()))
         properties_file = write_properties(data, ports, self._properties)
+        self._secure_ports = ports.secure
         with open_log(self.log_file) as log:
             storage_id = cluster_id(data)
             if storage_id is None:
-                storage_id = format_storage(data, class_path, properties_file, log)
+                storage_id = format_storage(data, class_path, properties_file, self._features, log)
             elif is_taken_for_alive(data):
                 fence_killed_broker(data, class_path, ports, log)
             command = java_command(class_path, self._heap_megabytes, *LOGGING_OPTIONS)

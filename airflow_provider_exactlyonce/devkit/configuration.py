@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import re
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -55,25 +55,39 @@ LOGGING_OPTIONS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """The two ports of a broker, both on the loopback interface only."""
+    """The ports of a broker, all on the loopback interface only.
+
+    :param client: of the plain listener
+    :param secure: of the listeners that ask clients who they are, by security protocol
+    """
 
     client: int
     controller: int
+    secure: Mapping[str, int] = field(default_factory=dict)
 
 
-def choose_ports(data_directory: Path, port: int) -> Ports:
+def choose_ports(data_directory: Path, port: int, protocols: Collection[str] = ()) -> Ports:
     """Take the wished port, else those of the last start here if they are free, else any.
 
     :param port: 0 for any
+    :param protocols: security protocols that have a listener beside the plain one, such as ``SASL_SSL``
     :raises DevkitError: when the wished port is taken
     """
     if port and not _is_free(port):
         raise DevkitError(f"port {port} on {HOST} is taken; choose another, or 0 for any free one")
-    previous = _previous_ports(data_directory)
-    client = port or (previous.client if previous and _is_free(previous.client) else _any_free_port(exclude=0))
-    if previous and previous.controller != client and _is_free(previous.controller):
-        return Ports(client=client, controller=previous.controller)
-    return Ports(client=client, controller=_any_free_port(exclude=client))
+    previous, taken = _previous_ports(data_directory), {port} - {0}
+
+    def choose(listener: str) -> int:
+        before = previous.get(listener, 0)
+        chosen = before if before and before not in taken and _is_free(before) else _any_free_port(taken)
+        taken.add(chosen)
+        return chosen
+
+    return Ports(
+        client=port or choose("PLAINTEXT"),
+        controller=choose("CONTROLLER"),
+        secure={protocol: choose(protocol) for protocol in protocols},
+    )
 
 
 def write_properties(data_directory: Path, ports: Ports, extra: Mapping[str, str]) -> Path:
@@ -82,11 +96,13 @@ def write_properties(data_directory: Path, ports: Ports, extra: Mapping[str, str
     :param extra: added to the defaults, and stronger than they
     :raises DevkitError: when ``extra`` names what the devkit itself must set, or can't be written in that format
     """
+    listening = {"PLAINTEXT": ports.client, **ports.secure}
+    clients = [f"{protocol}://{HOST}:{port}" for protocol, port in listening.items()]
     own = {
         **_controller_properties(data_directory, ports),
-        "advertised.listeners": f"PLAINTEXT://{HOST}:{ports.client}",
+        "advertised.listeners": ",".join(clients),
         "inter.broker.listener.name": "PLAINTEXT",
-        "listeners": f"PLAINTEXT://{HOST}:{ports.client},CONTROLLER://{HOST}:{ports.controller}",
+        "listeners": ",".join((*clients, f"CONTROLLER://{HOST}:{ports.controller}")),
         "process.roles": "broker,controller",
     }
     if reserved := sorted(own.keys() & extra.keys()):
@@ -129,13 +145,16 @@ def _controller_properties(data_directory: Path, ports: Ports) -> dict[str, str]
     return {
         "controller.listener.names": "CONTROLLER",
         "controller.quorum.voters": f"{BROKER_ID}@{HOST}:{ports.controller}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listener.security.protocol.map": ",".join(
+            ("PLAINTEXT:PLAINTEXT", "CONTROLLER:PLAINTEXT", *(f"{protocol}:{protocol}" for protocol in ports.secure))
+        ),
         "log.dirs": str(log_directory(data_directory)),
         "node.id": str(BROKER_ID),
     }
 
 
 def _write(path: Path, properties: Mapping[str, str]) -> Path:
+    path.touch(mode=0o600)  # it may hold passwords
     path.write_text("".join(_line(name, value) for name, value in properties.items()), encoding="utf-8")
     return path
 
@@ -146,16 +165,17 @@ def _line(name: str, value: str) -> str:
     return f"{name}={value}\n".replace("\\", "\\\\")
 
 
-def _previous_ports(data_directory: Path) -> Ports | None:
+def _previous_ports(data_directory: Path) -> dict[str, int]:
+    """Return the ports of the last start, by listener."""
     try:
         text = (data_directory / PROPERTIES_NAME).read_text(encoding="utf-8")
     except FileNotFoundError:
-        return None
-    match = re.search(r"^listeners=PLAINTEXT://[^:]+:(\d+),CONTROLLER://[^:]+:(\d+)$", text, re.MULTILINE)
-    return Ports(client=int(match[1]), controller=int(match[2])) if match else None
+        return {}
+    match = re.search(r"^listeners=(.*)$", text, re.MULTILINE)
+    return {name: int(port) for name, port in re.findall(r"(\w+)://[^:,]+:(\d+)", match[1])} if match else {}
 
 
-def _any_free_port(exclude: int) -> int:
+def _any_free_port(taken: Collection[int]) -> int:
     """Pick a port below the range from which the kernel takes ports for outgoing connections.
 
     In that range a client that tries again and again to reach a killed broker may be given the broker's own port,
@@ -165,7 +185,7 @@ def _any_free_port(exclude: int) -> int:
     highest = max(first_outgoing, LOWEST_PORT + PORT_ATTEMPTS) - 1
     for _ in range(PORT_ATTEMPTS):
         port = random.SystemRandom().randint(LOWEST_PORT, highest)
-        if port != exclude and _is_free(port):
+        if port not in taken and _is_free(port):
             return port
     raise DevkitError(f"no free port found on {HOST} between {LOWEST_PORT} and {highest}")
 

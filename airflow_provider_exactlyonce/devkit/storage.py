@@ -16,6 +16,7 @@ import signal
 import subprocess
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Final
 
@@ -39,9 +40,12 @@ STOP_TIMEOUT_SECONDS: Final = 10.0
 POLL_INTERVAL_SECONDS: Final = 0.1
 
 
-def format_storage(data_directory: Path, class_path: str, properties_file: Path, log: IO[bytes]) -> str:
+def format_storage(
+    data_directory: Path, class_path: str, properties_file: Path, features: Mapping[str, int], log: IO[bytes]
+) -> str:
     """Prepare an empty storage and return its cluster id; may be repeated after a crash in the middle of it.
 
+    :param features: levels other than the release's own
     :raises DevkitError: when the tool refuses, with the end of what it says
     """
     identifier = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -49,6 +53,7 @@ def format_storage(data_directory: Path, class_path: str, properties_file: Path,
         *java_command(class_path, HEAP_MEGABYTES, QUICK_START, *LOGGING_OPTIONS),
         *("kafka.tools.StorageTool", "format", "--config", str(properties_file), "--ignore-formatted"),
         f"--cluster-id={identifier}",  # in one word, because the identifier may begin with a dash
+        *(f"--feature={name}={level}" for name, level in features.items()),
     ]
     result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
     if result.returncode != 0:

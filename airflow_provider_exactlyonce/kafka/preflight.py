@@ -24,6 +24,7 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
     SettingRefusedError,
 )
+from airflow_provider_exactlyonce.kafka.config import for_confluent
 from airflow_provider_exactlyonce.kafka.retry import until_definite
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, UnansweredError, WireClient, describe
 
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.25
+_DIAGNOSIS_SECONDS: Final = 5.0
 _TOPIC_AUTHORIZATION_FAILED: Final = 29
 _INVALID_TRANSACTION_TIMEOUT: Final = 50
 _TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
@@ -220,10 +222,34 @@ def check_topic_ids(client: WireClient, topic_ids: Mapping[str, str]) -> None:
             )
 
 
+def unreachable(config: Mapping[str, str]) -> ExactlyOnceError:
+    """Return the error for a cluster that could not be connected to, with the reasons: refused, not resolved, untrusted.
+
+    kafka-python keeps them to itself, so librdkafka is asked.
+
+    :param config: client configuration in librdkafka's names
+    """
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    errors: list[KafkaError] = []
+    admin = AdminClient({**for_confluent(config), "error_cb": errors.append})
+    try:
+        admin.list_topics(timeout=_DIAGNOSIS_SECONDS)
+    except KafkaException as error:
+        errors.append(error.args[0])
+    admin.poll(0)
+    told = {error.code(): error.str() for error in errors if error.code() != KafkaError._ALL_BROKERS_DOWN}
+    refused = told.keys() & {KafkaError._AUTHENTICATION, KafkaError._SSL}
+    kind = RefusedError if refused else ExactlyOnceError
+    why = "; ".join(told[code] for code in (refused or told)) or "no reason is known; it answers now"
+    return kind(f"Kafka at {config['bootstrap.servers']} can't be reached: {why}")
+
+
 def missing_rights(user: str | None, rights: Iterable[str]) -> RefusedError:
     """Return the error for rights that the Kafka user lacks, such as ``"WRITE on topic t"``."""
     who = f"the Kafka user {user}" if user else "the Kafka user"
-    return RefusedError(f"{who} may not {', '.join(rights)}; grant it (docs/security.md lists all that is needed)")
+    return RefusedError(f"{who} lacks the right {', '.join(rights)}; grant it with an ACL (docs/security.md lists all)")
 
 
 def _check_version(client: WireClient, broker: Mapping[str, Any]) -> None:

@@ -30,6 +30,7 @@ from airflow_provider_exactlyonce.exceptions import (
     FencedError,
     invariant,
 )
+from airflow_provider_exactlyonce.kafka.preflight import unreachable
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, State, TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
@@ -283,4 +284,4 @@ def _connected(config: dict[str, str]) -> WireClient:
     try:
         return WireClient(config)
     except UnansweredError as error:
-        raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} can't be reached: {error}") from error
+        raise unreachable(config) from error

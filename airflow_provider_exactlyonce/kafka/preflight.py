@@ -223,7 +223,7 @@ def check_topic_ids(client: WireClient, topic_ids: Mapping[str, str]) -> None:
 
 
 def unreachable(config: Mapping[str, str]) -> ExactlyOnceError:
-    """Return the error for a cluster that could not be connected to, with the reasons: refused, not resolved, untrusted.
+    """Return the error for a cluster that could not be connected to, with the reasons: refused, unresolved, untrusted.
 
     kafka-python keeps them to itself, so librdkafka is asked.
 
@@ -233,7 +233,8 @@ def unreachable(config: Mapping[str, str]) -> ExactlyOnceError:
     from confluent_kafka.admin import AdminClient
 
     errors: list[KafkaError] = []
-    admin = AdminClient({**for_confluent(config), "error_cb": errors.append})
+    settings: dict[str, Any] = {**for_confluent(config), "error_cb": errors.append}
+    admin = AdminClient(settings)
     try:
         admin.list_topics(timeout=_DIAGNOSIS_SECONDS)
     except KafkaException as error:

@@ -172,7 +172,7 @@ def check_topics(
     settings = _topic_settings(client, uses)
     while True:
         described = {topic["name"]: topic for topic in _ask(lambda: client.admin.describe_topics(list(uses)))}
-        _check_rights(described, uses, user)
+        _check_rights(described, uses, settings, user)
         if ledger is not None and described[ledger]["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION:
             _check_ledger_can_be_made(client, ledger, user, allow_single_replica)
             del described[ledger], uses[ledger]
@@ -325,14 +325,15 @@ def _topic_settings(client: WireClient, topics: Iterable[str]) -> dict[str, dict
     return {name: {one: of["value"] for one, of in answer.get(name, {}).items()} for name in topics}
 
 
-def _check_rights(described: Mapping[str, Any], uses: Mapping[str, Use], user: str | None) -> None:
+def _check_rights(
+    described: Mapping[str, Any], uses: Mapping[str, Use], settings: Mapping[str, Any], user: str | None
+) -> None:
     missing = []
     for name, use in uses.items():
-        topic = described[name]
-        if topic["error_code"] == _TOPIC_AUTHORIZATION_FAILED:  # then whether it exists is not told either
-            missing.append(f"{', '.join((*_RIGHTS[use], 'DESCRIBE'))} on topic {name}")
-            continue
-        lacking = [right for right in _RIGHTS[use] if right not in topic["authorized_operations"]]
+        has = set(described[name]["authorized_operations"] or ())
+        if described[name]["error_code"] == _TOPIC_AUTHORIZATION_FAILED:  # then nothing is told of it, not even this
+            has = {"DESCRIBE_CONFIGS"} if settings[name] else set()
+        lacking = [right for right in _RIGHTS[use] if right not in has]
         if lacking:
             missing.append(f"{', '.join(lacking)} on topic {name}")
     if missing:

@@ -1,0 +1,117 @@
+"""One connection for both clients on a broker with TLS, SASL and ACLs, and exactly the rights that the docs list."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.hooks.kafka import driver_config
+from airflow_provider_exactlyonce.kafka.config import parse
+from airflow_provider_exactlyonce.kafka.preflight import check_cluster, check_topics, unreachable
+from airflow_provider_exactlyonce.kafka.wire import WireClient
+from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
+from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
+from tests.integration.kafka.secured import PLAIN_USER, Right, SecuredBroker, documented_rights, secured_broker
+from tests.integration.streaming.harness import eventually, read_committed
+
+PASSWORD = "hush: \"quoted\" \\ and 'back'"
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    with secured_broker(tmp_path_factory.mktemp("secured")) as broker:
+        yield broker
+
+
+def names(secured: SecuredBroker) -> dict[str, str]:
+    return {
+        "SOURCE": secured.make_topic(),
+        "SINK": secured.make_topic(),
+        "PIPELINE": f"p-{uuid.uuid4().hex[:8]}",
+    }
+
+
+def check_start(config: Mapping[str, str], of: Mapping[str, str]) -> None:
+    user = config["sasl.username"]
+    with WireClient(config) as client:
+        check_cluster(
+            client,
+            transactional_id=transactional_id(of["PIPELINE"]),
+            transaction_timeout_milliseconds=60_000,
+            user=user,
+        )
+        ledger = ledger_topic(of["PIPELINE"])
+        check_topics(client, sources=[of["SOURCE"]], sinks=[of["SINK"]], ledger=ledger, user=user)
+
+
+def refusal(config: Mapping[str, str], of: Mapping[str, str]) -> str | None:
+    try:
+        check_start(config, of)
+    except RefusedError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_a_run_starts_and_commits_with_one_connection_and_no_more_rights_than_the_docs_list(
+    secured: SecuredBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, mechanism: str
+) -> None:
+    if mechanism == "PLAIN":
+        user, password = PLAIN_USER, secured.plain_password
+    else:
+        user, password = secured.make_user(PASSWORD), PASSWORD
+    of = names(secured)
+    secured.grant(user, [right.of(of) for right in documented_rights()])
+    extra = secured.config(user, password, protocol=protocol, mechanism=mechanism)
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_SECURED", json.dumps({"conn_type": "kafka", "extra": extra}))
+    config = parse(driver_config("kafka_secured"))
+
+    eventually(lambda: refusal(config, of) is None, "the rights have arrived")
+    options = RunOptions(config=config, token="t", version="v", transaction_timeout_milliseconds=60_000)
+    run = Run(Home(tmp_path / "home"), of["PIPELINE"], options)
+    try:
+        run.check()
+        run.start()
+        assert run.number == 1
+        run.session.begin()
+        run.session.write(of["SINK"], 0, b"k", b"v")
+        run.session.commit()
+        run.check_superseded()
+    finally:
+        run.close()
+    eventually(lambda: read_committed(secured.open_config, of["SINK"]), "the record is committed")
+    assert [record.value for record in read_committed(secured.open_config, of["SINK"])] == [b"v"]
+
+
+@pytest.mark.parametrize("missing", documented_rights(), ids=lambda right: f"{right.operation} on {right.name}")
+def test_without_one_of_the_rights_the_start_names_it(secured: SecuredBroker, missing: Right) -> None:
+    user, of = secured.make_user(PASSWORD), names(secured)
+    secured.grant(user, [right.of(of) for right in documented_rights() if right != missing])
+    config = secured.config(user, PASSWORD)
+    lacking = missing.of(of)
+    expected = (
+        f"the Kafka user {user} lacks the right {lacking.in_capitals} on {lacking.resource} {lacking.name}; grant"
+    )
+    eventually(lambda: (refusal(config, of) or "").startswith(expected), expected, timeout_seconds=20)
+    secured.grant(user, [lacking])
+    eventually(lambda: refusal(config, of) is None, "with it the start passes")
+
+
+def test_wrong_credentials_and_an_unknown_authority_are_refused_with_the_reason(secured: SecuredBroker) -> None:
+    user = secured.make_user(PASSWORD)
+    wrong = unreachable(secured.config(user, "wrong"))
+    assert isinstance(wrong, RefusedError)
+    assert "Authentication failed" in str(wrong)
+    assert secured.broker.secure_servers("SASL_SSL") in str(wrong)
+    distrusted = {name: value for name, value in secured.config(user, PASSWORD).items() if name != "ssl.ca.location"}
+    untrusted = unreachable(distrusted)
+    assert isinstance(untrusted, RefusedError)
+    assert "certificate verify failed" in str(untrusted)
+    assert PASSWORD not in f"{wrong}{untrusted}"

@@ -87,6 +87,13 @@ class BatchFailedError(ExactlyOnceError):
     decision = Decision.REPLAY_BATCH
 
 
+class BatchTimedOutError(ExactlyOnceError):
+    """A batch took longer than its transaction may, in every attempt; it would again."""
+
+    decision = Decision.REFUSE
+    exit_code = 68
+
+
 class CommitUnknownError(ExactlyOnceError):
     """A commit was sent and no definite answer came; the ledger decides."""
 
@@ -94,7 +101,7 @@ class CommitUnknownError(ExactlyOnceError):
 
 
 class StopRequestedError(ExactlyOnceError):
-    """A stop was asked for; raised at a point where nothing is in doubt."""
+    """A stop was asked for; the next run goes on from what the ledger says."""
 
     exit_code = 0
 

@@ -21,6 +21,7 @@ from airflow_provider_exactlyonce.control.status import DriverError, DriverState
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     BatchFailedError,
+    BatchTimedOutError,
     CommitUnknownError,
     DataError,
     Decision,
@@ -39,7 +40,15 @@ _SAID: Final = re.compile(r" ERROR (\w+: .+)")
 
 #: What an exit code alone tells. Any other is a failure of the infrastructure.
 _BY_EXIT_CODE: Final[Mapping[int, type[ExactlyOnceError]]] = {
-    error.exit_code: error for error in (RefusedError, AlreadyRunningError, FencedError, DataError, InvariantError)
+    error.exit_code: error
+    for error in (
+        RefusedError,
+        AlreadyRunningError,
+        FencedError,
+        DataError,
+        BatchTimedOutError,
+        InvariantError,
+    )
 }
 _BY_DECISION: Final[Mapping[str, type[ExactlyOnceError]]] = {
     error.decision.value: error

@@ -2,10 +2,11 @@
 
 The driver is its only owner. The rules (who may send what, and when) are those of the commit protocol:
 
-* (-1, -1) is sent once, at the start of a run: it aborts whatever is open and fences every older run.
+* (-1, -1) is sent once for each claim: it aborts whatever is open and fences every older run.
 * Later epochs come from InitProducerId with the current (producer id, epoch), which fences only our own stragglers and
-  fails when somebody else has taken over.
-* An abort is never sent after a commit.
+  fails when somebody else has taken over. Before it goes an EndTxn(abort), which the coordinator judges by the epoch
+  alone: InitProducerId of a superseded run would abort its successor's open transaction before it is refused.
+* An attempt is never aborted after its commit was sent, unless the commit's answer was definite.
 """
 
 from __future__ import annotations
@@ -107,14 +108,15 @@ class TransactionSession:
     def __repr__(self) -> str:
         return f"TransactionSession({self.transactional_id!r}, {self.state.name}, {self.producer})"
 
-    def initialise(self) -> None:
-        """Take the transactional id: abort what is open and fence whoever has it. Only at the start of a run.
+    def initialise(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Take the transactional id: abort what is open and fence whoever has it. Only before a claim.
 
+        :param give_up: asked between repetitions, true when the process has to stop
         :raises SettingRefusedError: when the broker's cap is below the transaction timeout
         :raises RefusedError: when the Kafka user lacks a right
         :raises UnansweredError: when no definite answer came; may be repeated
         """
-        code, producer = self._init_producer_id(NO_PRODUCER)
+        code, producer = self._init_producer_id(NO_PRODUCER, give_up)
         if code == Code.INVALID_TRANSACTION_TIMEOUT:
             raise SettingRefusedError(
                 "transaction_timeout",
@@ -129,13 +131,14 @@ class TransactionSession:
         self._move(Event.INITIALISED)
 
     def begin(self) -> None:
-        """Take the next epoch for a batch attempt; fences stragglers of the attempt before.
+        """Take the next epoch for a batch attempt; fences stragglers of the attempt before, and ends what they opened.
 
         :raises ProducerLostError: when another producer has taken over; nothing of ours is open then
         :raises UnansweredError: when no definite answer came; may be repeated
         """
         if self.state is not State.IDLE:
             raise InvariantError(f"begin in {self!r}")
+        self._end_open_transaction()
         code, producer = self._init_producer_id(self.producer)
         exhausted = self.producer.epoch >= LAST_EPOCH and producer.epoch == 0
         if code != Code.NONE or (producer.id != self.producer.id and not exhausted):
@@ -218,24 +221,27 @@ class TransactionSession:
             open after the next initialise
         """
         try:
-            code = until_definite(
-                lambda: self.client.end_transaction(self.transactional_id, self.producer, commit=False),
-                timeout_seconds=_REQUEST_PATIENCE_SECONDS,
-            )
+            self._end_open_transaction()
         except UnansweredError as error:
             self._move(Event.LOST)
             raise ProducerLostError(f"EndTxn(abort) of {self.transactional_id}: {error}") from error
+        self._move(Event.ABORTED)
+
+    def _end_open_transaction(self) -> None:
+        code = until_definite(
+            lambda: self.client.end_transaction(self.transactional_id, self.producer, commit=False),
+            timeout_seconds=_REQUEST_PATIENCE_SECONDS,
+        )
         if code not in (Code.NONE, Code.INVALID_TXN_STATE):  # the latter: nothing was open
             self._move(Event.LOST)
             raise ProducerLostError(f"EndTxn(abort) of {self.transactional_id} answered {describe(code)}")
-        self._move(Event.ABORTED)
 
     def _send_commit(self) -> int:
         code = self.client.end_transaction(self.transactional_id, self.producer, commit=True)
         failpoints.reach("after-end-transaction")
         return code
 
-    def _init_producer_id(self, current: Producer) -> tuple[int, Producer]:
+    def _init_producer_id(self, current: Producer, give_up: Callable[[], bool] = lambda: False) -> tuple[int, Producer]:
         answered = NO_PRODUCER
 
         def ask() -> int:
@@ -243,7 +249,7 @@ class TransactionSession:
             code, answered = self.client.init_producer_id(self.transactional_id, current, self.timeout_milliseconds)
             return code
 
-        return until_definite(ask, timeout_seconds=_REQUEST_PATIENCE_SECONDS), answered
+        return until_definite(ask, timeout_seconds=_REQUEST_PATIENCE_SECONDS, give_up=give_up), answered
 
     def _move(self, event: Event) -> None:
         following = TRANSITIONS.get((self.state, event))

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Final
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
+    BatchTimedOutError,
     CommitUnknownError,
     ExactlyOnceError,
+    FencedError,
     StopRequestedError,
 )
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError
@@ -75,14 +77,19 @@ class CommitCoordinator:
     def _process(self, frame: DataFrame, number: int) -> None:
         self._honour_stop()
         began = time.monotonic()
+        timed_out = 0
         for attempt in range(1, self._max_batch_attempts + 1):
+            attempt_began = time.monotonic()
             try:
                 record, before = self._attempt(frame, self._callbacks.plan(number))
             except (BatchFailedError, ProducerLostError) as error:
                 log.warning("batch %d, attempt %d of %d failed: %s", number, attempt, self._max_batch_attempts, error)
+                timed_out += time.monotonic() - attempt_began >= self._sink.time_limit_seconds
                 if isinstance(error, ProducerLostError):
-                    self._sink.recover()
+                    self._recover(number)
                 if attempt == self._max_batch_attempts:
+                    if timed_out == attempt:
+                        raise self._too_long(number, attempt) from error
                     raise BatchFailedError(f"batch {number} failed {attempt} times; the last time: {error}") from error
                 self._pause(attempt)
             else:
@@ -112,10 +119,32 @@ class CommitCoordinator:
             self._sink.commit()
         except CommitUnknownError as error:
             log.warning("batch %d: %s; the ledger decides", batch.number, error)
-            self._sink.recover()
+            self._recover(batch.number)
             if self._sink.committed(batch) is None:
                 raise BatchFailedError(f"the commit did not take place: {error}") from error
         return record, False
+
+    def _recover(self, number: int) -> None:
+        """Recover the sink; a stop ends the wait, and leaves the question to the ledger of the next run."""
+        try:
+            self._sink.recover()
+        except FencedError:
+            raise
+        except ExactlyOnceError as error:
+            reason = self._callbacks.stop_reason()
+            if reason is None:
+                raise
+            raise StopRequestedError(
+                f"{reason}; the next run's ledger tells whether batch {number} is committed: {error}"
+            ) from error
+
+    def _too_long(self, number: int, attempts: int) -> BatchTimedOutError:
+        return BatchTimedOutError(
+            f"batch {number} took longer than its transaction may, {self._sink.time_limit_seconds:g} s, in each of "
+            f"{attempts} attempts, and is not committed. Raise transaction_timeout_seconds of the sink (the broker's "
+            "transaction.max.timeout.ms is its limit), or give the query more cores; a lower max_offsets_per_trigger "
+            "of the source makes the batches after this one smaller"
+        )
 
     def _pause(self, attempt: int) -> None:
         until = time.monotonic() + min(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1), _LONGEST_PAUSE_SECONDS)

@@ -15,6 +15,7 @@ import os
 import random
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -105,7 +106,7 @@ class Run:
         :raises AlreadyRunningError: when a living driver holds the pipeline
         """
         self._check_lease()
-        tail = self._read_tail()
+        tail = _tail_of(self._reader)
         self._check_ledger(tail)
         if tail is not None:
             topic.check(self.options.config, self.pipeline)
@@ -125,20 +126,22 @@ class Run:
         failpoints.note(run=self.number)
         failpoints.reach("after-claim")
 
-    def reclaim(self) -> None:
+    def reclaim(self, give_up: Callable[[], bool] = lambda: False) -> None:
         """Take steps (a) to (c) again, under the same run number, after the producer was lost or a commit is in doubt.
 
+        :param give_up: asked between repetitions, true when the process has to stop
         :raises FencedError: when a higher run, or a driver that is about to become one, has taken over
         """
-        self._claim_until_settled()
+        self._claim_until_settled(give_up)
 
     def check_superseded(self) -> None:
         """Look whether another driver has taken over. May be called from any thread.
 
         :raises FencedError: naming it
+        :raises UnansweredError: when the ledger can't be read
         """
         with LedgerReader(self.options.config, self.pipeline) as reader:
-            tail = reader.tail()
+            tail = _tail_of(reader)
         if tail is not None and tail.claim is not None and tail.claim.run > self.number:
             raise self._superseded_by(tail.claim)
         held = leases.read(self.home.lease)
@@ -181,14 +184,6 @@ class Run:
                 f"pipeline {held.pipeline} runs already: run {held.run}, pid {held.pid} on {held.host}. Stop it first"
             )
 
-    def _read_tail(self) -> LedgerTail | None:
-        from confluent_kafka import KafkaException
-
-        try:
-            return self._reader.tail()
-        except KafkaException as error:
-            raise UnansweredError(f"ledger {self._reader.topic}: {error.args[0]}") from error
-
     def _check_ledger(self, tail: LedgerTail | None) -> None:
         check_start(
             pipeline=self.pipeline,
@@ -200,30 +195,32 @@ class Run:
             accept_home=self.options.accept_home,
         )
 
-    def _claim_until_settled(self) -> None:
+    def _claim_until_settled(self, give_up: Callable[[], bool] = lambda: False) -> None:
         for attempt in range(1, _CLAIM_TRIES + 1):
             try:
                 self.check_superseded() if self.number else self._check_lease()
-                if self._claim():
+                if self._claim(give_up):
                     self._hold()
                     return
                 log.warning("another driver claimed %s in between; choosing again", self.pipeline)
             except (BatchFailedError, CommitUnknownError, ProducerLostError, UnansweredError) as error:
                 log.warning("claim %d of %d did not succeed: %s", attempt, _CLAIM_TRIES, error)
+            if give_up():
+                break
             time.sleep(random.uniform(0.2, 1.0) * _CLAIM_PAUSE_SECONDS * attempt)
         if self.session.state is State.OPEN:
             with contextlib.suppress(ProducerLostError):
                 self.session.abort()
-        raise ExactlyOnceError(f"pipeline {self.pipeline} could not be claimed in {_CLAIM_TRIES} tries; start it again")
+        raise ExactlyOnceError(f"pipeline {self.pipeline} could not be claimed in {attempt} tries; start it again")
 
     def _hold(self) -> None:
         """Take the lease for the claim that is now the newest; a slower starter may have taken it in between."""
         self._lease = leases.take(self.home.lease, self.pipeline, self.options.token, run=self.number)
 
-    def _claim(self) -> bool:
+    def _claim(self, give_up: Callable[[], bool]) -> bool:
         """Take steps (b) and (c) once; false when another driver wrote to the ledger in between."""
-        self.session.initialise()
-        before = self._read_tail()  # whatever older runs had open is decided now
+        self.session.initialise(give_up)
+        before = _tail_of(self._reader)  # whatever older runs had open is decided now
         self._check_ledger(before)
         if before is None:
             raise UnansweredError(f"topic {self._reader.topic} was made and is not there yet")
@@ -236,7 +233,7 @@ class Run:
         self._wait_until_stable(offset)
         if [found for found, _ in self._reader.records(before.end_offset)] != [offset]:
             return False
-        tail = self._read_tail()
+        tail = _tail_of(self._reader)
         if tail is None or tail.claim_offset != offset:
             return False
         self.number, self._tail = claim.run, tail
@@ -278,6 +275,15 @@ class Run:
             f"run {self.number} of {self.pipeline} is superseded by run {claim.run}: pid {claim.pid} on {claim.host}, "
             f"claimed {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(claim.claimed / 1000))} UTC"
         )
+
+
+def _tail_of(reader: LedgerReader) -> LedgerTail | None:
+    from confluent_kafka import KafkaException
+
+    try:
+        return reader.tail()
+    except KafkaException as error:
+        raise UnansweredError(f"ledger {reader.topic}: {error.args[0]}") from error
 
 
 def _connected(config: dict[str, str]) -> WireClient:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 class TransactionalSink(ABC):
     """One sink of a running query. Called by the coordinator only, from one thread."""
 
+    @property
+    @abstractmethod
+    def time_limit_seconds(self) -> float:
+        """How long an attempt may take before its transaction is aborted from outside."""
+
     @abstractmethod
     def begin(self, batch: Batch) -> None:
         """Open a batch attempt.

@@ -123,6 +123,11 @@ class KafkaTransaction(TransactionalSink):
         self._target = self._describe_topic()
         self._check_transaction_timeout()
 
+    @property
+    @override
+    def time_limit_seconds(self) -> float:
+        return self._definition.transaction_timeout_seconds
+
     @override
     def begin(self, batch: Batch) -> None:
         failpoints.note(batch=batch.number)
@@ -222,7 +227,7 @@ class KafkaTransaction(TransactionalSink):
 
     @override
     def recover(self) -> None:
-        self._run.reclaim()
+        self._run.reclaim(self._stop_requested)
 
     def _refresh_partitions(self) -> None:
         try:

@@ -59,6 +59,8 @@ class ScriptedSink(TransactionalSink):
     def __init__(self, script: dict[str, list[Exception | None]], *, committed: list[bool]) -> None:
         self.script, self.answers, self.calls = script, committed, list[str]()
 
+    time_limit_seconds = 60.0
+
     def _call(self, name: str) -> None:
         self.calls.append(name)
         steps = self.script.get(name, [])

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_exactlyonce.audit.command import add_audit_parser
 from airflow_provider_exactlyonce.control import lease, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.cli import add_broker_parser
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_run(subparsers)
     _add_status(subparsers)
+    add_audit_parser(subparsers)
     add_broker_parser(subparsers)
     given = parser.parse_args(arguments)
     try:

@@ -81,6 +81,13 @@ class RecordRefusedError(DataError):
     """The sink's system refuses a record for what it is."""
 
 
+class AuditFailedError(ExactlyOnceError):
+    """What is readable contradicts the ledger, or the ledger itself."""
+
+    decision = Decision.REFUSE
+    exit_code = 69
+
+
 class BatchFailedError(ExactlyOnceError):
     """A batch attempt failed and its transaction is aborted, or aborts by itself."""
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from xxhash import xxh64_intdigest
+
 _SEED: Final = 42  # Spark's
 _PRESENT: Final = (0).to_bytes(4, "little")
 _ABSENT: Final = (1).to_bytes(4, "little")
@@ -25,8 +27,6 @@ def record_digest(
 
     :param headers: in their order; none and an empty sequence are the same
     """
-    from xxhash import xxh64_intdigest
-
     digest: int = _SEED
     for part in (key, value):
         if part is None:

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 import kafka.errors
 from kafka.admin import KafkaAdminClient
-from kafka.protocol.consumer import IsolationLevel, ListOffsetsRequest, OffsetSpec
+from kafka.protocol.consumer import FetchRequest, IsolationLevel, ListOffsetsRequest, OffsetSpec
 from kafka.protocol.metadata import CoordinatorType, MetadataRequest
 from kafka.protocol.producer import ProduceRequest
 from kafka.protocol.producer.transaction import (
@@ -30,6 +30,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.config import for_kafka_python
 
 _REQUEST_TIMEOUT_MILLISECONDS: Final = 30_000
+_FETCH_BYTES: Final = 1024 * 1024  # a larger batch is returned alone
 _NO_LEADER: Final = -1
 #: Above its default of 5 requests in flight a connection pauses, and requests to any node find none.
 #: A broker that was away for long is tried again every second, not after half a minute: readers wait for our commit.
@@ -253,6 +254,33 @@ class WireClient:
             self._leaders.pop((topic, partition), None)  # it may have moved; the next try asks
             raise
         return answer.error_code, answer.base_offset, answer.error_message or ""
+
+    def fetch(self, topic: str, partition: int, offset: int) -> bytes:
+        """Return what the log holds from an offset on, undecided and aborted batches too; empty at its end.
+
+        The first batch may begin before the offset, and the last one may be cut off.
+        """
+        kind = FetchRequest.FetchTopic
+        asked = kind.FetchPartition(
+            partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES, current_leader_epoch=-1
+        )
+        request = FetchRequest(
+            replica_id=-1,
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=_FETCH_BYTES,
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            session_id=0,
+            session_epoch=-1,
+            topics=[kind(topic=topic, partitions=[asked])],
+            forgotten_topics_data=[],
+            max_version=11,
+        )
+        answer = self._send(request, self.leader(topic, partition)).responses[0].partitions[0]
+        if answer.error_code != Code.NONE:
+            self._leaders.pop((topic, partition), None)
+            raise UnansweredError(f"fetch of {topic}-{partition} at {offset}: {describe(answer.error_code)}")
+        return bytes(answer.records or b"")
 
     def metadata(self, topic: str) -> TopicMetadata | None:
         """Ask for a topic's partitions; None when it does not exist.

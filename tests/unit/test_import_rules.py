@@ -19,7 +19,7 @@ PACKAGE = "airflow_provider_exactlyonce"
 ROOT = Path(airflow_provider_exactlyonce.__file__).parent
 
 AIRFLOW_HALF = ("operators", "sensors", "triggers", "hooks", "links", "assets")
-RUNTIME_HALF = ("streaming", "kafka", "ledger", "control", "checkpoint", "devkit")
+RUNTIME_HALF = ("streaming", "kafka", "ledger", "control", "checkpoint", "devkit", "audit")
 HEAVY = ("pyspark", "confluent_kafka", "kafka")
 
 #: What each part may import of the others; everybody may import the plain modules at the top (exceptions and so on).
@@ -31,6 +31,7 @@ BELOW: dict[str, set[str]] = {
     "links": {"control"},
     "assets": {"ledger"},
     "streaming": {"control", "ledger", "checkpoint", "kafka"},
+    "audit": {"ledger", "kafka"},
     "checkpoint": {"control", "ledger"},
     "ledger": {"kafka"},
     "control": set(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -15,26 +14,6 @@ from airflow_provider_exactlyonce.streaming.marked_errors import find
 
 SCHEMA = "id BIGINT NOT NULL, name STRING, price DECIMAL(12,2), ok BOOLEAN, at TIMESTAMP, tags ARRAY<STRING>"
 COLUMNS = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT"
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    from pyspark.sql import SparkSession
-
-    session = (
-        SparkSession.builder.master("local[1]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
-    yield session
-    gateway = session.sparkContext._gateway
-    session.stop()
-    gateway.shutdown()
-    gateway.proc.stdin.close()  # the JVM ends with its parent's pipe
-    gateway.proc.wait(30)
-    type(session.sparkContext)._gateway = type(session.sparkContext)._jvm = None
 
 
 def parsed(spark: Any, *values: str | None, schema: str = SCHEMA) -> list[dict[str, Any]]:

@@ -1,0 +1,221 @@
+"""The audit of a pipeline: the ledger first, then what is readable in its sink.
+
+What is judged is fixed at the start: the sink's ends are taken first and the ledger's end after them, when everything
+up to there is decided. A pipeline may run meanwhile; what it commits later is not looked at.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.audit import topics
+from airflow_provider_exactlyonce.audit.findings import Findings, Report, Violation
+from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck, Place
+from airflow_provider_exactlyonce.audit.log_writers import LogWriters
+from airflow_provider_exactlyonce.audit.readable import ReadableRecords
+from airflow_provider_exactlyonce.audit.sink_check import SinkCheck, Totals
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+
+_WINDOW_COMMITS: Final = 5_000
+_WINDOW_RANGES: Final = 50_000
+_POLL_SECONDS: Final = 0.1
+_LEDGER_STEP: Final = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """What is judged, and how.
+
+    :param first: the first commit, 0 for the oldest that the ledger has
+    :param last: the last one, 0 for the newest
+    :param allow_foreign: others may write to the sink's topics; their records are counted and passed over
+    :param patience_seconds: how long a transaction that was open at the start may go on before it is a violation
+    :param progress: told how far it is, in words, from time to time
+    """
+
+    first: int = 0
+    last: int = 0
+    allow_foreign: bool = False
+    patience_seconds: float
+    progress: Callable[[str], None] = lambda text: None
+
+
+def audit(config: Mapping[str, Any], pipeline: str, options: AuditOptions) -> Report:
+    """Judge a pipeline's output. Reads only.
+
+    :param config: client configuration in librdkafka's names
+    :raises RefusedError: when the pipeline has no ledger on this cluster, or lacks the commits that were asked for
+    :raises ExactlyOnceError: when the cluster does not answer
+    """
+    from airflow_provider_exactlyonce.kafka.wire import WireClient
+
+    with LedgerReader(config, pipeline) as reader, WireClient(config) as client:
+        return _Audit(config, pipeline, options, reader, client).run()
+
+
+class _Audit:
+    """One audit; :meth:`run` is called once."""
+
+    def __init__(
+        self, config: Mapping[str, Any], pipeline: str, options: AuditOptions, reader: LedgerReader, client: Any
+    ) -> None:
+        self._config: Final = config
+        self._pipeline: Final = pipeline
+        self._options: Final = options
+        self._reader: Final = reader
+        self._client: Final = client
+        self._offsets: Final = StableOffsets(config)
+        self._writers: Final = LogWriters(client)
+        self._findings: Final = Findings()
+
+    def run(self) -> Report:
+        began = time.monotonic()
+        tail = self._reader.tail()
+        if tail is None or tail.place.run == 0:
+            raise RefusedError(
+                f"pipeline {self._pipeline} has no ledger on this cluster: it has never been started here"
+            )
+        self._check_bounds(tail.place.oldest, tail.place.commit)
+        ledger = LedgerCheck(self._pipeline, tail.place.oldest, self._findings.add)
+        ledger_end = self._read_ledger(ledger, 0)
+        judged = self._existing(ledger)
+        ends = self._offsets.ends(self._offsets.partitions(judged))
+        limits = self._settled(ends)
+        # What was readable by then is in the ledger when everything that is in it now is decided.
+        self._settled(self._offsets.ends([(self._reader.topic, 0)]))
+        self._read_ledger(ledger, ledger_end)
+        newer = {
+            place: end for place, end in ledger.sink_ends.items() if place[0] in judged and end > ends.get(place, 0)
+        }
+        limits |= self._settled(newer)
+        totals = self._check_sink(ledger, judged, limits)
+        last = min(self._options.last or ledger.last, ledger.last)
+        return Report(
+            pipeline=self._pipeline,
+            first=max(self._options.first, ledger.first),
+            last=last,
+            rows=totals.rows,
+            ranges=totals.ranges,
+            expired_ranges=totals.expired_ranges,
+            compacted_ranges=totals.compacted_ranges,
+            foreign_rows=totals.foreign_rows,
+            violations=dict(sorted(self._findings.counts.items())),
+            found=tuple(self._findings.in_order()),
+            seconds=time.monotonic() - began,
+        )
+
+    def _check_bounds(self, oldest: int, newest: int) -> None:
+        first, last = self._options.first, self._options.last
+        if (first and not oldest <= first <= newest) or last > newest or (last and last < max(first, oldest)):
+            raise RefusedError(
+                f"commits {first or 'the oldest'} to {last or 'the newest'} of {self._pipeline} can't be judged: the "
+                f"ledger has {oldest} to {newest}"
+            )
+
+    def _read_ledger(self, ledger: LedgerCheck, start: int) -> int:
+        """Add the ledger's records from an offset on; returns where to go on."""
+        for number, (offset, record) in enumerate(self._reader.records(start), start=1):
+            ledger.add(offset, record)
+            start = offset + 1
+            if number % _LEDGER_STEP == 0:
+                self._options.progress(f"ledger: commit {ledger.last:,}")
+        return start
+
+    def _existing(self, ledger: LedgerCheck) -> list[str]:
+        """Return the sink topics that can be judged; says which can't."""
+        found = []
+        for topic in sorted({topic for topic, _ in ledger.sink_ends}):
+            described = self._client.metadata(topic)
+            known = ledger.sink_topic_ids.get(topic)
+            if described is None:
+                self._add(
+                    "I1", ledger.last, (topic, -1), -1, "the sink topic does not exist any more; its rows are lost"
+                )
+            elif known is not None and known != described.topic_id:
+                said = f"the sink topic was recreated: its id is {described.topic_id}, commits went to {known}"
+                self._add("I1", ledger.last, (topic, -1), -1, said)
+            else:
+                found.append(topic)
+        return found
+
+    def _settled(self, ends: Mapping[Place, int]) -> dict[Place, int]:
+        """Wait until everything before these offsets is decided; returns up to where it is."""
+        deadline = time.monotonic() + self._options.patience_seconds
+        while True:
+            stable = self._offsets.last_stable(ends)
+            open_places = [place for place, end in ends.items() if stable[place] < end]
+            if not open_places or time.monotonic() >= deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+        log_ends = self._offsets.ends(open_places)
+        for topic, partition in open_places:
+            offset = stable[topic, partition]
+            if offset == log_ends[topic, partition]:
+                said = (
+                    f"the log ends here; the ledger has rows up to offset {ends[topic, partition] - 1}: they are lost"
+                )
+                self._add("I1", 0, (topic, partition), offset, said)
+                continue
+            batch = self._writers.batch_at(topic, partition, offset)
+            writer = f"producer {batch.producer_id}, epoch {batch.epoch}" if batch else "an unknown producer"
+            self._add(
+                "I6",
+                0,
+                (topic, partition),
+                offset,
+                f"an open transaction of {writer} holds back readers from here on, for "
+                f"{self._options.patience_seconds:g} s or longer; what is behind it is not judged",
+            )
+        return {place: min(end, stable[place]) for place, end in ends.items()}
+
+    def _check_sink(self, ledger: LedgerCheck, judged: list[str], limits: Mapping[Place, int]) -> Totals:
+        first, last = self._options.first or ledger.oldest, self._options.last or ledger.last
+        with ReadableRecords(self._config) as readable:
+            sink = SinkCheck(
+                readable=readable,
+                writers=self._writers,
+                topics=topics.describe(self._config, judged),
+                limits=limits,
+                producer_ids=frozenset(ledger.producer_ids),
+                allow_foreign=self._options.allow_foreign,
+                report=self._findings.add,
+                log_starts=self._client.earliest_offsets,
+                advanced=lambda totals: self._options.progress(f"sink: {totals.rows:,} rows judged"),
+            )
+            if first == 1:
+                for topic in judged:
+                    for partition, start in self._client.earliest_offsets(topic).items():
+                        sink.begin_at((topic, partition), start)
+            for commits in self._windows(first, last):
+                sink.window(commits)
+            if not self._options.last:
+                sink.rest()
+            return sink.totals
+
+    def _windows(self, first: int, last: int) -> Iterator[list[CommitRecord]]:
+        commits: list[CommitRecord] = []
+        ranges = 0
+        for record in self._reader.commits(first):
+            if record.commit > last:
+                break
+            commits.append(record)
+            ranges += sum(map(len, record.sink.values()))
+            if len(commits) >= _WINDOW_COMMITS or ranges >= _WINDOW_RANGES:
+                yield commits
+                commits, ranges = [], 0
+        if commits:
+            yield commits
+
+    def _add(self, invariant: str, commit: int, place: Place, offset: int, message: str) -> None:
+        topic, partition = place
+        self._findings.add(
+            Violation(
+                invariant=invariant, commit=commit, message=message, topic=topic, partition=partition, offset=offset
+            )
+        )

@@ -1,0 +1,101 @@
+"""What an audit finds, and what it says in the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+#: The invariants of docs/protocol.md, in an audit's words.
+INVARIANTS: Final[Mapping[str, str]] = {
+    "I1": "a committed batch's rows are readable exactly once",
+    "I2": "no row is readable that isn't in a commit",
+    "I3": "a batch's rows are readable together",
+    "I4": "commits are gapless, and their source ranges tile the source",
+    "I5": "one run commits at any time",
+    "I6": "no open transaction holds back readers",
+    "I7": "the ledger and the sink's data agree",
+}
+#: So many violations are kept with their text; more are counted.
+KEPT: Final = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Violation:
+    """One fact that contradicts an invariant.
+
+    :param invariant: ``I1`` to ``I7``
+    :param commit: the commit, or the one before what was found; 0 for none
+    :param offset: of a record in topic and partition, -1 when it is about none
+    """
+
+    invariant: str
+    message: str
+    commit: int = 0
+    topic: str = ""
+    partition: int = -1
+    offset: int = -1
+
+    def __str__(self) -> str:
+        where = [f"commit {self.commit}"] if self.commit else []
+        if self.topic:
+            where.append(self.topic if self.partition < 0 else f"{self.topic}-{self.partition}")
+        if self.offset >= 0:
+            where.append(f"offset {self.offset}")
+        return f"{self.invariant}, {', '.join(where)}: {self.message}"
+
+
+@dataclass
+class Findings:
+    """Violations as they come up; the first :data:`KEPT` with their text."""
+
+    kept: list[Violation] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, violation: Violation) -> None:
+        """Note one more."""
+        self.counts[violation.invariant] += 1
+        if len(self.kept) < KEPT:
+            self.kept.append(violation)
+
+    def in_order(self) -> list[Violation]:
+        """Return the kept ones, the earliest commit first."""
+        return sorted(self.kept, key=lambda one: (one.commit, one.topic, one.partition, one.offset, one.invariant))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The result of an audit.
+
+    :param first: the first commit that was judged, 0 for none
+    :param last: the last one
+    :param rows: committed rows that were read and agree
+    :param ranges: sink ranges (commit and partition) that were read
+    :param expired_ranges: ranges that the topic's retention has removed
+    :param compacted_ranges: ranges of a compacted topic that have lost rows to newer ones
+    :param foreign_rows: readable rows of other producers, which were allowed
+    :param violations: how many of each invariant
+    :param found: the first of them
+    """
+
+    pipeline: str
+    first: int
+    last: int
+    rows: int
+    ranges: int
+    expired_ranges: int
+    compacted_ranges: int
+    foreign_rows: int
+    violations: Mapping[str, int]
+    found: tuple[Violation, ...]
+    seconds: float
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every invariant holds."""
+        return not self.violations
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {**asdict(self), "clean": self.is_clean}

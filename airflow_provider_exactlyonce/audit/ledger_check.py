@@ -1,0 +1,162 @@
+"""The ledger by itself: commits without gap or repeat, source ranges that tile, one run at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from airflow_provider_exactlyonce.audit.findings import Violation
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, Record, RunRecord
+
+#: (topic, partition)
+Place = tuple[str, int]
+
+
+class LedgerCheck:
+    """Looks at a ledger's records in their order; keeps what it has to know of those before.
+
+    :param pipeline: whose ledger it is
+    :param oldest: the oldest commit that retention has kept; what is older is not judged
+    :param report: told of each violation
+    """
+
+    def __init__(self, pipeline: str, oldest: int, report: Callable[[Violation], None]) -> None:
+        self.pipeline = pipeline
+        self.oldest = oldest
+        self.producer_ids: set[int] = set()
+        self.sink_topic_ids: dict[str, str] = {}
+        self.sink_ends: dict[Place, int] = {}
+        self.first = 0
+        self._report = report
+        self._before: CommitRecord | None = None
+        self._before_offset = -1
+        self._run = 0
+        self._run_offset = -1
+        self._source_ends: dict[Place, int] = {}
+        self._source_topic_ids: dict[str, str] = {}
+        self._batches: dict[str, int] = {}
+
+    @property
+    def last(self) -> int:
+        """The newest commit so far, 0 for none."""
+        return self._before.commit if self._before else 0
+
+    def add(self, offset: int, record: Record) -> None:
+        """Look at the next record."""
+        if isinstance(record, RunRecord):
+            self._add_claim(offset, record)
+        elif record.commit >= self.oldest:
+            self._add_commit(offset, record)
+
+    def _add_claim(self, offset: int, claim: RunRecord) -> None:
+        if claim.run < self._run:
+            self._say("I5", self.last, f"run {claim.run} claimed the pipeline after run {self._run} had")
+        if self._before is not None and claim.base_commit != self.last:
+            self._say("I7", self.last, f"the claim of run {claim.run} builds on commit {claim.base_commit}")
+        self._run, self._run_offset = claim.run, offset
+
+    def _add_commit(self, offset: int, record: CommitRecord) -> None:
+        if record.pipeline != self.pipeline:
+            self._say("I7", record.commit, f"it is a commit of pipeline {record.pipeline}")
+        self._check_number(record)
+        self._check_batch(record)
+        self._check_run(record)
+        self._check_pointers(record)
+        self._check_source(record)
+        self._check_sink(record)
+        self.first = self.first or record.commit
+        self.producer_ids.add(record.producer_id)
+        self._before, self._before_offset = record, offset
+
+    def _check_number(self, record: CommitRecord) -> None:
+        expected = self.last + 1 if self._before else self.oldest
+        if record.commit > expected:
+            self._say("I4", record.commit, f"commits {expected} to {record.commit - 1} are not in the ledger")
+        elif record.commit < expected:
+            self._say("I4", record.commit, f"the number is repeated: commit {self.last} is before it in the ledger")
+
+    def _check_batch(self, record: CommitRecord) -> None:
+        newest = self._batches.get(record.lineage)
+        if newest is not None and record.batch <= newest:
+            self._say("I1", record.commit, f"batch {record.batch} of lineage {record.lineage} is committed twice")
+        elif newest is not None and record.batch != newest + 1:
+            self._say("I4", record.commit, f"lineage {record.lineage} went from batch {newest} to {record.batch}")
+        self._batches[record.lineage] = record.batch
+
+    def _check_run(self, record: CommitRecord) -> None:
+        named = record.before
+        if named.run_offset < self._run_offset or (named.run_offset == self._run_offset and named.run != self._run):
+            self._say(
+                "I5",
+                record.commit,
+                f"it builds on the claim of run {named.run} at offset {named.run_offset}, and run {self._run} had "
+                f"claimed the pipeline at {self._run_offset}",
+            )
+        else:  # where it is another one, the claim was repeated, and compaction has removed its older record
+            self._run, self._run_offset = named.run, named.run_offset
+        if record.run != named.run:
+            self._say("I5", record.commit, f"run {record.run} committed it on the claim of run {named.run}")
+        before = self._before
+        if before and (before.producer_id, before.epoch) == (record.producer_id, record.epoch):
+            self._say("I5", record.commit, f"it has producer epoch {record.epoch}, as commit {before.commit} has")
+
+    def _check_pointers(self, record: CommitRecord) -> None:
+        named = record.before
+        if self._before and (named.commit, named.commit_offset) != (self._before.commit, self._before_offset):
+            self._say(
+                "I7",
+                record.commit,
+                f"it names commit {named.commit} at offset {named.commit_offset} as the one before it, which is "
+                f"{self._before.commit} at {self._before_offset}",
+            )
+
+    def _check_source(self, record: CommitRecord) -> None:
+        for topic, ranges in record.source.items():
+            topic_id = record.source_topic_ids.get(topic)
+            known = self._source_topic_ids.get(topic, topic_id)
+            if topic_id is not None and known is not None:
+                if topic_id != known:
+                    self._say("I4", record.commit, f"source topic {topic} was recreated: {known} became {topic_id}")
+                self._source_topic_ids[topic] = topic_id
+            for partition, (start, end) in ranges.items():
+                place = topic, partition
+                expected = self._source_ends.get(place, start)
+                if start > expected:
+                    self._say("I4", record.commit, f"source offsets {expected} to {start - 1} are in no commit", place)
+                elif start < expected:
+                    said = f"source offsets {start} to {expected - 1} are in an earlier commit, too"
+                    self._say("I4", record.commit, said, place, start)
+                if end < start:
+                    self._say("I4", record.commit, f"the source range ends at {end}, before its start {start}", place)
+                self._source_ends[place] = end
+
+    def _check_sink(self, record: CommitRecord) -> None:
+        rows = digest = 0
+        for topic, ranges in record.sink.items():
+            if topic in record.sink_topic_ids:
+                self.sink_topic_ids[topic] = record.sink_topic_ids[topic]
+            for partition, written in ranges.items():
+                rows += written.rows
+                digest += written.digest
+                place = topic, partition
+                if not 0 < written.rows <= written.last - written.first + 1:
+                    said = f"{written.rows} rows can't be at the offsets {written.first} to {written.last}"
+                    self._say("I7", record.commit, said, place, written.first)
+                if written.first < self.sink_ends.get(place, 0):
+                    said = f"the range {written.first} to {written.last} overlaps an earlier commit's"
+                    self._say("I1", record.commit, said, place, written.first)
+                self.sink_ends[place] = max(written.last + 1, self.sink_ends.get(place, 0))
+        if (rows, digest % 2**64) != (record.rows, record.digest):
+            self._say(
+                "I7",
+                record.commit,
+                f"it says {record.rows} rows with digest {record.digest:016x}, and its partitions add up to {rows} "
+                f"with {digest % 2**64:016x}",
+            )
+
+    def _say(self, invariant: str, commit: int, message: str, place: Place = ("", -1), offset: int = -1) -> None:
+        topic, partition = place
+        self._report(
+            Violation(
+                invariant=invariant, commit=commit, message=message, topic=topic, partition=partition, offset=offset
+            )
+        )

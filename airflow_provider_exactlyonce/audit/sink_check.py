@@ -1,0 +1,208 @@
+"""The sink's readable records against the ledger's commits, a window of commits at a time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.audit.findings import Violation
+from airflow_provider_exactlyonce.audit.ledger_check import Place
+from airflow_provider_exactlyonce.audit.log_writers import LogWriters
+from airflow_provider_exactlyonce.audit.partition_check import PartitionCheck, RangeFound, Stray
+from airflow_provider_exactlyonce.audit.readable import ReadableRecords
+from airflow_provider_exactlyonce.audit.topics import SinkTopic
+from airflow_provider_exactlyonce.kafka.digest import record_digest
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+_REMEMBERED_RANGES: Final = 200_000
+
+
+@dataclass
+class Totals:
+    """What was read so far."""
+
+    rows: int = 0
+    ranges: int = 0
+    expired_ranges: int = 0
+    compacted_ranges: int = 0
+    foreign_rows: int = 0
+
+
+@dataclass(kw_only=True)
+class SinkCheck:
+    """Reads the sink's topics once, forwards.
+
+    :param topics: the sink's topics that can be judged; ranges in others are left out
+    :param limits: {(topic, partition): offset} up to which everything is decided
+    :param producer_ids: that the ledger's commits name
+    :param allow_foreign: records of other producers are passed over
+    :param report: told of each violation
+    :param log_starts: asks where a topic's logs begin now
+    """
+
+    readable: ReadableRecords
+    writers: LogWriters
+    topics: Mapping[str, SinkTopic]
+    limits: Mapping[Place, int]
+    producer_ids: frozenset[int]
+    allow_foreign: bool
+    report: Callable[[Violation], None]
+    log_starts: Callable[[str], Mapping[int, int]]
+    advanced: Callable[[Totals], None]
+    totals: Totals = field(default_factory=Totals)
+
+    def __post_init__(self) -> None:
+        self._partitions: dict[Place, PartitionCheck] = {}
+        self._remembered: OrderedDict[tuple[int, int], tuple[int, Place]] = OrderedDict()
+
+    def begin_at(self, place: Place, offset: int) -> None:
+        """Judge a partition from an offset on; otherwise its first range is where it begins."""
+        self._partitions[place] = PartitionCheck(offset)
+
+    def window(self, commits: Sequence[CommitRecord]) -> None:
+        """Judge some commits and what is readable before and between them."""
+        by_place: dict[Place, list[RangeFound]] = {}
+        by_commit: dict[int, list[tuple[Place, RangeFound]]] = {}
+        for record in commits:
+            for topic, ranges in record.sink.items():
+                for partition, written in ranges.items():
+                    place = topic, partition
+                    if topic not in self.topics or written.last >= self.limits.get(place, 0):
+                        continue  # said already: the topic is gone, or an open transaction holds it back
+                    found = RangeFound(record.commit, written)
+                    by_place.setdefault(place, []).append(found)
+                    by_commit.setdefault(record.commit, []).append((place, found))
+                    self._remember(found, place)
+        for place, found_ranges in by_place.items():
+            check = self._partitions.setdefault(place, PartitionCheck(found_ranges[0].expected.first))
+            check.open(found_ranges, found_ranges[-1].expected.last + 1)
+        self._read(list(by_place))
+        starts = {topic: self.log_starts(topic) for topic in {topic for topic, _ in by_place}}
+        committed = {record.commit: record.committed for record in commits}
+        for commit, ranges_of_commit in by_commit.items():
+            self._judge(commit, committed[commit], ranges_of_commit, starts)
+
+    def rest(self) -> None:
+        """Judge what is readable after the last commit."""
+        places = [place for place in self._partitions if place in self.limits]
+        for place in places:
+            self._partitions[place].open([], self.limits[place])
+        self._read(places)
+
+    def _read(self, places: list[Place]) -> None:
+        checks = {place: self._partitions[place] for place in places}
+        spans = {place: (check.next_offset, check.end) for place, check in checks.items()}
+        for number, message in enumerate(self.readable.read(spans), start=1):
+            topic, partition, offset = str(message.topic()), int(message.partition() or 0), int(message.offset() or 0)
+            check = checks[topic, partition]
+            if self.allow_foreign and not self._is_ours(topic, partition, offset):
+                self.totals.foreign_rows += 1
+                check.skip(offset)
+            else:
+                check.add(offset, _digest(message))
+            if number % 65_536 == 0:
+                self.advanced(self.totals)
+        for place, check in checks.items():
+            check.finish()
+            for stray in check.strays:
+                self._report_stray(place, stray)
+        self.advanced(self.totals)
+
+    def _judge(
+        self,
+        commit: int,
+        committed: int,
+        ranges: list[tuple[Place, RangeFound]],
+        starts: Mapping[str, Mapping[int, int]],
+    ) -> None:
+        left = []
+        for (topic, partition), found in ranges:
+            start = starts[topic][partition]
+            self.totals.ranges += 1
+            if found.expected.first < start and self.topics[topic].may_have_expired(committed):
+                self.totals.expired_ranges += 1
+            elif found.rows < found.expected.rows and self.topics[topic].is_compacted:
+                self.totals.compacted_ranges += 1
+            else:
+                left.append(((topic, partition), found))
+        short = [one for one in left if one[1].rows < one[1].expected.rows]
+        self.totals.rows += sum(found.rows for _, found in left)
+        if short:
+            is_lost = all(found.rows == 0 for _, found in left)
+            (topic, partition), found = short[0]
+            rows = sum(found.expected.rows for _, found in left)
+            readable = sum(min(found.rows, found.expected.rows) for _, found in left)
+            self._say(
+                "I1" if is_lost else "I3",
+                commit,
+                short[0][0],
+                found.missing,
+                f"the batch is {'lost' if is_lost else 'torn'}: {readable} of its {rows} rows are readable; "
+                f"{self._what_is_at(topic, partition, found.missing, starts)}",
+            )
+        for place, found in left:
+            expected = found.expected
+            if found.rows > expected.rows:
+                said = (
+                    f"{found.rows} rows are readable between {expected.first} and {expected.last}, {expected.rows} "
+                    "are its own"
+                )
+                self._say("I1", commit, place, expected.first, said)
+            elif found.rows == expected.rows and found.digest != expected.digest:
+                said = (
+                    f"the digest of its {found.rows} rows is {found.digest:016x}, the ledger says "
+                    f"{expected.digest:016x}"
+                )
+                self._say("I7", commit, place, expected.first, said)
+
+    def _what_is_at(self, topic: str, partition: int, offset: int, starts: Mapping[str, Mapping[int, int]]) -> str:
+        if offset < starts[topic][partition]:
+            return f"the log begins at {starts[topic][partition]}: they were deleted"
+        batch = self.writers.batch_at(topic, partition, offset)
+        if batch is None:
+            return "there is no record at that offset"
+        if batch.is_control:
+            return "a transaction's marker is at that offset"
+        return f"the record there is of an aborted transaction of producer {batch.producer_id}, epoch {batch.epoch}"
+
+    def _report_stray(self, place: Place, stray: Stray) -> None:
+        batch = self.writers.batch_at(*place, stray.first)
+        writer = "an unknown producer" if batch is None else f"producer {batch.producer_id}, epoch {batch.epoch}"
+        whose = "this pipeline's" if batch and batch.producer_id in self.producer_ids else "not this pipeline's"
+        rows = f"{stray.rows} readable {'row' if stray.rows == 1 else 'rows'} up to offset {stray.last}"
+        known = self._remembered.get((stray.rows, stray.digest))
+        if known is not None:
+            commit, (topic, partition) = known
+            said = f"doubled batch: {rows} repeat what commit {commit} wrote to {topic}-{partition}"
+            self._say("I1", commit, place, stray.first, f"{said}; written by {writer}, {whose}")
+        else:
+            self._say("I2", stray.after, place, stray.first, f"{rows} are in no commit; written by {writer}, {whose}")
+
+    def _remember(self, found: RangeFound, place: Place) -> None:
+        self._remembered[found.expected.rows, found.expected.digest] = found.commit, place
+        if len(self._remembered) > _REMEMBERED_RANGES:
+            self._remembered.popitem(last=False)
+
+    def _is_ours(self, topic: str, partition: int, offset: int) -> bool:
+        batch = self.writers.batch_at(topic, partition, offset)
+        return batch is not None and batch.is_transactional and batch.producer_id in self.producer_ids
+
+    def _say(self, invariant: str, commit: int, place: Place, offset: int, message: str) -> None:
+        topic, partition = place
+        self.report(
+            Violation(
+                invariant=invariant, commit=commit, message=message, topic=topic, partition=partition, offset=offset
+            )
+        )
+
+
+def _digest(message: Message) -> int:
+    headers: Any = message.headers()
+    value: Any = message.value()
+    key: Any = message.key()
+    return record_digest(key, value, headers)

@@ -1,0 +1,52 @@
+"""What of a sink topic's settings bears on its audit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_exactlyonce.kafka.config import for_confluent
+
+_TIMEOUT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkTopic:
+    """A topic that the ledger names.
+
+    :param retention_milliseconds: how old its records become, -1 for no limit
+    :param is_bounded: whether its size is limited
+    :param is_compacted: whether a newer record with the same key replaces an older one
+    """
+
+    retention_milliseconds: int
+    is_bounded: bool
+    is_compacted: bool
+
+    def may_have_expired(self, committed: int) -> bool:
+        """Whether retention may have removed what was committed then (milliseconds since the epoch)."""
+        if self.is_bounded:
+            return True
+        age = time.time() * 1000 - committed
+        return 0 <= self.retention_milliseconds < age
+
+
+def describe(config: Mapping[str, Any], topics: list[str]) -> dict[str, SinkTopic]:
+    """Read topics' settings; they exist."""
+    from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+    admin = AdminClient(for_confluent(config))
+    resources = {topic: ConfigResource(ResourceType.TOPIC, topic) for topic in topics}
+    answers = admin.describe_configs(list(resources.values()), request_timeout=_TIMEOUT_SECONDS) if topics else {}
+    found = {}
+    for topic, resource in resources.items():
+        settings = {name: entry.value for name, entry in answers[resource].result().items()}
+        deletes = "delete" in settings["cleanup.policy"]
+        found[topic] = SinkTopic(
+            retention_milliseconds=int(settings["retention.ms"]) if deletes else -1,
+            is_bounded=deletes and int(settings["retention.bytes"]) >= 0,
+            is_compacted="compact" in settings["cleanup.policy"],
+        )
+    return found

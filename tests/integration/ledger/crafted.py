@@ -90,7 +90,7 @@ class CraftedPipeline:
                 pa.array(values, type=pa.binary()),
                 np.array(digests, dtype=np.uint64),
                 np.full(len(keys), partition, dtype=np.int32),
-                timestamp_milliseconds=int(time.time() * 1000),
+                timestamps=int(time.time() * 1000),
                 body_bytes_maximum=1_000_000,
             )
             add_partition(self.client, self.session.transactional_id, producer, self.sink, partition)

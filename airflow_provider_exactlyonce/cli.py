@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedErr
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.transactions.command import add_transactions_parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_run(subparsers)
     _add_status(subparsers)
     add_audit_parser(subparsers)
+    add_transactions_parser(subparsers)
     add_broker_parser(subparsers)
     given = parser.parse_args(arguments)
     try:

@@ -33,9 +33,7 @@ log = logging.getLogger(__name__)
 _PATIENCE_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.25
 _DIAGNOSIS_SECONDS: Final = 5.0
-_TOPIC_AUTHORIZATION_FAILED: Final = 29
 _INVALID_TRANSACTION_TIMEOUT: Final = 50
-_TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
 
 #: The requests that ``wire.py`` sends, by their number in the protocol, and the version that it needs of each.
 REQUESTS: Final[Mapping[str, tuple[int, int]]] = {
@@ -305,14 +303,14 @@ def _check_transactional_id(
             return client.init_producer_id(transactional_id, NO_PRODUCER, 0)[0]  # no valid time-out: nothing happens
         except UnansweredError as error:
             if isinstance(error.__cause__, kafka.errors.TransactionalIdAuthorizationFailedError):
-                return _TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+                return Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
             raise
 
     try:
         code = until_definite(ask, timeout_seconds=patience_seconds)
     except UnansweredError as error:
         raise ExactlyOnceError(f"the coordinator of transactional.id {transactional_id}: {error}") from error
-    if code == _TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+    if code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
         raise missing_rights(user, [f"WRITE on transactional id {transactional_id}"])
     if code != _INVALID_TRANSACTION_TIMEOUT:
         raise ExactlyOnceError(f"the coordinator of transactional.id {transactional_id} answered {describe(code)}")
@@ -331,7 +329,9 @@ def _check_rights(
     missing = []
     for name, use in uses.items():
         has = set(described[name]["authorized_operations"] or ())
-        if described[name]["error_code"] == _TOPIC_AUTHORIZATION_FAILED:  # then nothing is told of it, not even this
+        if (
+            described[name]["error_code"] == Code.TOPIC_AUTHORIZATION_FAILED
+        ):  # then nothing is told of it, not even this
             has = {"DESCRIBE_CONFIGS"} if settings[name] else set()
         lacking = [right for right in _RIGHTS[use] if right not in has]
         if lacking:

@@ -21,6 +21,7 @@ SCHEMA: Final = 2
 #: What a ledger topic must accept; a record of 10,000 source and 10,000 sink partitions takes about an eighth of it.
 RECORD_BYTES_MAXIMUM: Final = 8 * 1024 * 1024
 _HEADROOM_BYTES: Final = 64 * 1024  # for tombstones in the same record batch
+_TRANSACTIONAL_ID_PREFIX: Final = "exactlyonce."
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,180}")
 
 #: {topic: {partition: (start, end)}}, end exclusive
@@ -44,7 +45,13 @@ def ledger_topic(pipeline: str) -> str:
 
 def transactional_id(pipeline: str) -> str:
     """Return the pipeline's transactional.id; it never changes."""
-    return f"exactlyonce.{check_pipeline_name(pipeline)}"
+    return f"{_TRANSACTIONAL_ID_PREFIX}{check_pipeline_name(pipeline)}"
+
+
+def pipeline_of(transactional_id: str) -> str | None:
+    """Return the pipeline whose transactional.id this is, None when it is of no pipeline."""
+    name = transactional_id.removeprefix(_TRANSACTIONAL_ID_PREFIX)
+    return name if name != transactional_id and _NAME.fullmatch(name) else None
 
 
 @dataclass(frozen=True, kw_only=True)

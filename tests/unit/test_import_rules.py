@@ -19,7 +19,7 @@ PACKAGE = "airflow_provider_exactlyonce"
 ROOT = Path(airflow_provider_exactlyonce.__file__).parent
 
 AIRFLOW_HALF = ("operators", "sensors", "triggers", "hooks", "links", "assets")
-RUNTIME_HALF = ("streaming", "kafka", "ledger", "control", "checkpoint", "devkit", "audit")
+RUNTIME_HALF = ("streaming", "kafka", "ledger", "control", "checkpoint", "devkit", "audit", "transactions")
 HEAVY = ("pyspark", "confluent_kafka", "kafka")
 
 #: What each part may import of the others; everybody may import the plain modules at the top (exceptions and so on).
@@ -30,6 +30,7 @@ BELOW: dict[str, set[str]] = {
     "hooks": {"control", "streaming.settings", "devkit"},
     "links": {"control"},
     "assets": {"ledger"},
+    "transactions": {"control", "ledger", "kafka"},
     "streaming": {"control", "ledger", "checkpoint", "kafka"},
     "audit": {"ledger", "kafka"},
     "checkpoint": {"control", "ledger"},

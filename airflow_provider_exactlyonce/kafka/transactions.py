@@ -1,0 +1,231 @@
+"""The transactions of a cluster, whoever's they are: which are open, what they hold back, and how to end them.
+
+Two kinds hold readers back. One that is *open* is known to its coordinator: it ends by a commit, by its time-out, or by
+an abort here, which fences its producer so that it can't go on with the rest. One that *hangs* is open in a partition
+and unknown to any coordinator (its marker was lost, or a late write came after it): nothing ends it but a marker
+written by hand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import kafka.errors
+from kafka import TopicPartition
+from kafka.admin import AbortTransactionSpec, KafkaAdminClient
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.kafka.retry import until_definite
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets
+from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, UnansweredError, WireClient, describe
+
+T = TypeVar("T")
+
+#: The coordinator's names of states in which a transaction holds readers back.
+OPEN_STATES: Final = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+_PATIENCE_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transaction:
+    """A transactional id as its coordinator knows it.
+
+    :param started_milliseconds: when the transaction began, -1 when none is open
+    """
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    epoch: int
+    coordinator: int
+    timeout_milliseconds: int
+    started_milliseconds: int
+    partitions: tuple[Place, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds readers back."""
+        return self.state in OPEN_STATES
+
+    def age_seconds(self) -> float | None:
+        """Return how long it is open, by this machine's clock."""
+        return max(0.0, time.time() - self.started_milliseconds / 1000) if self.started_milliseconds >= 0 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hanging:
+    """A transaction that is open in one partition and that no coordinator will end.
+
+    :param first_offset: where it begins; readers of committed records see nothing from here on
+    :param written_milliseconds: when its producer wrote last, by the records' own time
+    """
+
+    topic: str
+    partition: int
+    producer_id: int
+    epoch: int
+    coordinator_epoch: int
+    first_offset: int
+    written_milliseconds: int
+
+    def silent_seconds(self) -> float:
+        """Return for how long its producer has not written, by this machine's clock."""
+        return max(0.0, time.time() - self.written_milliseconds / 1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """How far readers of committed records get in a partition."""
+
+    topic: str
+    partition: int
+    last_stable_offset: int
+    high_watermark: int
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets (records and markers) are held back."""
+        return self.high_watermark - self.last_stable_offset
+
+
+class Transactions:
+    """Asks and ends a cluster's transactions.
+
+    :param client: connection to the cluster; it is not closed here
+    :param config: client configuration in librdkafka's names
+    """
+
+    def __init__(self, client: WireClient, config: Mapping[str, Any]) -> None:
+        self._client: Final = client
+        self._admin: Final[KafkaAdminClient] = client.admin
+        self._offsets: Final = StableOffsets(config)
+
+    def open(self) -> list[Transaction]:
+        """Return the open transactions, oldest first; those that the Kafka user may not describe are left out."""
+        listed = _asked(lambda: self._admin.list_transactions(state_filters=OPEN_STATES))
+        found = [self.describe(one.transactional_id) for of in listed.values() for one in of]
+        return sorted(
+            (one for one in found if one is not None and one.is_open), key=lambda one: one.started_milliseconds
+        )
+
+    def describe(self, transactional_id: str) -> Transaction | None:
+        """Return what the coordinator knows of a transactional id, None when it does not know it.
+
+        :raises RefusedError: when the Kafka user may not ask
+        """
+        try:
+            described = _asked(lambda: self._admin.describe_transactions([transactional_id]))[transactional_id]
+        except kafka.errors.TransactionalIdNotFoundError:
+            return None
+        return Transaction(
+            transactional_id=transactional_id,
+            state=described.state.value,
+            producer_id=described.producer_id,
+            epoch=described.producer_epoch,
+            coordinator=described.coordinator_id,
+            timeout_milliseconds=described.transaction_timeout_ms,
+            started_milliseconds=described.transaction_start_time_ms,
+            partitions=tuple(sorted((place.topic, place.partition) for place in described.topic_partitions)),
+        )
+
+    def held(self, places: Iterable[Place]) -> list[Held]:
+        """Return how far readers get in these partitions."""
+        wanted = sorted(set(places))
+        stable = self._offsets.last_stable(wanted)
+        return [
+            Held(topic=place[0], partition=place[1], last_stable_offset=stable[place], high_watermark=end)
+            for place, end in self._offsets.ends(wanted).items()
+        ]
+
+    def hanging(self, topics: Iterable[str] | None = None, *, silent_seconds: float) -> list[Hanging]:
+        """Find transactions that are open in a partition and unknown to their coordinator.
+
+        :param topics: where to look, None for all topics
+        :param silent_seconds: only those whose producer has not written for so long
+        :raises RefusedError: when the Kafka user may not read a topic
+        """
+        names = sorted(_asked(self._admin.list_topics) if topics is None else topics)
+        suspects = [
+            one for one in self._open_in(self._offsets.partitions(names)) if one.silent_seconds() >= silent_seconds
+        ]
+        if not suspects:
+            return []
+        producers = sorted({one.producer_id for one in suspects})
+        listed = _asked(lambda: self._admin.list_transactions(producer_id_filters=producers))
+        described = [self.describe(one.transactional_id) for of in listed.values() for one in of]
+        known = {
+            (one.producer_id, place) for one in described if one is not None and one.is_open for place in one.partitions
+        }
+        left = [one for one in suspects if (one.producer_id, (one.topic, one.partition)) not in known]
+        # One that ended between the two questions was known to its coordinator after all.
+        still = {(one.producer_id, one.topic, one.partition, one.first_offset) for one in self._open_in_of(left)}
+        return [one for one in left if (one.producer_id, one.topic, one.partition, one.first_offset) in still]
+
+    def abort(self, transaction: Transaction) -> None:
+        """Abort an open transaction and fence its producer; returns once its markers are written.
+
+        :raises RefusedError: when the Kafka user may not
+        :raises ExactlyOnceError: when there is no definite answer; may be repeated
+        """
+        name = transaction.transactional_id
+        try:
+            code = until_definite(
+                lambda: self._client.init_producer_id(name, NO_PRODUCER, transaction.timeout_milliseconds)[0],
+                timeout_seconds=_PATIENCE_SECONDS,
+            )
+        except UnansweredError as error:
+            raise ExactlyOnceError(f"the abort of {name}: {error}; look at it and try again") from error
+        if code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            raise RefusedError(f"the Kafka user lacks the right WRITE on transactional id {name}; grant it with an ACL")
+        if code != Code.NONE:
+            raise ExactlyOnceError(f"the abort of {name} was answered with {describe(code)}")
+
+    def abort_hanging(self, hanging: Hanging) -> None:
+        """Write the missing abort marker.
+
+        :raises RefusedError: when the Kafka user may not
+        """
+        spec = AbortTransactionSpec(
+            topic_partition=TopicPartition(hanging.topic, hanging.partition),
+            producer_id=hanging.producer_id,
+            producer_epoch=hanging.epoch,
+            coordinator_epoch=max(0, hanging.coordinator_epoch),
+        )
+        _asked(lambda: self._admin.abort_transaction(spec))
+
+    def _open_in_of(self, found: Iterable[Hanging]) -> list[Hanging]:
+        return self._open_in({(one.topic, one.partition) for one in found})
+
+    def _open_in(self, places: Iterable[Place]) -> list[Hanging]:
+        wanted = [TopicPartition(*place) for place in sorted(places)]
+        described = _asked(lambda: self._admin.describe_producers(wanted))
+        return [
+            Hanging(
+                topic=place.topic,
+                partition=place.partition,
+                producer_id=one.producer_id,
+                epoch=one.producer_epoch,
+                coordinator_epoch=one.coordinator_epoch,
+                first_offset=one.current_transaction_start_offset,
+                written_milliseconds=one.last_timestamp,
+            )
+            for place, state in described.items()
+            for one in state.active_producers
+            if one.current_transaction_start_offset >= 0
+        ]
+
+
+def _asked(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except kafka.errors.TransactionalIdNotFoundError:
+        raise
+    except kafka.errors.AuthorizationError as error:
+        raise RefusedError(
+            f"the Kafka user lacks a right for this: {type(error).__name__}: {error} (docs/security.md lists all)"
+        ) from error
+    except kafka.errors.KafkaError as error:
+        raise ExactlyOnceError(f"Kafka did not answer: {type(error).__name__}: {error}") from error

@@ -1,0 +1,36 @@
+"""Whether a pipeline's driver lives, asked from outside: by whoever wants to end what it has open."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_exactlyonce.control import lease
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+
+
+def why_taken_for_alive(config: Mapping[str, Any], pipeline: str) -> str | None:
+    """Return why a driver of the pipeline may be alive, None when there certainly is none.
+
+    Only the home that the last run started from is looked at: the lease of a copy tells nothing.
+
+    :param config: client configuration in librdkafka's names
+    """
+    with LedgerReader(config, pipeline) as reader:
+        tail = reader.tail()
+    if tail is None:
+        return None  # no pipeline of this name was ever started here
+    claim = tail.claim
+    if claim is None:
+        return f"pipeline {pipeline} is at its first start: its ledger is there, and has no claim yet"
+    home = Home(claim.home_path)
+    if home.identity() != claim.home:
+        return f"its home is not at {home.path} on this machine, so that its lease can't be read; do this where it is"
+    held, life = lease.settle(home.lease)
+    if held is None or life is not Life.ALIVE:
+        return None
+    seconds = time.time() - held.heartbeat
+    return f"run {held.run} of pipeline {pipeline} lives: pid {held.pid} on {held.host}, heartbeat {seconds:.0f} s ago"

@@ -98,6 +98,7 @@ class World:
         until: str = "available",
         home: Path | None = None,
         conf: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> Driver:
         log = self.home.with_name(f"driver-{len(self.drivers)}.log")
         command = submit_command(
@@ -106,7 +107,7 @@ class World:
             master="local[2]",
             conf={**CONF, **(conf or {})},
         )
-        environment = {
+        variables = {
             **os.environ,
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -115,9 +116,10 @@ class World:
             "TEST_SOURCE": self.source,
             "TEST_SINK": self.sink,
             **({FAILPOINTS: failpoints} if failpoints else {}),
+            **(environment or {}),
         }
         with log.open("wb") as output:
-            process = _launch(command, environment, output)
+            process = _launch(command, variables, output)
         driver = Driver(process, log)
         self.drivers.append(driver)
         return driver

@@ -1,0 +1,109 @@
+"""An independent reader of a pipeline's topics: confluent-kafka at read_committed, and nothing of the writer's code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, Record, decode
+
+Place = tuple[str, int]
+
+
+@dataclass
+class Observer:
+    """Reads on from where it was; survives the broker's death.
+
+    :param sink: the sink's topic
+    :param ledger: the ledger's topic, None for a pipeline that has none
+    """
+
+    config: Mapping[str, Any]
+    sink: str
+    ledger: str | None
+    commits: list[CommitRecord] = field(default_factory=list)
+    runs: list[Record] = field(default_factory=list)
+    #: {(partition, offset): value}; taken out when they are judged
+    rows: dict[tuple[int, int], bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._admin = AdminClient(dict(self.config))
+        self._consumer = Consumer(
+            {
+                **self.config,
+                "group.id": "independent-reader",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "fetch.wait.max.ms": 20,
+                "reconnect.backoff.max.ms": 200,
+            }
+        )
+        topics = self._admin.list_topics(timeout=30).topics
+        self._places = [(self.sink, partition) for partition in topics[self.sink].partitions]
+        if self.ledger is not None:
+            self._places.append((self.ledger, 0))
+        self._consumer.assign([TopicPartition(*place, OFFSET_BEGINNING) for place in self._places])
+        self._positions = dict.fromkeys(self._places, 0)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def poll(self, timeout_seconds: float = 0.05) -> None:
+        """Take in what has come."""
+        for message in self._consumer.consume(1000, timeout=timeout_seconds):
+            if message.error():
+                continue  # the broker is away; what is missing at the end is found by the offsets
+            if message.topic() == self.sink:
+                self.rows[message.partition(), message.offset()] = message.value() or b""
+            else:
+                record = decode(message.value())
+                (self.commits if isinstance(record, CommitRecord) else self.runs).append(record)
+
+    def ends(self, isolation: IsolationLevel) -> dict[Place, int]:
+        """Return last stable offsets or high watermarks.
+
+        :raises KafkaException: when the broker does not answer
+        """
+        asked = {TopicPartition(*place): OffsetSpec.latest() for place in self._places}
+        futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=5)
+        return {(place.topic, place.partition): future.result().offset for place, future in futures.items()}
+
+    def held_back(self) -> dict[Place, int]:
+        """Return the partitions in which an open transaction hides records, and how many offsets it hides."""
+        stable, high = self.ends(IsolationLevel.READ_COMMITTED), self.ends(IsolationLevel.READ_UNCOMMITTED)
+        return {place: high[place] - stable[place] for place in high if high[place] > stable[place]}
+
+    def is_held_back(self) -> bool | None:
+        """Tell whether records are hidden, None when the broker does not answer."""
+        try:
+            return bool(self.held_back())
+        except KafkaException:
+            return None
+
+    def decided_ends(self) -> dict[Place, int] | None:
+        """Return the ends of the partitions, None when anything is undecided or the broker does not answer."""
+        try:
+            stable, high = self.ends(IsolationLevel.READ_COMMITTED), self.ends(IsolationLevel.READ_UNCOMMITTED)
+        except KafkaException:
+            return None
+        return high if stable == high else None
+
+    def catch_up(self, ends: Mapping[Place, int], timeout_seconds: float = 20) -> None:
+        """Read up to these ends.
+
+        :raises AssertionError: when it doesn't come
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            for place in self._consumer.position([TopicPartition(*place) for place in self._places]):
+                if place.offset >= 0:
+                    self._positions[place.topic, place.partition] = place.offset
+            if all(self._positions[place] >= end for place, end in ends.items()):
+                return
+            assert time.monotonic() < deadline, f"read up to {self._positions} of {dict(ends)}"
+            self.poll()

@@ -3,12 +3,14 @@
 PYTHON ?= python3
 # Given to pytest, as in: make test ARGS="tests/unit -k sequencer"
 ARGS ?=
+# Faults of the crash matrix: make crash-matrix N=1000
+N ?= 96
 
 VENV_PYTHON := .venv/bin/python
 STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format lock checksums wheel clean clean-cache
+.PHONY: help setup demo test test-all crash-matrix lint format lock checksums wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -28,6 +30,10 @@ test: lint ## lint, types, and the test suite
 
 test-all: lint ## the same with the slow tests
 	@$(VENV_PYTHON) -m pytest -m "" $(ARGS)
+
+crash-matrix: setup ## N faults at every step of the protocol, then some at Spark's own sink; resumes
+	@$(VENV_PYTHON) -m tests.crash_matrix --runs $(N)
+	@$(VENV_PYTHON) -m tests.crash_matrix --stock --runs $$(( $(N) / 6 + 12 ))
 
 lint: setup ## ruff, and mypy --strict on the package
 	@.venv/bin/ruff check --quiet --output-format concise

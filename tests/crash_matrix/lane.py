@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from tests.crash_matrix.cases import CLAIM, LONG_TIMEOUT_SECONDS, Case, Fault, Life, lives
@@ -59,11 +60,22 @@ class Lane:
 
     :param folder: for the broker's data, homes and logs
     :param report: called with every result
+    :param make: makes a pipeline
+    :param goes_on: a world goes on after a run that did not recover
     """
 
-    def __init__(self, name: str, folder: Path, report: Callable[[Result], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        report: Callable[[Result], None],
+        *,
+        make: Callable[..., Pipeline] = Pipeline,
+        goes_on: bool = False,
+    ) -> None:
         self.name, self.folder = name, folder
         self._report = report
+        self._make, self._goes_on = make, goes_on
         self._broker = EmbeddedBroker(folder / "broker", heap_megabytes=384)
         self._worlds = 0
 
@@ -81,8 +93,8 @@ class Lane:
             self._worlds += 1
             name = f"{self.name}-{self._worlds}"
             config = {"bootstrap.servers": self._broker.bootstrap_servers}
-            pipeline = Pipeline(config=config, name=name, shape=left[0].shape, folder=self.folder / name)
-            world = _World(pipeline, self._broker, self._report)
+            pipeline = self._make(config=config, name=name, shape=left[0].shape, folder=self.folder / name)
+            world = _World(pipeline, self._broker, self._report, goes_on=self._goes_on)
             try:
                 world.run(lives(left))
             except (HangingError, AssertionError, OSError) as error:
@@ -100,8 +112,11 @@ class Lane:
 class _World:
     """One pipeline's way through its lives."""
 
-    def __init__(self, pipeline: Pipeline, broker: EmbeddedBroker, report: Callable[[Result], None]) -> None:
+    def __init__(
+        self, pipeline: Pipeline, broker: EmbeddedBroker, report: Callable[[Result], None], *, goes_on: bool
+    ) -> None:
         self._pipeline, self._broker, self._report = pipeline, broker, report
+        self._goes_on = goes_on
         self.told: set[int] = set()
         self.failed = False
         self.current: Case | None = None
@@ -116,7 +131,7 @@ class _World:
         """
         for life in planned:
             self._live(life)
-            if self.failed:
+            if self.failed and not self._goes_on:
                 return
         self._pipeline.stop()
 
@@ -158,7 +173,7 @@ class _World:
                 return
         self._probe(life)
         for case in [*life.middle, *([life.kill] if life.kill else [])]:
-            if self.failed:
+            if self.failed and not self._goes_on:
                 return
             self._inject(case)
 
@@ -261,10 +276,15 @@ def _freeze(pipeline: Pipeline, chance: random.Random) -> None:
 
 
 def run_lanes(
-    names: Sequence[str], folder: Path, worlds: Sequence[Sequence[Case]], report: Callable[[Result], None]
+    names: Sequence[str],
+    folder: Path,
+    worlds: Sequence[Sequence[Case]],
+    report: Callable[[Result], None],
+    **options: Any,
 ) -> None:
     """Take worlds through several lanes at once.
 
+    :param options: for :class:`Lane`
     :raises BaseException: what a lane raised, once all have ended
     """
     left = list(worlds)
@@ -281,7 +301,7 @@ def run_lanes(
 
     def work(name: str) -> None:
         try:
-            with Lane(name, folder / name, tell) as lane:
+            with Lane(name, folder / name, tell, **options) as lane:
                 while (cases := take()) is not None:
                     lane.run(cases)
         except BaseException as error:

@@ -14,6 +14,9 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord, Record, de
 
 Place = tuple[str, int]
 
+#: The broker is killed here; every client would say so at length.
+QUIET = {"log_level": 0}
+
 
 @dataclass
 class Observer:
@@ -32,10 +35,11 @@ class Observer:
     rows: dict[tuple[int, int], bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._admin = AdminClient(dict(self.config))
+        self._admin = AdminClient({**self.config, **QUIET})
         self._consumer = Consumer(
             {
                 **self.config,
+                **QUIET,
                 "group.id": "independent-reader",
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,

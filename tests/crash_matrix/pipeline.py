@@ -16,10 +16,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_provider_exactlyonce.ledger import topic as ledger_settings
 from airflow_provider_exactlyonce.ledger.records import RunRecord, ledger_topic
-from tests.crash_matrix.observer import Observer
+from tests.crash_matrix.observer import QUIET, Observer
 from tests.crash_matrix.shapes import NO_DATA, WITH_WATERMARK, Event, Model, burst
 from tests.crash_matrix.verdict import Findings, Judge
-from tests.integration.streaming.harness import Driver, World
+from tests.integration.streaming.harness import CONF, Driver, World
 
 JOBS = Path(__file__).parent / "jobs"
 PATIENCE_SECONDS = 90.0
@@ -36,12 +36,14 @@ class Pipeline:
     """A pipeline under test.
 
     :param shape: one of :data:`tests.crash_matrix.shapes.SHAPES`
+    :param jvm_options: for the driver's JVM, beside those of every test
     """
 
     config: Mapping[str, str]
     name: str
     shape: str
     folder: Path
+    jvm_options: str = ""
     restarts: int = 0
     events: dict[tuple[int, int], Event] = field(default_factory=dict)
     bursts: int = 0
@@ -51,7 +53,7 @@ class Pipeline:
         self.folder.mkdir(parents=True)
         self.source, self.sink = f"{self.name}.in", f"{self.name}.out"
         partitions = 1 if self.shape in WITH_WATERMARK else 3
-        admin = AdminClient(dict(self.config))
+        admin = AdminClient({**self.config, **QUIET})
         for topic, count in ((self.source, partitions), (self.sink, 4)):
             admin.create_topics([NewTopic(topic, count, 1)])[topic].result(30)
         ledger_settings.ensure(dict(self.config), self.name)
@@ -64,7 +66,7 @@ class Pipeline:
             home=self.folder / "home",
             job=str(JOBS / "shapes_job.py"),
         )
-        self._producer = Producer({**self.config, "transactional.id": f"feed-{self.name}"})
+        self._producer = Producer({**self.config, "transactional.id": f"feed-{self.name}", **QUIET})
         self._producer.init_transactions(30)
         self.observer = Observer(self.config, self.sink, ledger_topic(self.name))
         model = Model(self.shape)
@@ -90,8 +92,13 @@ class Pipeline:
         environment = {
             "TEST_SHAPE": self.shape,
             "TEST_TRANSACTION_TIMEOUT": str(timeout_seconds),
+            "TEST_SERVERS": self.config["bootstrap.servers"],
         }
-        conf = {"spark.sql.streaming.noDataMicroBatches.enabled": str(self.shape == NO_DATA).lower()}
+        options = "spark.driver.extraJavaOptions"
+        conf = {
+            "spark.sql.streaming.noDataMicroBatches.enabled": str(self.shape == NO_DATA).lower(),
+            options: f"{CONF[options]} {self.jvm_options}",
+        }
         self.driver = self.world.start(until="forever", failpoints=f"@{self.plan}", conf=conf, environment=environment)
 
     def arm(self, step: str) -> None:

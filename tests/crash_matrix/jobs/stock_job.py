@@ -1,12 +1,12 @@
-"""The same queries through Spark's own Kafka writer: ``stock_job.py CHECKPOINT``.
+"""The same queries through Spark's own Kafka writer: ``stock_job.py --home DIR …``.
 
 It is called from foreachBatch, because a fail point can be put before and after it; a map over the rows that changes
-nothing holds a task in the middle of its rows.
+nothing, through a small buffer, holds a task in the middle of its rows.
 """
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -15,12 +15,12 @@ from pyspark.sql import functions as F
 from airflow_provider_exactlyonce import failpoints
 
 sys.path.insert(0, os.path.dirname(__file__))
-from shapes_job import OUTPUT_MODE, SCHEMA, result  # noqa: E402
+from shapes_job import OUTPUT_MODE, SCHEMA, result
 
 SERVERS = os.environ["TEST_SERVERS"]
 
 
-def passed_on(number: int) -> "type[object]":
+def passed_on(number: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def passed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from airflow_provider_exactlyonce import failpoints
 
@@ -29,7 +29,7 @@ def passed_on(number: int) -> "type[object]":
             failpoints.note(batch=number)
             failpoints.reach("during-send")
 
-    return passed  # type: ignore[return-value]
+    return passed
 
 
 def write(frame: DataFrame, number: int) -> None:
@@ -44,7 +44,7 @@ def write(frame: DataFrame, number: int) -> None:
 
 
 if __name__ == "__main__":
-    spark = SparkSession.builder.getOrCreate()
+    spark = SparkSession.builder.config("spark.buffer.size", "128").getOrCreate()
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 5)
     records = (
         spark.readStream.format("kafka")
@@ -55,6 +55,5 @@ if __name__ == "__main__":
         .load()
     )
     events = records.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("e")).select("e.*")
-    result(events).writeStream.outputMode(OUTPUT_MODE).option("checkpointLocation", sys.argv[1]).foreachBatch(
-        write
-    ).start().awaitTermination()
+    query = result(events).writeStream.outputMode(OUTPUT_MODE).foreachBatch(write)
+    query.option("checkpointLocation", f"{sys.argv[2]}/checkpoint").start().awaitTermination()

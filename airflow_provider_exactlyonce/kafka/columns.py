@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 WORD_BYTES = 8
+
+Number = TypeVar("Number", np.int32, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,17 @@ def flat_validity(array: pa.Array) -> NDArray[np.bool_] | None:
     bits = np.frombuffer(array.buffers()[0], dtype=np.uint8)
     flags = np.unpackbits(bits, count=array.offset + len(array), bitorder="little")
     return flags[array.offset :].view(np.bool_)
+
+
+def flat_numbers(array: pa.Array, kind: type[Number]) -> tuple[NDArray[Number], NDArray[np.bool_] | None]:
+    """Look at an integer array (slices too) as a flat buffer.
+
+    :param array: a pyarrow Array of integers of that kind
+    :param kind: numpy's type of them
+    :returns: the numbers, anything for null; and False for each null row, None if there is no null
+    """
+    numbers: NDArray[Number] = np.frombuffer(array.buffers()[1], dtype=kind, count=array.offset + len(array))
+    return numbers[array.offset :], flat_validity(array)
 
 
 class WordReader:

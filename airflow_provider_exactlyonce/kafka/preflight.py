@@ -220,6 +220,19 @@ def check_topic_ids(client: WireClient, topic_ids: Mapping[str, str]) -> None:
             )
 
 
+def check_group_is_idle(client: WireClient, group: str) -> None:
+    """Check that a consumer group, which is to get a pipeline's offsets, has no members.
+
+    :raises RefusedError: when it has
+    """
+    states = {one["group_id"]: one["group_state"] for one in _ask(client.admin.list_groups)}
+    if states.get(group, "Empty") not in ("Empty", "Dead"):
+        raise RefusedError(
+            f"consumer group {group} has members (it is {states[group]}), and the pipeline's progress would mix with "
+            "theirs; name a group that nobody consumes with in KafkaSink(offsets_group=…)"
+        )
+
+
 def unreachable(config: Mapping[str, str]) -> ExactlyOnceError:
     """Return the error for a cluster that could not be connected to, with the reasons: refused, unresolved, untrusted.
 

@@ -103,7 +103,8 @@ class CommitRecord:
     :param started: when the batch attempt began, milliseconds since the epoch
     :param committed: when the record was written, milliseconds since the epoch
     :param sink_topic_ids: {topic: id} of every topic in ``sink``, to notice a recreated one
-    :param bad_records: rows that were diverted to the bad-records topic; not in ``sink``, ``rows`` or ``digest``
+    :param bad_records: rows that were diverted to the topic for bad records; in ``sink`` under it, not in ``rows`` or
+        ``digest``
     """
 
     kind: ClassVar[str] = "commit"

@@ -6,11 +6,13 @@ import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.ledger.records import check_pipeline_name
+from airflow_provider_exactlyonce.ledger.records import SourceRanges, check_pipeline_name
+from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
 from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
 
@@ -44,8 +46,32 @@ class Pipeline:
 
     def result(self, spark: SparkSession, config: Mapping[str, str]) -> DataFrame:
         """Return the stream that goes to the sink."""
-        frames = {name: source.read(spark, config) for name, source in self.sources.items()}
+        frames = {
+            name: source.read(spark, config, leave_out_bad=self.sink.diverts) for name, source in self.sources.items()
+        }
         return self.function(frames[_ONE_SOURCE]) if _ONE_SOURCE in frames else self.function(**frames)
+
+    def bad_source_records(
+        self, spark: SparkSession, config: Mapping[str, str], ranges: SourceRanges
+    ) -> DataFrame | None:
+        """Return a batch's source records that do not fit their schema, as records for the topic of bad ones.
+
+        :param ranges: the batch's source ranges
+        """
+        from pyspark.sql import functions as F
+
+        read = [
+            source.bad_records(spark, config, ranges[source.topic])
+            for source in self.sources.values()
+            if source.topic in ranges
+        ]
+        found = [frame for frame in read if frame is not None]
+        if not found:
+            return None
+        records = reduce(lambda one, other: one.unionByName(other), found).withColumn(
+            "topic", F.lit(self.sink.bad_topic)
+        )
+        return kafka_columns.with_digest(records)
 
     @property
     def version(self) -> str:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -27,14 +27,17 @@ from airflow_provider_exactlyonce.exceptions import (
     StopRequestedError,
 )
 from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka import preflight
+from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges, ledger_topic
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.batch import planned_batch
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.session import open_session
+from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaTransaction
 from airflow_provider_exactlyonce.streaming.start_checks import reconcile
 
@@ -146,11 +149,11 @@ class Driver:
                 ),
             )
             tail = run.check()  # before the seconds that a Spark session takes
-            self._check_sources(run, tail)
+            topics = self._check_topics(run, tail)
             spark = open_session(self._pipeline.name)
             spark.sparkContext.setLogLevel("WARN")
             with SequencerListener(_sequencer_endpoint(spark)) as listener:
-                self._supervised(spark, run, listener)
+                self._supervised(spark, run, listener, topics)
         except StopRequestedError as error:
             log.info("stopped: %s", error)
             return self._end(DriverState.STOPPED)
@@ -165,13 +168,26 @@ class Driver:
             if spark is not None:
                 spark.stop()
 
-    def _supervised(self, spark: SparkSession, run: Run, listener: SequencerListener) -> None:
+    def _supervised(
+        self, spark: SparkSession, run: Run, listener: SequencerListener, topics: Mapping[str, TopicFacts]
+    ) -> None:
         # Whatever can be refused is, before the start of the run fences anybody.
         result = self._pipeline.result(spark, self._options.config)
-        self._pipeline.sink.encode(result)
+        definition, config = self._pipeline.sink, self._options.config
+        kafka_columns.encode(definition, result)
+
+        def bad_source_records(ranges: SourceRanges) -> DataFrame | None:
+            return self._pipeline.bad_source_records(spark, config, ranges)
+
         sink = KafkaTransaction(
-            self._pipeline.sink,
+            definition,
             run,
+            targets={topic: topics[topic] for topic in definition.topics},
+            bad_source_records=(
+                (lambda ranges: self._pipeline.bad_source_records(spark, config, ranges))
+                if definition.diverts
+                else None
+            ),
             listener=listener,
             stop_requested=lambda: self._stop_reason() is not None,
         )
@@ -206,17 +222,22 @@ class Driver:
         self._tell(state=DriverState.RUNNING)
         self._wait(query, run, coordinator)
 
-    def _check_sources(self, run: Run, tail: LedgerTail | None) -> None:
-        known = tail.commit.source_topic_ids if tail and tail.commit else {}
-        for source in self._pipeline.sources.values():
-            described = run.client.metadata(source.topic)
-            if described is None:
-                raise RefusedError(f"source topic {source.topic} does not exist on this cluster")
-            if known.get(source.topic, described.topic_id) != described.topic_id:
+    def _check_topics(self, run: Run, tail: LedgerTail | None) -> dict[str, TopicFacts]:
+        topics = preflight.check_topics(
+            run.client,
+            sources=[source.topic for source in self._pipeline.sources.values()],
+            sinks=self._pipeline.sink.topics,
+            ledger=ledger_topic(self._pipeline.name),
+            user=self._options.config.get("sasl.username"),
+        )
+        known = {**tail.commit.source_topic_ids, **tail.commit.sink_topic_ids} if tail and tail.commit else {}
+        for name, topic in topics.items():
+            if known.get(name, topic.topic_id) != topic.topic_id:
                 raise RefusedError(
-                    f"source topic {source.topic} was recreated: its id is {described.topic_id}, and the last commit "
-                    f"read {known[source.topic]}. The checkpoint's offsets mean nothing in it; start a new pipeline"
+                    f"topic {name} was recreated: its id is {topic.topic_id}, and the last commit had {known[name]}. "
+                    "What it held is gone, and the checkpoint's offsets mean nothing in it; start a new pipeline"
                 )
+        return topics
 
     def _start_query(self, result: DataFrame, checkpoint: Path, coordinator: CommitCoordinator) -> StreamingQuery:
         writer = (

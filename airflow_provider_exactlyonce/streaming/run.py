@@ -31,6 +31,7 @@ from airflow_provider_exactlyonce.exceptions import (
     FencedError,
     invariant,
 )
+from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.preflight import unreachable
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, State, TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
@@ -110,6 +111,12 @@ class Run:
         self._check_ledger(tail)
         if tail is not None:
             topic.check(self.options.config, self.pipeline)
+        preflight.check_cluster(
+            self.client,
+            transactional_id=self.session.transactional_id,
+            transaction_timeout_milliseconds=self.options.transaction_timeout_milliseconds,
+            user=self.options.config.get("sasl.username"),
+        )
         return tail
 
     def start(self) -> None:

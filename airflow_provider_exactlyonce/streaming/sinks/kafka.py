@@ -5,96 +5,111 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
-from airflow_provider_exactlyonce.exceptions import (
-    BatchFailedError,
-    RefusedError,
-    SettingRefusedError,
-    invariant,
-)
-from airflow_provider_exactlyonce.kafka.config import for_confluent
-from airflow_provider_exactlyonce.kafka.wire import UnansweredError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError, invariant
+from airflow_provider_exactlyonce.kafka import preflight
+from airflow_provider_exactlyonce.kafka.compression import Compression
+from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
+from airflow_provider_exactlyonce.kafka.wire import TopicMetadata, UnansweredError, WireClient
 from airflow_provider_exactlyonce.ledger import records
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, SinkRange
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, SinkRange, SourceRanges
 from airflow_provider_exactlyonce.streaming import marked_errors
 from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.run import Run
-from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, Written
+from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, TopicPartition, Written
 from airflow_provider_exactlyonce.streaming.sequencer_client import Address
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sequencer_server import SequencerServer
+from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
 from airflow_provider_exactlyonce.streaming.sinks.base import TransactionalSink
+from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import AvroFormat
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
 
 _GRANT_TIMEOUT_SECONDS: Final = 150.0  # a grant spans two requests, each of which may be repeated for a minute
 _WRITING_SHARE: Final = 0.9  # of the transaction's time; the rest is for pre-commit and commit
-_RAW_COLUMNS: Final = frozenset({"key", "value"})
-_RAW_TYPES: Final = frozenset({"string", "binary"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Target:
-    """What a batch attempt needs to know of the topic."""
-
-    partitions: int
-    batch_bytes_maximum: int
 
 
 @dataclass(frozen=True)
 class KafkaSink:
-    """Writes each micro-batch to a topic in one transaction.
+    """Writes each micro-batch to one topic or several in one transaction.
 
-    Without ``key``, a frame whose only columns are ``value`` or ``key`` and ``value`` (string or binary) is written as
-    it is, as Spark's own sink does. Everything else becomes one JSON object a row, with every column and with nulls.
+    Unless ``value_format`` says otherwise, a frame whose only columns are ``value`` or ``key`` and ``value`` (string or
+    binary) is written as it is, as Spark's own sink does. Everything else becomes one JSON object a row, with nulls.
+    The columns named by ``headers``, ``partition``, ``timestamp`` and ``topic_column`` are not part of the value.
 
-    :param topic: the topic; it must exist
+    :param topic: the topic, which must exist; None when every row names its own
     :param key: the column whose text or bytes is the record key, None for records without a key
+    :param value_format: ``"json"``, ``"raw"`` or an :class:`AvroFormat`, None for the rule above
+    :param headers: a column ``array<struct<key: string, value: binary>>``, as Spark's Kafka source gives it
+    :param partition: an integer column with the target partition; rows with null go by their key
+    :param timestamp: a column, timestamp or milliseconds since the epoch, with the record's CreateTime; null is now
+    :param topic_column: a string column with the record's topic; null is ``topic``
+    :param compression: ``none``, ``gzip``, ``snappy``, ``lz4`` or ``zstd``
+    :param compression_level: the codec's level, None for the Java client's default
+    :param bad_records: ``"stop"``: a source record that does not fit its schema, and a record above its topic's limit,
+        stop the pipeline. ``"topic"``: they go to ``bad_records_topic`` in the same transaction, with the headers
+        ``exactlyonce.origin`` and ``exactlyonce.reason``; the ledger counts them
+    :param bad_records_topic: None for ``<topic>.bad``; with a larger ``max.message.bytes``, for what is too large
+    :param offsets_group: a consumer group without members, whose offsets follow the pipeline's: committed in the
+        batch's transaction, for tools that show a lag
     :param transaction_timeout_seconds: from the first record to the commit of one batch; at most the broker's
         ``transaction.max.timeout.ms``. A batch that takes longer is aborted and attempted again
+    :raises RefusedError: when the values do not go together
     """
 
-    topic: str
+    topic: str | None = None
     key: str | None = None
     transaction_timeout_seconds: int = 300
+    _: KW_ONLY
+    value_format: str | AvroFormat | None = None
+    headers: str | None = None
+    partition: str | None = None
+    timestamp: str | None = None
+    topic_column: str | None = None
+    compression: str = "none"
+    compression_level: int | None = None
+    bad_records: str = "stop"
+    bad_records_topic: str | None = None
+    offsets_group: str | None = None
 
-    def encode(self, frame: DataFrame) -> DataFrame:
-        """Return the columns ``key`` (binary), ``value`` (binary) and ``digest`` (bigint) of the frame's records.
+    def __post_init__(self) -> None:
+        if self.topic is None and self.topic_column is None:
+            raise RefusedError("KafkaSink needs a topic, or a topic_column")
+        if not (self.value_format in (None, "json", "raw") or isinstance(self.value_format, kafka_columns.AvroFormat)):
+            raise RefusedError(f"KafkaSink(value_format={self.value_format!r}): 'json', 'raw' or an AvroFormat")
+        if self.bad_records not in ("stop", "topic"):
+            raise RefusedError(f"KafkaSink(bad_records={self.bad_records!r}): 'stop' or 'topic'")
+        if self.diverts and (self.topic is None or self.bad_topic == self.topic):
+            raise RefusedError("KafkaSink(bad_records='topic') needs a topic, and another one for bad records")
+        Compression(self.compression, self.compression_level)  # refuses what is no codec, and a level that it lacks
+        if self.transaction_timeout_seconds < 1:
+            raise RefusedError(f"KafkaSink(transaction_timeout_seconds={self.transaction_timeout_seconds}): at least 1")
 
-        The digest is Spark's xxhash64 over key, its absence, value and its absence.
+    @property
+    def diverts(self) -> bool:
+        """Whether bad records go to a topic of their own."""
+        return self.bad_records == "topic"
 
-        :raises RefusedError: when the key column is not there
-        """
-        from pyspark.sql import functions as F
+    @property
+    def bad_topic(self) -> str | None:
+        """The topic for bad records, None when there is none."""
+        return (self.bad_records_topic or f"{self.topic}.bad") if self.diverts else None
 
-        key, value = self._columns(frame)
-        encoded = frame.select(key.cast("binary").alias("key"), value.cast("binary").alias("value"))
-        digest = F.xxhash64("key", F.isnull("key"), "value", F.isnull("value"))
-        return encoded.select("key", "value", digest.alias("digest"))
-
-    def _columns(self, frame: DataFrame) -> tuple[Column, Column]:
-        from pyspark.sql import functions as F
-
-        types = dict(frame.dtypes)
-        if self.key is None and "value" in types and types.keys() <= _RAW_COLUMNS and set(types.values()) <= _RAW_TYPES:
-            return (F.col("key") if "key" in types else F.lit(None).cast("binary")), F.col("value")
-        value = F.to_json(F.struct(*[F.col(f"`{name}`") for name in frame.columns]), {"ignoreNullFields": "false"})
-        if self.key is None:
-            return F.lit(None).cast("binary"), value
-        if self.key not in types:
-            raise RefusedError(f"KafkaSink(key={self.key!r}): the result has the columns {', '.join(frame.columns)}")
-        column = F.col(f"`{self.key}`")
-        return (column if types[self.key] in _RAW_TYPES else column.cast("string")), value
+    @property
+    def topics(self) -> list[str]:
+        """The topics that are known before the first row."""
+        return [topic for topic in (self.topic, self.bad_topic) if topic is not None]
 
 
 class KafkaTransaction(TransactionalSink):
@@ -102,26 +117,35 @@ class KafkaTransaction(TransactionalSink):
 
     :param definition: what the user declared
     :param run: the driver's hold on the pipeline
+    :param targets: the topics that the definition names, as the cluster has them
     :param listener: where the tasks' sequencer listens
     :param stop_requested: tells that a commit without an answer should not be waited for any longer
-    :raises RefusedError: when the topic does not exist, or the broker allows no transaction of that length
+    :param bad_source_records: makes, of a batch's source ranges, the frame of the records that do not fit their schema,
+        in the columns of :func:`airflow_provider_exactlyonce.streaming.sinks.kafka_columns.encode`
+    :raises RefusedError: when the consumer group for the offsets has members
     """
 
     def __init__(
-        self, definition: KafkaSink, run: Run, *, listener: SequencerListener, stop_requested: Callable[[], bool]
+        self,
+        definition: KafkaSink,
+        run: Run,
+        *,
+        targets: Mapping[str, TopicFacts],
+        listener: SequencerListener,
+        stop_requested: Callable[[], bool],
+        bad_source_records: Callable[[SourceRanges], DataFrame | None] | None = None,
     ) -> None:
-        from confluent_kafka.admin import AdminClient
-
         self._definition: Final = definition
-        self._admin: Final = AdminClient(for_confluent(run.options.config))
         self._run: Final = run
         self._listener: Final = listener
         self._stop_requested: Final = stop_requested
+        self._bad_source_records: Final = bad_source_records
+        self._targets = dict(targets)
         self._batch: Batch | None = None
-        self._sink: dict[int, SinkRange] = {}
+        self._sink: dict[str, dict[int, SinkRange]] = {}
         self._pre_committed: tuple[CommitRecord, int] | None = None
-        self._target = self._describe_topic()
-        self._check_transaction_timeout()
+        if definition.offsets_group is not None:
+            preflight.check_group_is_idle(run.client, definition.offsets_group)
 
     @property
     @override
@@ -169,7 +193,6 @@ class KafkaTransaction(TransactionalSink):
 
     @override
     def write(self, frame: DataFrame) -> None:
-        self._refresh_partitions()
         tag = f"exactlyonce-{uuid.uuid4()}"
         with SequencerServer(
             self._listener,
@@ -182,12 +205,15 @@ class KafkaTransaction(TransactionalSink):
                 written = server.result(len(answers))
             except AttemptFailedError as error:
                 raise BatchFailedError(str(error)) from error
-        self._sink = _agreed({place.partition: of for place, of in written.items()}, answers)
+        self._sink = _agreed(written, answers)
 
     @override
     def pre_commit(self, started_milliseconds: int) -> CommitRecord:
         batch, run = self._open_batch(), self._run
+        self._check_topics()
         before = run.tail.place
+        good = [of for topic, ranges in self._sink.items() if not self._is_bad(topic) for of in ranges.values()]
+        bad = [of for topic, ranges in self._sink.items() if self._is_bad(topic) for of in ranges.values()]
         record = CommitRecord(
             pipeline=run.pipeline,
             commit=before.commit + 1,
@@ -197,18 +223,23 @@ class KafkaTransaction(TransactionalSink):
             version=run.options.version,
             source=batch.source,
             source_topic_ids=batch.source_topic_ids,
-            sink={self._definition.topic: self._sink} if self._sink else {},
+            sink=self._sink,
+            sink_topic_ids={topic: self._targets[topic].topic_id for topic in self._sink},
             offsets=batch.offsets.text,
             watermark=batch.offsets.watermark,
             batch_timestamp=batch.offsets.timestamp,
-            rows=sum(written.rows for written in self._sink.values()),
-            digest=sum(written.digest for written in self._sink.values()) % 2**64,
+            rows=sum(of.rows for of in good),
+            digest=sum(of.digest for of in good) % 2**64,
+            bad_records=sum(of.rows for of in bad),
             producer_id=run.session.producer.id,
             epoch=run.session.producer.epoch,
             started=started_milliseconds,
             committed=int(time.time() * 1000),
             before=before,
         )
+        if self._definition.offsets_group is not None and batch.source:
+            ends = {(topic, number): end for topic, of in batch.source.items() for number, (_, end) in of.items()}
+            run.session.write_offsets(self._definition.offsets_group, ends, f"commit {record.commit}")
         offset = run.session.write(records.ledger_topic(run.pipeline), 0, record.key, records.encode(record))
         self._pre_committed = record, offset
         failpoints.reach("after-pre-commit")
@@ -229,47 +260,24 @@ class KafkaTransaction(TransactionalSink):
     def recover(self) -> None:
         self._run.reclaim(self._stop_requested)
 
-    def _refresh_partitions(self) -> None:
-        try:
-            described = self._run.client.metadata(self._definition.topic)
-        except UnansweredError as error:
-            raise BatchFailedError(f"partitions of {self._definition.topic}: {error}") from error
-        if described is None:
-            raise BatchFailedError(f"sink topic {self._definition.topic} does not exist any more")
-        self._target = replace(self._target, partitions=len(described.leaders))
+    def _check_topics(self) -> None:
+        """Check that the topics are still those that the attempt began with; later attempts see added partitions."""
+        touched = self._targets.keys() | self._sink.keys()
+        for topic in touched:
+            described = _described(self._run.client, topic)
+            known = self._targets.get(topic)
+            if known is None:
+                self._targets |= preflight.check_topics(self._run.client, sinks=[topic])
+            elif described.topic_id != known.topic_id:
+                raise RefusedError(
+                    f"sink topic {topic} was recreated while the pipeline ran: its id is {described.topic_id}, and was "
+                    f"{known.topic_id}. What it held is gone; start a new pipeline, or put the topic back"
+                )
+            else:
+                self._targets[topic] = replace(known, partitions=len(described.leaders))
 
-    def _describe_topic(self) -> _Target:
-        from confluent_kafka.admin import ConfigResource, ResourceType
-
-        topic = self._definition.topic
-        described = self._run.client.metadata(topic)
-        if described is None:
-            raise RefusedError(f"sink topic {topic} does not exist; create it with the partitions that you want")
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        settings = self._admin.describe_configs([resource])[resource].result()
-        limit = settings["max.message.bytes"].value
-        return _Target(partitions=len(described.leaders), batch_bytes_maximum=int(limit))
-
-    def _check_transaction_timeout(self) -> None:
-        from confluent_kafka import KafkaError, KafkaException
-        from confluent_kafka.admin import ConfigResource, ResourceType
-
-        broker = min(self._admin.list_topics(timeout=30).brokers)
-        resource = ConfigResource(ResourceType.BROKER, str(broker))
-        try:
-            settings = self._admin.describe_configs([resource])[resource].result()
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
-                return  # the broker itself refuses a longer one, when the run takes its transactional.id
-            raise
-        limit_milliseconds = int(settings["transaction.max.timeout.ms"].value)
-        if self._definition.transaction_timeout_seconds * 1000 > limit_milliseconds:
-            raise SettingRefusedError(
-                "transaction_timeout_seconds of KafkaSink",
-                self._definition.transaction_timeout_seconds,
-                limit_milliseconds // 1000,
-                "it must not exceed the broker's transaction.max.timeout.ms",
-            )
+    def _is_bad(self, topic: str) -> bool:
+        return topic == self._definition.bad_topic
 
     def _open_batch(self) -> Batch:
         invariant(self._batch is not None, "a batch attempt is open")
@@ -285,17 +293,24 @@ class KafkaTransaction(TransactionalSink):
             transactional_id=self._run.session.transactional_id,
             producer=self._run.session.producer,
             topic=self._definition.topic,
-            partitions=self._target.partitions,
-            batch_bytes_maximum=self._target.batch_bytes_maximum,
+            targets=self._targets,
+            compression=Compression(self._definition.compression, self._definition.compression_level),
         )
 
     # What follows is all that needs Spark.
+
+    def _encode(self, frame: DataFrame) -> DataFrame:
+        topic = self._definition.topic
+        limit = self._targets[topic].batch_bytes_maximum if topic is not None else None
+        return kafka_columns.encode(self._definition, frame, batch_bytes_maximum=limit)
 
     def _recompute(self, frame: DataFrame) -> tuple[int, int]:
         """Run the plan without writing; returns rows and digest."""
         from pyspark.sql import functions as F
 
-        encoded = self._definition.encode(frame)
+        encoded = self._encode(frame)
+        if self._definition.diverts:
+            encoded = encoded.where(F.col("topic") != self._definition.bad_topic)
         sums = encoded.agg(F.count("*").alias("rows"), F.sum(F.col("digest").cast("decimal(38,0)")).alias("digest"))
         found = sums.collect()[0]
         return found["rows"], int(found["digest"] or 0) % 2**64
@@ -303,11 +318,16 @@ class KafkaTransaction(TransactionalSink):
     def _cancel_tasks(self, frame: DataFrame, tag: str) -> None:
         frame.sparkSession.sparkContext.cancelJobsWithTag(tag)
 
-    def _run_tasks(self, frame: DataFrame, server: SequencerServer, tag: str) -> list[dict[int, tuple[int, int]]]:
-        """Run the stage that writes; returns {partition: (rows, digest)} of each task."""
+    def _run_tasks(
+        self, frame: DataFrame, server: SequencerServer, tag: str
+    ) -> list[dict[TopicPartition, tuple[int, int]]]:
+        """Run the stage that writes; returns {topic-partition: (rows, digest)} of each task."""
         from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
 
-        encoded, task = self._definition.encode(frame), self._write_task(server.address)
+        encoded, task = self._encode(frame), self._write_task(server.address)
+        if self._bad_source_records is not None:
+            bad = self._bad_source_records(self._open_batch().source)
+            encoded = encoded if bad is None else encoded.unionByName(bad, allowMissingColumns=True)
 
         def write(batches: Any) -> Any:
             return kafka_writer.write(batches, task)
@@ -325,22 +345,39 @@ class KafkaTransaction(TransactionalSink):
         finally:
             context.removeJobTag(tag)
         return [
-            {int(partition): (of[0], of[1]) for partition, of in json.loads(row["written"]).items()} for row in rows
+            {
+                TopicPartition(topic, partition): (count, digest)
+                for topic, partition, count, digest in json.loads(row["written"])
+            }
+            for row in rows
         ]
 
 
-def _agreed(written: dict[int, Written], answers: list[dict[int, tuple[int, int]]]) -> dict[int, SinkRange]:
+def _described(client: WireClient, topic: str) -> TopicMetadata:
+    try:
+        described = client.metadata(topic)
+    except UnansweredError as error:
+        raise BatchFailedError(f"partitions of {topic}: {error}") from error
+    if described is None:
+        raise BatchFailedError(f"sink topic {topic} does not exist any more")
+    return described
+
+
+def _agreed(
+    written: Mapping[TopicPartition, Written], answers: list[dict[TopicPartition, tuple[int, int]]]
+) -> dict[str, dict[int, SinkRange]]:
     """Join what the sequencer has seen with what the tasks say, and compare them."""
-    rows: dict[int, int] = {}
-    digests: dict[int, int] = {}
+    rows: dict[TopicPartition, int] = {}
+    digests: dict[TopicPartition, int] = {}
     for answer in answers:
-        for partition, (count, digest) in answer.items():
-            rows[partition] = rows.get(partition, 0) + count
-            digests[partition] = (digests.get(partition, 0) + digest) % 2**64
-    granted = {partition: of.rows for partition, of in written.items()}
+        for place, (count, digest) in answer.items():
+            rows[place] = rows.get(place, 0) + count
+            digests[place] = (digests.get(place, 0) + digest) % 2**64
+    granted = {place: of.rows for place, of in written.items()}
     if rows != granted:
         raise BatchFailedError(f"the tasks say that they wrote {rows} rows per partition, the sequencer saw {granted}")
-    return {
-        partition: SinkRange(first=of.first, last=of.last, rows=of.rows, digest=digests[partition])
-        for partition, of in sorted(written.items())
-    }
+    sink: dict[str, dict[int, SinkRange]] = {}
+    for place, of in sorted(written.items()):
+        found = SinkRange(first=of.first, last=of.last, rows=of.rows, digest=digests[place])
+        sink.setdefault(place.topic, {})[place.partition] = found
+    return sink

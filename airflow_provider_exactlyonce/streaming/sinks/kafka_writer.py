@@ -19,14 +19,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from airflow_provider_exactlyonce.exceptions import RecordRefusedError, RecordTooLargeError, RefusedError
-from airflow_provider_exactlyonce.kafka import record_batch
-from airflow_provider_exactlyonce.kafka.murmur2 import partitions_for_keys
+from airflow_provider_exactlyonce.kafka import preflight, record_batch
+from airflow_provider_exactlyonce.kafka.columns import flat_numbers
+from airflow_provider_exactlyonce.kafka.compression import UNCOMPRESSED, Compression
+from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.kafka.record_batch import Body, OversizedRecord
 from airflow_provider_exactlyonce.kafka.transaction import add_partition, produce
 from airflow_provider_exactlyonce.kafka.wire import Producer, WireClient
 from airflow_provider_exactlyonce.streaming.marked_errors import mark
 from airflow_provider_exactlyonce.streaming.sequencer import TopicPartition
 from airflow_provider_exactlyonce.streaming.sequencer_client import Address, SequencerClient
+from airflow_provider_exactlyonce.streaming.sinks.kafka_routing import Router
 
 FLUSH_BYTES: Final = 8 << 20
 _FLUSHES_QUEUED: Final = 2
@@ -39,17 +42,17 @@ class WriteTask:
     """What a task needs to know.
 
     :param config: client configuration in librdkafka's names
-    :param partitions: number of partitions of the topic
-    :param batch_bytes_maximum: the topic's ``max.message.bytes``
+    :param topic: where rows without a topic of their own go, None when each has one
+    :param targets: the topics that the driver knows; a task looks up others
     """
 
     config: Mapping[str, str] = field(repr=False)
     sequencer: Address
     transactional_id: str
     producer: Producer
-    topic: str
-    partitions: int
-    batch_bytes_maximum: int
+    topic: str | None
+    targets: Mapping[str, TopicFacts]
+    compression: Compression = UNCOMPRESSED
 
 
 @dataclass
@@ -72,9 +75,10 @@ def _client(config: Mapping[str, str]) -> WireClient:
 def write(batches: Iterator[pa.RecordBatch], task: WriteTask) -> Iterator[pa.RecordBatch]:
     """Write one Spark partition's rows.
 
-    :param batches: columns ``key`` (binary), ``value`` (binary), ``digest`` (int64)
-    :returns: one row in :data:`RESULT_SCHEMA`; ``written`` is JSON, {partition: [rows, digest]}
+    :param batches: the columns of :func:`airflow_provider_exactlyonce.streaming.sinks.kafka_columns.encode`
+    :returns: one row in :data:`RESULT_SCHEMA`; ``written`` is JSON, [[topic, partition, rows, digest], …]
     :raises RecordTooLargeError: when a record is above the topic's limit; the text is marked
+    :raises RecordRefusedError: when a record's topic or partition does not exist; the text is marked
     """
     from pyspark import TaskContext
 
@@ -83,29 +87,31 @@ def write(batches: Iterator[pa.RecordBatch], task: WriteTask) -> Iterator[pa.Rec
         raise RuntimeError("write() runs in a Spark task")
     number = context.partitionId()
     written = write_rows(batches, task, number, context.attemptNumber())
-    yield _answer(number, json.dumps(written).encode())
+    places = [[*place, rows, digest] for place, (rows, digest) in written.items()]
+    yield _answer(number, json.dumps(places).encode())
 
 
 def write_rows(
     batches: Iterator[pa.RecordBatch], task: WriteTask, number: int, attempt: int
-) -> dict[int, tuple[int, int]]:
+) -> dict[TopicPartition, tuple[int, int]]:
     """Write one task's rows; needs no Spark.
 
     :param batches: as those of :func:`write`
     :param number: the task's partition in the stage
     :param attempt: Spark's attempt number
-    :returns: {partition: (rows, digest)}
+    :returns: {topic-partition: (rows, digest)}
     :raises RecordTooLargeError: when a record is above the topic's limit; the text is marked
+    :raises RecordRefusedError: when a record's topic or partition does not exist; the text is marked
     """
     with SequencerClient(task.sequencer, number, attempt) as sequencer:
+        router = Router(task.topic, task.targets, lambda topic: _look_up(task, topic), number)
         sender = _Sender(task, sequencer, start_at=number)
-        keyless_at = number
         for rows in _flushes(batches):
-            targets, keyless_at = _targets(rows["key"], task.partitions, keyless_at)
-            sender.put(_encode(rows, targets, task))
+            for topic, selected, partitions in router.route(rows):
+                sender.put(topic, _encode(selected, partitions, topic, router.targets[topic], task))
         sums = sender.finish()
         sequencer.done()
-    return {partition: (total.rows, total.digest) for partition, total in sums.items()}
+    return {place: (total.rows, total.digest) for place, total in sums.items()}
 
 
 def _answer(task: int, written: bytes) -> pa.RecordBatch:
@@ -133,28 +139,47 @@ def _flushes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(gathered)
 
 
-def _targets(keys: pa.Array, partitions: int, keyless_at: int) -> tuple[NDArray[np.int32], int]:
-    """Return each row's partition; keyless rows go, a flush at a time, to one partition after another."""
-    targets = partitions_for_keys(keys, partitions)
-    keyless = targets < 0
-    if keyless.any():
-        targets = np.where(keyless, np.int32(keyless_at % partitions), targets)
-        keyless_at += 1
-    return targets, keyless_at
+def _look_up(task: WriteTask, topic: str) -> TopicFacts:
+    """Check a topic that only a row has named."""
+    try:
+        return preflight.check_topics(_client(task.config), sinks=[topic])[topic]
+    except RefusedError as error:
+        raise RecordRefusedError(mark(RecordRefusedError, f"a record's topic can't be written: {error}")) from error
 
 
-def _encode(rows: pa.RecordBatch, targets: NDArray[np.int32], task: WriteTask) -> list[Body]:
+def _encode(
+    rows: pa.RecordBatch, partitions: NDArray[np.int32], topic: str, target: TopicFacts, task: WriteTask
+) -> list[Body]:
     try:
         return record_batch.encode_bodies(
             rows["key"],
             rows["value"],
             rows["digest"],
-            targets,
-            timestamps=int(time.time() * 1000),
-            body_bytes_maximum=task.batch_bytes_maximum,
+            partitions,
+            timestamps=_timestamps(rows, target),
+            headers=rows["headers"] if "headers" in rows.schema.names else None,
+            body_bytes_maximum=target.batch_bytes_maximum,
+            compression=task.compression,
         )
     except OversizedRecord as error:
-        raise RecordTooLargeError(mark(RecordTooLargeError, f"topic {task.topic}: {error}")) from error
+        raise RecordTooLargeError(mark(RecordTooLargeError, f"topic {topic}: {error}")) from error
+
+
+def _timestamps(rows: pa.RecordBatch, target: TopicFacts) -> int | NDArray[np.int64]:
+    """Return the rows' own timestamps, and the present for those without.
+
+    :raises RecordRefusedError: when the topic takes only timestamps nearer to the present; the text is marked
+    """
+    now = int(time.time() * 1000)
+    if "timestamp" not in rows.schema.names:
+        return now
+    numbers, valid = flat_numbers(rows["timestamp"], np.int64)
+    timestamps = numbers if valid is None else np.where(valid, numbers, now)
+    try:
+        target.check_timestamps(int(timestamps.min()), int(timestamps.max()), now)
+    except RecordRefusedError as error:
+        raise RecordRefusedError(mark(RecordRefusedError, str(error))) from error
+    return timestamps
 
 
 class _Sender:
@@ -164,18 +189,18 @@ class _Sender:
         self._task = task
         self._sequencer = sequencer
         self._start_at = start_at
-        self._sums: dict[int, _Sums] = {}
+        self._sums: dict[TopicPartition, _Sums] = {}
         self._error: BaseException | None = None
-        self._queue: queue.Queue[list[Body] | None] = queue.Queue(_FLUSHES_QUEUED)
+        self._queue: queue.Queue[tuple[str, list[Body]] | None] = queue.Queue(_FLUSHES_QUEUED)
         self._thread = threading.Thread(target=self._run, name="kafka-sender", daemon=True)
         self._thread.start()
 
-    def put(self, bodies: list[Body]) -> None:
-        """Hand over a flush; waits while enough are queued."""
+    def put(self, topic: str, bodies: list[Body]) -> None:
+        """Hand over a flush's bodies for one topic; waits while enough are queued."""
         self._raise_if_failed()
-        self._queue.put(bodies)
+        self._queue.put((topic, bodies))
 
-    def finish(self) -> dict[int, _Sums]:
+    def finish(self) -> dict[TopicPartition, _Sums]:
         """Wait until everything is acknowledged; return what was written to each partition."""
         self._queue.put(None)
         self._thread.join()
@@ -187,26 +212,26 @@ class _Sender:
             raise self._error
 
     def _run(self) -> None:
-        while (bodies := self._queue.get()) is not None:
+        while (flush := self._queue.get()) is not None:
             if self._error is None:
                 try:
-                    self._send(bodies)
+                    self._send(*flush)
                 except BaseException as error:
                     self._error = error
 
-    def _send(self, bodies: list[Body]) -> None:
+    def _send(self, topic: str, bodies: list[Body]) -> None:
         self._start_at += 1
-        count = self._task.partitions
+        count = max((body.partition for body in bodies), default=0) + 1
         for body in sorted(bodies, key=lambda body: (body.partition - self._start_at) % count):
-            place = TopicPartition(self._task.topic, body.partition)
+            place = TopicPartition(topic, body.partition)
             sequence, add = self._sequencer.ask(place)
-            offset = self._append(body, sequence, add)
+            offset = self._append(place, body, sequence, add)
             self._sequencer.release(place, body.records, offset)
-            sums = self._sums.setdefault(body.partition, _Sums())
+            sums = self._sums.setdefault(place, _Sums())
             sums.rows += body.records
             sums.digest = (sums.digest + body.digest) % 2**64
 
-    def _append(self, body: Body, sequence: int, add: bool) -> int:
+    def _append(self, place: TopicPartition, body: Body, sequence: int, add: bool) -> int:
         task = self._task
         client = _client(task.config)
         header, payload = record_batch.stamp(
@@ -214,7 +239,7 @@ class _Sender:
         )
         try:
             if add:
-                add_partition(client, task.transactional_id, task.producer, task.topic, body.partition)
-            return produce(client, task.transactional_id, task.topic, body.partition, b"".join((header, payload)))
+                add_partition(client, task.transactional_id, task.producer, *place)
+            return produce(client, task.transactional_id, *place, b"".join((header, payload)))
         except (RecordRefusedError, RefusedError) as error:
             raise type(error)(mark(type(error), str(error))) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -45,10 +46,11 @@ class KafkaSource:
     max_offsets_per_trigger: int | None = None
     options: Mapping[str, str] = field(default_factory=dict)
 
-    def read(self, spark: SparkSession, config: Mapping[str, str]) -> DataFrame:
+    def read(self, spark: SparkSession, config: Mapping[str, str], *, leave_out_bad: bool = False) -> DataFrame:
         """Return the stream.
 
         :param config: client configuration in librdkafka's names
+        :param leave_out_bad: leave out records that do not fit, as :meth:`bad_records` gives them to the sink
         :raises SettingRefusedError: when an option would break the guarantee
         """
         reader = spark.readStream.format("kafka").options(**self.spark_options(config))
@@ -61,7 +63,37 @@ class KafkaSource:
                     f"--packages org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}, or with `exactlyonce run`"
                 ) from error
             raise
-        return self.fitted(records)
+        return self.fitted(records, leave_out_bad=leave_out_bad)
+
+    def bad_records(
+        self, spark: SparkSession, config: Mapping[str, str], ranges: Mapping[int, tuple[int, int]]
+    ) -> DataFrame | None:
+        """Read a batch's ranges again and return the records that do not fit, None when every record fits.
+
+        The columns are key, value and headers; the last says where the record is from and why it does not fit.
+
+        :param ranges: {partition: (start, end)}, end exclusive
+        """
+        if self.schema is None:
+            return None
+        from pyspark.sql import functions as F
+
+        from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import HEADERS_TYPE, origin_headers
+
+        options = self.spark_options(config)
+        for name in ("subscribe", "maxOffsetsPerTrigger"):
+            options.pop(name, None)
+        starts, ends = ({self.topic: {str(one): of[end] for one, of in ranges.items()}} for end in (0, 1))
+        options |= {
+            "assign": json.dumps({self.topic: sorted(ranges)}),
+            "startingOffsets": json.dumps(starts),
+            "endingOffsets": json.dumps(ends),
+            "includeHeaders": "true",
+        }
+        checked, reason = self._checked(spark.read.format("kafka").options(**options).load())
+        origin = F.concat(F.concat_ws("-", "topic", "partition"), F.lit(" offset "), "offset")
+        headers = F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), origin_headers(origin, reason))
+        return checked.where(reason.isNotNull()).select("key", "value", headers.alias("headers"))
 
     def spark_options(self, config: Mapping[str, str]) -> dict[str, str]:
         """Return the options that Spark's source gets."""
@@ -69,38 +101,41 @@ class KafkaSource:
             required = next((value for fixed, value in _FIXED.items() if fixed.lower() == name.lower()), None)
             if required is not None and value.lower() != required:
                 raise SettingRefusedError(f"option {name} of KafkaSource", value, required, "records would be lost")
+            if name.lower() == "kafka.bootstrap.servers":
+                raise SettingRefusedError(
+                    f"option {name} of KafkaSource", value, None, "a pipeline reads and writes one cluster"
+                )
         limit = {"maxOffsetsPerTrigger": str(self.max_offsets_per_trigger)} if self.max_offsets_per_trigger else {}
         declared = {"subscribe": self.topic, "startingOffsets": self.starting_offsets, **limit}
         return {**self.options, **for_spark(config), **declared, **_FIXED}
 
-    def fitted(self, records: DataFrame) -> DataFrame:
+    def fitted(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
         """Return the schema's columns of Kafka records.
 
         :param records: a frame with Spark's Kafka columns
+        :param leave_out_bad: leave out records that do not fit, instead of raising
         """
         if self.schema is None:
             return records
         from pyspark.sql import functions as F
 
+        checked, reason = self._checked(records)
+        place = F.concat_ws("-", "topic", "partition")
+        marked = F.lit(f"{OPEN}{BadRecordError.__name__}]")
+        message = F.concat(marked, place, F.lit(" offset "), "offset", F.lit(": "), reason, F.lit(CLOSE))
+        # A filter is never pruned and runs before the user's own; without a misfit it costs one comparison a row.
+        raises = F.when(reason.isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
+        columns = [F.col(f"{_PARSED}.`{one.name}`").cast(one.dataType).alias(one.name) for one in self._struct().fields]
+        return checked.where(reason.isNull() if leave_out_bad else raises).select(*columns)
+
+    def _checked(self, records: DataFrame) -> tuple[DataFrame, Column]:
+        """Return Kafka records with their parsed values, and why a record does not fit (null when it does)."""
+        from pyspark.sql import functions as F
+
         schema = self._struct()
         text = F.col("value").cast("string")
         parsed = F.from_json(text, _reading_schema(schema), {"columnNameOfCorruptRecord": _CORRUPT})
-        checked = records.withColumn(_PARSED, parsed)
-        reason = _misfit(schema, text)
-        place = F.concat_ws("-", "topic", "partition")
-        message = F.concat(
-            F.lit(f"{OPEN}{BadRecordError.__name__}]"),
-            place,
-            F.lit(" offset "),
-            "offset",
-            F.lit(": "),
-            reason,
-            F.lit(CLOSE),
-        )
-        # A filter is never pruned and runs before the user's own; without a misfit it costs one comparison a row.
-        fits = F.when(reason.isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
-        columns = [F.col(f"{_PARSED}.`{one.name}`").cast(one.dataType).alias(one.name) for one in schema.fields]
-        return checked.where(fits).select(*columns)
+        return records.withColumn(_PARSED, parsed), _misfit(schema, text)
 
     def _struct(self) -> StructType:
         from pyspark.sql.types import StructType

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+from airflow_provider_exactlyonce.streaming import settings
 from tests.integration.streaming.harness import World
 
 
@@ -18,18 +22,24 @@ def world(tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[
     world.end()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def spark() -> Iterator[Any]:
-    """Give a small Spark session in this process; its JVM ends with the module's last test."""
+    """Give a session in this process, for what needs no driver of its own; its JVM ends with the package's tests."""
     from pyspark.sql import SparkSession
 
-    session = (
-        SparkSession.builder.master("local[1]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]")
+    for name, value in {
+        **settings.submit_settings({}),
+        "spark.jars": ",".join(map(str, spark_connector_jars())),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
     yield session
     gateway = session.sparkContext._gateway
     session.stop()

@@ -11,6 +11,7 @@ import pytest
 from airflow_provider_exactlyonce.exceptions import BadRecordError, RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource
 from airflow_provider_exactlyonce.streaming.marked_errors import find
+from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import encode
 
 SCHEMA = "id BIGINT NOT NULL, name STRING, price DECIMAL(12,2), ok BOOLEAN, at TIMESTAMP, tags ARRAY<STRING>"
 COLUMNS = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT"
@@ -109,7 +110,7 @@ def test_an_option_that_would_lose_records_is_refused(name: str, value: str) -> 
 
 
 def encoded(spark: Any, sink: KafkaSink, rows: list[tuple[Any, ...]], schema: str) -> list[tuple[Any, Any]]:
-    return [(row["key"], row["value"]) for row in sink.encode(spark.createDataFrame(rows, schema)).collect()]
+    return [(row["key"], row["value"]) for row in encode(sink, spark.createDataFrame(rows, schema)).collect()]
 
 
 def test_the_sink_writes_every_column_as_json_with_nulls_and_exact_decimals(spark: Any) -> None:
@@ -132,10 +133,10 @@ def test_plain_key_and_value_columns_are_written_as_they_are(spark: Any) -> None
 
 def test_a_key_column_that_is_not_there_is_refused(spark: Any) -> None:
     with pytest.raises(RefusedError, match=r"key='id'.*has the columns a, b"):
-        KafkaSink("out", key="id").encode(spark.createDataFrame([(1, 2)], "a INT, b INT"))
+        encode(KafkaSink("out", key="id"), spark.createDataFrame([(1, 2)], "a INT, b INT"))
 
 
 def test_the_digest_tells_null_from_empty_and_key_from_value(spark: Any) -> None:
     data = [(None, b"a"), (b"a", None), (b"", b"a"), (b"a", b""), (None, None), (b"", b"")]
-    frame = KafkaSink("out").encode(spark.createDataFrame(data, "key BINARY, value BINARY"))
+    frame = encode(KafkaSink("out"), spark.createDataFrame(data, "key BINARY, value BINARY"))
     assert len({row["digest"] for row in frame.collect()}) == len(data)

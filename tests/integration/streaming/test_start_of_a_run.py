@@ -27,19 +27,23 @@ from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, St
 from airflow_provider_exactlyonce.ledger import topic
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
-from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
-from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
-from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink, KafkaTransaction
 from tests.integration.streaming.harness import World, eventually, open_transactions, read_committed
 
 
 @contextmanager
-def run_of(world: World, home: Path, token: str = "t", *, accept_home: bool = False) -> Iterator[Run]:
+def run_of(
+    world: World,
+    home: Path,
+    token: str = "t",
+    *,
+    accept_home: bool = False,
+    transaction_timeout_milliseconds: int = 60_000,
+) -> Iterator[Run]:
     options = RunOptions(
         config=dict(world.config),
         token=token,
         version="v",
-        transaction_timeout_milliseconds=60_000,
+        transaction_timeout_milliseconds=transaction_timeout_milliseconds,
         accept_home=accept_home,
     )
     run = Run(Home(home), world.pipeline, options)
@@ -134,18 +138,13 @@ def test_a_ledger_topic_that_would_lose_records_is_refused(world: World) -> None
         run.start()
 
 
-def test_what_the_sink_can_not_do_is_refused_before_anybody_is_fenced(world: World) -> None:
-    endpoint = SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1")
-    with run_of(world, world.home) as run, SequencerListener(endpoint) as listener:
-        for definition, reason in (
-            (KafkaSink("absent"), "sink topic absent does not exist"),
-            (
-                KafkaSink(world.sink, transaction_timeout_seconds=86_400),
-                r"must not exceed the broker's transaction\.max",
-            ),
-        ):
-            with pytest.raises(RefusedError, match=reason):
-                KafkaTransaction(definition, run, listener=listener, stop_requested=lambda: False)
+def test_a_transaction_that_the_broker_does_not_allow_is_refused_before_anybody_is_fenced(world: World) -> None:
+    with (
+        run_of(world, world.home, transaction_timeout_milliseconds=86_400_000) as run,
+        pytest.raises(RefusedError, match=r"transaction\.max\.timeout\.ms"),
+    ):
+        run.start()
+    with run_of(world, world.home) as run:
         assert run.check() is None, "there is no ledger yet, and no claim in it"
 
 

@@ -1,0 +1,378 @@
+"""The sink against Spark's own Kafka sink: one broker, one session, one run, the variants interleaved.
+
+Every batch of every variant is a Structured Streaming trigger; what is measured is Spark's own ``addBatch`` and
+``triggerExecution`` of the trigger that carried the data. After each batch the topic is read back by Spark's Kafka
+source, at read_committed, and its rows, distinct keys and content hash are compared with the input.
+
+Run: ``make bench-sink``, or ``python benchmarks/sink.py --help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+from airflow_provider_exactlyonce.kafka import preflight
+from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming.batch import Batch
+from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink, KafkaTransaction
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+FILES = 4
+TUNED = {"kafka.linger.ms": "50", "kafka.batch.size": "1048576"}
+SPARK, SPARK_TUNED, OURS = "spark", "spark tuned", "exactly once"
+VARIANTS = (SPARK, SPARK_TUNED, OURS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One cell of the matrix.
+
+    :param size: bytes of a value; the key has 16 more
+    :param lengths: ``fixed`` or ``variable`` (half to one and a half of the size)
+    """
+
+    source: str = "parquet"
+    rows: int = 100_000
+    size: int = 100
+    lengths: str = "fixed"
+    partitions: int = 4
+    codec: str = "none"
+    keyed: bool = True
+
+    def __str__(self) -> str:
+        keyed = "keyed" if self.keyed else "keyless"
+        return (
+            f"{self.rows:>9,} rows, {self.size:>6,} B {self.lengths:<8} {self.partitions:>2} partitions, "
+            f"{self.codec:<4} {keyed:<7} from {self.source}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One trigger."""
+
+    variant: str
+    add_batch_milliseconds: int
+    trigger_milliseconds: int
+
+
+def all_cases() -> Iterator[Case]:
+    """Yield every combination of which a batch takes at most a gigabyte."""
+    for source, size, rows, lengths, partitions, codec, keyed in itertools.product(
+        ("parquet", "kafka"),
+        (100, 1_000, 10_000),
+        (1_000, 10_000, 100_000, 1_000_000),
+        ("fixed", "variable"),
+        (4, 32),
+        ("none", "lz4", "zstd"),
+        (True, False),
+    ):
+        if size * rows <= 1_000_000_000:
+            yield Case(
+                source=source,
+                rows=rows,
+                size=size,
+                lengths=lengths,
+                partitions=partitions,
+                codec=codec,
+                keyed=keyed,
+            )
+
+
+def usual_cases() -> Iterator[Case]:
+    """Yield one factor at a time around the usual case."""
+    base = Case()
+    for rows in (1_000, 10_000, 100_000, 1_000_000):
+        yield replace(base, rows=rows)
+    yield replace(base, lengths="variable")
+    yield replace(base, keyed=False)
+    yield replace(base, partitions=32)
+    yield replace(base, source="kafka")
+    for codec in ("lz4", "zstd"):
+        yield replace(base, codec=codec)
+    for size, rows in ((1_000, 100_000), (10_000, 20_000)):
+        for codec in ("none", "lz4", "zstd"):
+            yield replace(base, size=size, rows=rows, codec=codec)
+        yield replace(base, size=size, rows=rows, lengths="variable")
+        yield replace(base, size=size, rows=rows, source="kafka")
+
+
+class Bench:
+    """A broker, a session and a work directory."""
+
+    def __init__(self, spark: SparkSession, broker: EmbeddedBroker, work: Path) -> None:
+        from confluent_kafka.admin import AdminClient
+
+        self.spark, self.broker, self.work = spark, broker, work
+        self.config = {"bootstrap.servers": broker.bootstrap_servers}
+        self.admin = AdminClient(dict(self.config))
+        self.listener = SequencerListener(settings.SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1"))
+
+    def measure(self, case: Case, rounds: int) -> list[Measured]:
+        """Run one case; the first round warms up and isn't counted."""
+        name = f"bench-{uuid.uuid4().hex[:8]}"
+        folder = self.work / name
+        expected = self._make_input(case, folder, rounds + 1)
+        topics = {variant: f"{name}-{number}" for number, variant in enumerate(VARIANTS)}
+        self._create_topics([*topics.values()], case.partitions)
+        run, coordinator, holder = self._coordinator(case, name, topics[OURS], folder)
+        measured = []
+        try:
+            for number in range(rounds + 1):
+                turn = number % len(VARIANTS)
+                for variant in VARIANTS[turn:] + VARIANTS[:turn]:
+                    frame = self._stream(case, folder, variant, number)
+                    writer = frame.writeStream.option("checkpointLocation", str(folder / f"checkpoint-{variant}"))
+                    if variant == OURS:
+                        holder.append(Checkpoint(folder / f"checkpoint-{variant}"))
+                        writer = writer.foreachBatch(coordinator.process)
+                    else:
+                        writer = self._stock(writer, case, topics[variant], tuned=variant == SPARK_TUNED)
+                    one = self._one_batch(writer, case, variant)
+                    self._check(topics[variant], expected, case, variant)
+                    if number:
+                        measured.append(one)
+        finally:
+            run.close()
+            self._delete_topics([*topics.values(), *([f"{name}-source"] if case.source == "kafka" else [])])
+            shutil.rmtree(folder)
+        return measured
+
+    def _make_input(self, case: Case, folder: Path, rounds: int) -> tuple[int, int]:
+        """Write the batch that all variants write; returns (rows, content hash)."""
+        from pyspark.sql import functions as F
+
+        words = case.size // 16 + 1
+        text = F.concat(
+            *[F.substring(F.sha1(F.concat("id", F.lit(str(word)))), 1, 16) for word in range(min(words, 8))]
+        )
+        value = F.substring(F.repeat(text, case.size // 128 + 2), F.lit(1), F.lit(case.size))
+        if case.lengths == "variable":
+            long = F.substring(F.repeat(text, 2 * case.size // 128 + 3), F.lit(1), F.lit(2 * case.size))
+            value = long.substr(F.lit(1), (F.lit(case.size // 2) + F.col("id") * 7919 % case.size).cast("int"))
+        numbers = self.spark.range(case.rows, numPartitions=FILES).withColumn("id", F.col("id").cast("string"))
+        rows = numbers.select(F.lpad("id", 16, "k").alias("key"), value.alias("value"))
+        rows.write.parquet(str(folder / "rows"))
+        made = self.spark.read.parquet(str(folder / "rows"))
+        if case.source == "kafka":
+            self._create_topics([f"{folder.name}-source"], 4)
+            for _ in range(rounds):
+                options = {"kafka.bootstrap.servers": self.broker.bootstrap_servers, **TUNED}
+                made.write.format("kafka").options(**options).option("topic", f"{folder.name}-source").save()
+        return self._summary(made, case)
+
+    def _summary(self, rows: DataFrame, case: Case) -> tuple[int, int]:
+        from pyspark.sql import functions as F
+
+        key = [F.col("key").cast("binary")] if case.keyed else []
+        hashed = F.xxhash64(*key, F.col("value").cast("binary")).cast("decimal(38,0)")
+        row = rows.agg(F.count("*"), F.sum(hashed)).collect()[0]
+        return int(row[0]), int(row[1] or 0)
+
+    def _stream(self, case: Case, folder: Path, variant: str, number: int) -> DataFrame:
+        columns = ["key", "value"] if case.keyed else ["value"]
+        if case.source == "kafka":
+            options = {
+                "kafka.bootstrap.servers": self.broker.bootstrap_servers,
+                "subscribe": f"{folder.name}-source",
+                "startingOffsets": "earliest",
+                "maxOffsetsPerTrigger": str(case.rows),
+            }
+            return self.spark.readStream.format("kafka").options(**options).load().select(*columns)
+        directory = folder / f"in-{variant}"
+        directory.mkdir(exist_ok=True)
+        for file in (folder / "rows").glob("*.parquet"):
+            os.link(file, directory / f"{number}-{file.name}")
+            os.utime(directory / f"{number}-{file.name}")
+        reader = self.spark.readStream.schema("key STRING, value STRING").option("maxFilesPerTrigger", FILES)
+        return reader.parquet(str(directory)).select(*columns)
+
+    def _stock(self, writer: DataStreamWriter, case: Case, topic: str, *, tuned: bool) -> DataStreamWriter:
+        options = {"kafka.bootstrap.servers": self.broker.bootstrap_servers, "topic": topic}
+        options |= {"kafka.compression.type": case.codec, **(TUNED if tuned else {})}
+        return writer.format("kafka").options(**options)
+
+    def _coordinator(self, case: Case, name: str, topic: str, folder: Path) -> tuple[Run, CommitCoordinator, list[Any]]:
+        run = Run(
+            Home(folder / "home"),
+            name,
+            RunOptions(config=self.config, token=name, version="bench", transaction_timeout_milliseconds=300_000),
+        )
+        sink = KafkaTransaction(
+            KafkaSink(topic, **sink_options(case)),
+            run,
+            targets=preflight.check_topics(run.client, sinks=[topic]),
+            listener=self.listener,
+            stop_requested=lambda: False,
+        )
+        run.start()
+        checkpoints: list[Checkpoint] = []
+
+        def plan(number: int) -> Batch:
+            offsets = checkpoints[-1].offsets(number)
+            assert offsets is not None
+            return Batch(lineage=run.lineage.id, number=number, offsets=offsets, source={}, source_topic_ids={})
+
+        callbacks = Callbacks(plan=plan, stop_reason=lambda: None, committed=lambda *_: None)
+        return run, CommitCoordinator(sink, callbacks, max_batch_attempts=1), checkpoints
+
+    def _one_batch(self, writer: DataStreamWriter, case: Case, variant: str) -> Measured:
+        query = writer.trigger(processingTime="1 hour").start()
+        try:
+            deadline = time.monotonic() + 300
+            while True:
+                for progress in query.recentProgress:
+                    if progress["numInputRows"] == case.rows:
+                        duration = progress["durationMs"]
+                        return Measured(
+                            variant=variant,
+                            add_batch_milliseconds=duration["addBatch"],
+                            trigger_milliseconds=duration["triggerExecution"],
+                        )
+                if query.exception() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"{variant}, {case}: {query.exception() or 'no batch within 300 s'}")
+                time.sleep(0.05)
+        finally:
+            query.stop()
+
+    def _check(self, topic: str, expected: tuple[int, int], case: Case, variant: str) -> None:
+        """Read the batch back, compare it, and delete it."""
+        from confluent_kafka import TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        options = {
+            "kafka.bootstrap.servers": self.broker.bootstrap_servers,
+            "subscribe": topic,
+            "startingOffsets": "earliest",
+            "kafka.isolation.level": "read_committed",
+        }
+        found = self._summary(self.spark.read.format("kafka").options(**options).load(), case)
+        if found != expected:
+            raise RuntimeError(f"{variant}, {case}: wrote (rows, hash) {found}, expected {expected}")
+        places = [TopicPartition(topic, partition) for partition in range(case.partitions)]
+        ends = self.admin.list_offsets({place: OffsetSpec.latest() for place in places})
+        upto = [TopicPartition(place.topic, place.partition, ends[place].result().offset) for place in places]
+        for future in self.admin.delete_records(upto).values():
+            future.result(30)
+
+    def _create_topics(self, names: list[str], partitions: int) -> None:
+        from confluent_kafka.admin import NewTopic
+
+        made = [NewTopic(name, partitions, 1, config={"segment.bytes": str(128 << 20)}) for name in names]
+        for future in self.admin.create_topics(made).values():
+            future.result(30)
+
+    def _delete_topics(self, names: list[str]) -> None:
+        for future in self.admin.delete_topics(names).values():
+            future.result(30)
+
+
+def sink_options(case: Case) -> dict[str, Any]:
+    """Return what this sink is declared with."""
+    return {"compression": case.codec} if case.codec != "none" else {}
+
+
+def report(case: Case, measured: list[Measured]) -> dict[str, Any]:
+    """Return the medians and their ratios to Spark's tuned sink."""
+    medians = {
+        variant: {
+            "add_batch_milliseconds": statistics.median(
+                one.add_batch_milliseconds for one in measured if one.variant == variant
+            ),
+            "trigger_milliseconds": statistics.median(
+                one.trigger_milliseconds for one in measured if one.variant == variant
+            ),
+        }
+        for variant in VARIANTS
+    }
+    ours, tuned = medians[OURS], medians[SPARK_TUNED]
+    return {
+        "case": asdict(case),
+        "medians": medians,
+        "ratio_to_spark_tuned": round(tuned["add_batch_milliseconds"] / ours["add_batch_milliseconds"], 3),
+        "trigger_longer_by_milliseconds": ours["trigger_milliseconds"] - tuned["trigger_milliseconds"],
+        "raw": [asdict(one) for one in measured],
+    }
+
+
+def line(result: dict[str, Any]) -> str:
+    """Return a result as a line of text."""
+    medians = result["medians"]
+    rate = "  ".join(f"{medians[variant]['add_batch_milliseconds']:>7,.0f}" for variant in VARIANTS)
+    return (
+        f"{Case(**result['case'])}  {rate}  {result['ratio_to_spark_tuned']:>5.2f}x  "
+        f"{result['trigger_longer_by_milliseconds']:>+6,.0f} ms"
+    )
+
+
+def open_session() -> SparkSession:
+    """Make the session with the settings that every driver gets."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("bench-sink")
+    for name, value in settings.submit_settings({}).items():
+        builder = builder.config(name, value)
+    jars = ",".join(map(str, spark_connector_jars()))
+    # More cores than two would only make the broker wait; the UI costs memory.
+    settled = {
+        "spark.jars": jars,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "4g",
+    }
+    for name, value in settled.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7, help="counted rounds a case (default: 7)")
+    parser.add_argument("--full", action="store_true", help="all combinations: hours")
+    parser.add_argument("--only", default="", help="a Python expression over the case's fields, such as 'size == 100'")
+    parser.add_argument("--output", type=Path, default=Path("bench-report"), help="folder for the raw figures and plot")
+    given = parser.parse_args()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    results: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="bench-") as work, EmbeddedBroker(Path(work) / "broker") as broker:
+        spark = open_session()
+        bench = Bench(spark, broker, Path(work))
+        print(f"{'addBatch, median ms':<72}{SPARK:>12} {'tuned':>8} {'ours':>8}   ratio  trigger")
+        for case in all_cases() if given.full else usual_cases():
+            if given.only and not eval(given.only, {}, asdict(case)):
+                continue
+            results.append(report(case, bench.measure(case, given.rounds)))
+            print(line(results[-1]), flush=True)
+        spark.stop()
+    given.output.mkdir(exist_ok=True)
+    (given.output / "sink.json").write_text(json.dumps(results, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,349 @@
+"""What the Kafka sink writes for what a user declares: real tasks, a real broker, an independent reader."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    TIMESTAMP_LOG_APPEND_TIME,
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    Message,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
+
+from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import (
+    ExactlyOnceError,
+    RecordRefusedError,
+    RecordTooLargeError,
+    RefusedError,
+)
+from airflow_provider_exactlyonce.kafka.preflight import check_topics
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource
+from airflow_provider_exactlyonce.streaming.batch import Batch
+from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.definition import Pipeline
+from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
+from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaTransaction
+
+pytestmark = pytest.mark.timeout(180)
+
+HEADERS = "array<struct<key:string,value:binary>>"
+
+
+@dataclass
+class Written:
+    """What a sink has committed in a test."""
+
+    sink: KafkaTransaction
+    coordinator: CommitCoordinator
+    run: Run
+    commits: list[CommitRecord] = field(default_factory=list)
+    source: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
+
+
+@pytest.fixture
+def open_sink(kafka_config: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Written]]:
+    """Give ``open(definition)``: a sink with a run of its own, and the coordinator that drives it."""
+    runs: list[Run] = []
+
+    def open_(definition: KafkaSink, pipeline: str = "features", bad: Any = None) -> Written:
+        name = f"{pipeline}-{tmp_path.name}-{len(runs)}".replace("[", "-").replace("]", "")
+        options = RunOptions(config=kafka_config, token=name, version="v", transaction_timeout_milliseconds=60_000)
+        run = Run(Home(tmp_path / name), name, options)
+        runs.append(run)
+        sink = KafkaTransaction(
+            definition,
+            run,
+            targets=check_topics(run.client, sinks=definition.topics),
+            listener=listener,
+            stop_requested=lambda: False,
+            bad_source_records=bad,
+        )
+        run.start()
+        written = Written(sink=sink, coordinator=None, run=run)  # type: ignore[arg-type]
+
+        def plan(number: int) -> Batch:
+            text = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}\n-\n'
+            return Batch(
+                lineage=run.lineage.id,
+                number=number,
+                offsets=parse_offsets(text),
+                source=written.source,
+                source_topic_ids={},
+            )
+
+        callbacks = Callbacks(
+            plan=plan, stop_reason=lambda: None, committed=lambda record, _, __: written.commits.append(record)
+        )
+        written.coordinator = CommitCoordinator(sink, callbacks, max_batch_attempts=1)
+        return written
+
+    with SequencerListener(SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1")) as listener:
+        yield open_
+        for run in runs:
+            run.close()
+
+
+def read(config: Mapping[str, str], *topics: str) -> list[Message]:
+    """Read what is committed, with a client that shares nothing with the code under test."""
+    consumer = Consumer(
+        {
+            **config,
+            "group.id": "independent",
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "check.crcs": True,
+        }
+    )
+    places = [
+        TopicPartition(topic, partition, OFFSET_BEGINNING)
+        for topic in topics
+        for partition in consumer.list_topics(topic).topics[topic].partitions
+    ]
+    consumer.assign(places)
+    found, ended = [], 0
+    while ended < len(places):
+        message = consumer.poll(10)
+        assert message is not None, "no answer from the broker"
+        if message.error() is None:
+            found.append(message)
+        else:
+            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+            ended += 1
+    consumer.close()
+    return found
+
+
+def facts(message: Message) -> tuple[Any, ...]:
+    return message.key(), message.value(), message.headers() or [], message.partition()
+
+
+def test_headers_partition_and_timestamp_columns_arrive_with_the_record(
+    spark: Any, open_sink: Callable[..., Written], kafka_config: dict[str, str], make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic(partitions=4)
+    at = datetime.datetime(2024, 5, 6, 7, 8, 9, 123000, tzinfo=datetime.UTC)
+    rows = [
+        (b"k1", b"v1", [("h", b"1"), ("h", None), ("ü", b"")], 3, at),
+        (b"k2", b"v2", [], 0, at - datetime.timedelta(days=3)),
+        (None, b"v3", None, 2, at),
+        (b"k4", None, [("only", b"x" * 300)], 1, at),
+        (None, None, None, 1, at),
+    ]
+    frame = spark.createDataFrame(rows, f"key BINARY, value BINARY, h {HEADERS}, p INT, t TIMESTAMP")
+    out = open_sink(KafkaSink(topic, headers="h", partition="p", timestamp="t"))
+    out.coordinator.process(frame, 0)
+    found = sorted(read(kafka_config, topic), key=lambda message: repr(facts(message)))
+    expected = [(key, value, headers or [], partition) for key, value, headers, partition, _ in rows]
+    assert [facts(message) for message in found] == sorted(expected, key=repr)
+    by_value = {message.value(): message.timestamp()[1] for message in found if message.value()}
+    assert by_value[b"v1"] == int(at.timestamp() * 1000) == by_value[b"v2"] + 3 * 86_400_000
+
+
+def test_a_topic_column_sends_rows_to_many_topics_in_one_transaction(
+    spark: Any, open_sink: Callable[..., Written], kafka_config: dict[str, str], make_topic: Callable[..., str]
+) -> None:
+    default, first, second = make_topic(partitions=2), make_topic(partitions=3), make_topic(partitions=1)
+    rows = [(f"k{number}", f"v{number}", (None, first, second)[number % 3]) for number in range(300)]
+    frame = spark.createDataFrame(rows, "key STRING, value STRING, t STRING").repartition(3)
+    out = open_sink(KafkaSink(default, topic_column="t"))
+    out.coordinator.process(frame, 0)
+    for place, topic in enumerate((default, first, second)):
+        expected = sorted(f"v{number}".encode() for number in range(300) if number % 3 == place)
+        assert sorted(message.value() for message in read(kafka_config, topic)) == expected
+    (record,) = out.commits
+    assert {topic: sum(of.rows for of in ranges.values()) for topic, ranges in record.sink.items()} == dict.fromkeys(
+        (default, first, second), 100
+    )
+    assert record.sink_topic_ids.keys() == record.sink.keys()
+    missing = spark.createDataFrame([("k", "v", "absent")], "key STRING, value STRING, t STRING")
+    with pytest.raises(RecordRefusedError, match="absent does not exist"):
+        out.coordinator.process(missing, 1)
+    assert len(out.commits) == 1
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_a_compressed_batch_is_read_back_record_by_record(
+    spark: Any,
+    open_sink: Callable[..., Written],
+    kafka_config: dict[str, str],
+    make_topic: Callable[..., str],
+    codec: str,
+) -> None:
+    topic = make_topic(partitions=3, **{"message.timestamp.type": "LogAppendTime"})
+    frame = spark.range(20_000, numPartitions=3).selectExpr(
+        "concat('k', id % 97) key", "repeat(concat('value ', id, ' '), 1 + id % 40) value"
+    )
+    out = open_sink(KafkaSink(topic, compression=codec))
+    out.coordinator.process(frame, 0)
+    found = read(kafka_config, topic)
+    expected = sorted((row["key"].encode(), row["value"].encode()) for row in frame.collect())
+    assert sorted((message.key(), message.value()) for message in found) == expected
+    assert {message.timestamp()[0] for message in found} == {TIMESTAMP_LOG_APPEND_TIME}
+
+
+def test_a_record_above_the_topics_limit_is_refused_by_name_and_nothing_commits(
+    spark: Any, open_sink: Callable[..., Written], kafka_config: dict[str, str], make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic(partitions=2, **{"max.message.bytes": "20000"})
+    out = open_sink(KafkaSink(topic))
+    fits = spark.createDataFrame([("small", "x"), ("full", "y" * 19_900)], "key STRING, value STRING")
+    out.coordinator.process(fits, 0)
+    above = spark.createDataFrame([("small", "x"), ("huge", "y" * 20_000)], "key STRING, value STRING")
+    with pytest.raises(RecordTooLargeError, match=rf"{topic}.*huge.*20\d\d\d bytes.*20000"):
+        out.coordinator.process(above, 1)
+    assert sorted(message.key() for message in read(kafka_config, topic)) == [b"full", b"small"]
+
+
+def test_one_hot_key_is_cut_into_bodies_that_the_topic_accepts(
+    spark: Any, open_sink: Callable[..., Written], kafka_config: dict[str, str], make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic(partitions=4, **{"max.message.bytes": "50000"})
+    frame = spark.range(30_000, numPartitions=4).selectExpr("'hot' key", "concat(id, repeat('x', 90)) value")
+    out = open_sink(KafkaSink(topic))
+    out.coordinator.process(frame, 0)
+    found = [message.value() for message in read(kafka_config, topic)]
+    assert sorted(found) == sorted(str(number).encode() + b"x" * 90 for number in range(30_000))
+
+
+def test_a_partition_or_timestamp_that_the_topic_does_not_take_is_refused_by_name(
+    spark: Any, open_sink: Callable[..., Written], make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic(partitions=2, **{"message.timestamp.before.max.ms": "3600000"})
+    out = open_sink(KafkaSink(topic, partition="p", timestamp="t"))
+    schema = "key STRING, value STRING, p INT, t BIGINT"
+    with pytest.raises(RecordRefusedError, match=f"partition is 2; topic {topic} has 2"):
+        out.coordinator.process(spark.createDataFrame([("k", "v", 2, None)], schema), 0)
+    with pytest.raises(RecordRefusedError, match=r"message\.timestamp\.before\.max\.ms"):
+        out.coordinator.process(spark.createDataFrame([("k", "v", 1, 1_000)], schema), 0)
+    out.coordinator.process(spark.createDataFrame([("k", "v", None, None)], schema), 0)
+    assert [record.rows for record in out.commits] == [1]
+
+
+def test_bad_records_go_to_their_topic_with_origin_and_reason_in_the_same_transaction(
+    spark: Any, open_sink: Callable[..., Written], kafka_config: dict[str, str], make_topic: Callable[..., str]
+) -> None:
+    source_topic, topic = make_topic(partitions=1), make_topic(partitions=2)
+    bad = make_topic(partitions=1, **{"max.message.bytes": "4000000"})
+    from confluent_kafka import Producer
+
+    producer = Producer({**kafka_config})
+    values = [b'{"id": 1}', b"no json", b'{"id": "x"}', None, json.dumps({"id": 7, "t": "y" * 600_000}).encode()]
+    for value in values:
+        producer.produce(source_topic, key=b"k", value=value, headers=[("trace", b"42")], partition=0)
+    producer.flush(30)
+    definition = KafkaSink(topic, bad_records="topic", bad_records_topic=bad)
+    source = KafkaSource(source_topic, schema="id BIGINT NOT NULL, t STRING")
+    pipeline = Pipeline(
+        name="diverts", sources={"": source}, sink=definition, output_mode="append", function=lambda frame: frame
+    )
+    out = open_sink(definition, bad=lambda ranges: pipeline.bad_source_records(spark, kafka_config, ranges))
+    out.source[source_topic] = {0: (0, len(values))}
+    options = {
+        "kafka.bootstrap.servers": kafka_config["bootstrap.servers"],
+        "subscribe": source_topic,
+        "startingOffsets": "earliest",
+    }
+    read_in = source.fitted(spark.read.format("kafka").options(**options).load(), leave_out_bad=True)
+    big = read_in.selectExpr("id", "if(id = 7, repeat(t, 2), t) t")
+    out.coordinator.process(big, 0)
+    assert [message.value() for message in read(kafka_config, topic)] == [b'{"id":1,"t":null}']
+    found = {}
+    for message in read(kafka_config, bad):
+        headers = dict(message.headers())
+        found[headers["exactlyonce.origin"].decode()] = (headers["exactlyonce.reason"].decode(), headers.get("trace"))
+    expected = {f"{source_topic}-0 offset {offset}" for offset in (1, 2, 3)} | {f"sink {topic}"}
+    assert found.keys() == expected
+    assert "not one JSON object" in found[f"{source_topic}-0 offset 1"][0]
+    assert found[f"{source_topic}-0 offset 2"] == ("field id is not bigint: x", b"42")
+    (record,) = out.commits
+    assert "the limit of" in found[f"sink {topic}"][0]
+    assert (record.rows, record.bad_records) == (1, 4)
+
+
+def test_the_consumer_groups_offsets_follow_the_batch_and_a_live_group_is_refused(
+    spark: Any, open_sink: Callable[..., Written], kafka_config: dict[str, str], make_topic: Callable[..., str]
+) -> None:
+    source_topic, topic = make_topic(partitions=2), make_topic(partitions=1)
+    group = f"lag-{topic}"
+    out = open_sink(KafkaSink(topic, offsets_group=group))
+    out.source[source_topic] = {0: (0, 5), 1: (0, 9)}
+    frame = spark.createDataFrame([("k", "v")], "key STRING, value STRING")
+    out.coordinator.process(frame, 0)
+    admin = AdminClient(dict(kafka_config))
+    asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+    committed = {place.partition: place.offset for place in asked[group].result().topic_partitions}
+    assert committed == {0: 5, 1: 9}
+    member = Consumer({**kafka_config, "group.id": group})
+    try:
+        member.subscribe([source_topic])
+        while not member.assignment():
+            member.poll(0.2)
+        with pytest.raises(RefusedError, match=f"consumer group {group} has members"):
+            open_sink(KafkaSink(topic, offsets_group=group))
+    finally:
+        member.close()
+
+
+def test_no_shuffle_is_added_between_the_query_and_the_sink(
+    spark: Any, open_sink: Callable[..., Written], make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic(partitions=4)
+    out = open_sink(KafkaSink(topic))
+    tracker = spark.sparkContext.statusTracker()
+    spark.sparkContext.setLocalProperty("spark.jobGroup.id", "plan")
+    frame = spark.range(1000, numPartitions=5).selectExpr("cast(id as string) key", "cast(id as string) value")
+    try:
+        out.coordinator.process(frame, 0)
+    finally:
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+    stages = [tracker.getJobInfo(job).stageIds for job in tracker.getJobIdsForGroup("plan")]
+    assert [len(of) for of in stages] == [1], "one stage: no exchange before the records are written"
+    assert tracker.getStageInfo(stages[0][0]).numTasks == 5
+
+
+def test_a_topic_that_is_recreated_in_mid_run_is_refused_before_the_commit(
+    spark: Any, open_sink: Callable[..., Written], kafka_config: dict[str, str], make_topic: Callable[..., str]
+) -> None:
+    from confluent_kafka.admin import NewTopic
+
+    topic = make_topic(partitions=1)
+    out = open_sink(KafkaSink(topic))
+    frame = spark.createDataFrame([("k", "v")], "key STRING, value STRING")
+    out.coordinator.process(frame, 0)
+    admin = AdminClient(dict(kafka_config))
+    admin.delete_topics([topic])[topic].result(30)
+    while topic in admin.list_topics(timeout=10).topics:
+        pass
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    with pytest.raises(ExactlyOnceError, match=f"sink topic {topic} was recreated"):
+        out.coordinator.process(frame, 1)
+    assert len(out.commits) == 1 and read(kafka_config, topic) == []
+
+
+def test_what_does_not_go_together_is_refused_when_it_is_declared() -> None:
+    for arguments, reason in (
+        ({}, "needs a topic"),
+        ({"topic": "t", "bad_records": "drop"}, "'stop' or 'topic'"),
+        ({"topic": "t", "bad_records": "topic", "bad_records_topic": "t"}, "another one"),
+        ({"topic": "t", "value_format": "xml"}, "'json', 'raw' or an AvroFormat"),
+        ({"topic": "t", "compression": "brotli"}, "brotli"),
+    ):
+        with pytest.raises(RefusedError, match=reason):
+            KafkaSink(**arguments)

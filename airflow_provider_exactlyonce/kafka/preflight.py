@@ -38,6 +38,7 @@ _INVALID_TRANSACTION_TIMEOUT: Final = 50
 #: The requests that ``wire.py`` sends, by their number in the protocol, and the version that it needs of each.
 REQUESTS: Final[Mapping[str, tuple[int, int]]] = {
     "Produce": (0, 11),
+    "Fetch": (1, 11),
     "Metadata": (3, 12),
     "InitProducerId": (22, 5),
     "AddPartitionsToTxn": (24, 3),

@@ -131,9 +131,12 @@ class Sequencer:
     def done(self, task: int) -> None:
         """A task has written everything.
 
-        :raises AttemptFailedError: when the attempt has failed, or the task still holds or wants a grant
+        :raises AttemptFailedError: when the attempt has failed, the task still holds or wants a grant, or is none that
+            may still write
         """
         self._check()
+        if task not in self._registered or task in self._done:
+            raise self._fail(f"task {task} says that it is done and is not registered, or was done before")
         if any(turns.holder == task or task in turns.waiting for turns in self._turns.values()):
             raise self._fail(f"task {task} says that it is done and still has a turn")
         self._done.add(task)

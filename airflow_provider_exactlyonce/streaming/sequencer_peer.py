@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import selectors
 import socket
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ log = logging.getLogger(__name__)
 LINE_BYTES_MAXIMUM: Final = 65_536
 _HELLO_BYTES_MAXIMUM: Final = 1024
 _READ_BYTES: Final = 65_536
+_decode: Final = json.JSONDecoder().decode  # what json.loads calls, without its look at the encoding
 _REFUSALS_PAUSE_SECONDS: Final = 10.0
 
 
@@ -40,6 +42,7 @@ class Peer:
         self._line_bytes_maximum = _HELLO_BYTES_MAXIMUM
         self._received = bytearray()
         self._unsent = bytearray()
+        self.awaited = selectors.EVENT_READ
 
     def __repr__(self) -> str:
         return f"task {self.task} on {self.host}" if self.task >= 0 else f"a peer on {self.host}"
@@ -49,9 +52,9 @@ class Peer:
         self._line_bytes_maximum = LINE_BYTES_MAXIMUM
 
     @property
-    def has_unsent(self) -> bool:
-        """Whether something waits until the peer reads."""
-        return bool(self._unsent)
+    def wanted(self) -> int:
+        """What to wait for: what it may send, and its readiness only while there is something to be sent."""
+        return selectors.EVENT_READ | selectors.EVENT_WRITE if self._unsent else selectors.EVENT_READ
 
     def receive(self) -> list[dict[str, Any]] | None:
         """Read what is there; returns the whole messages, None at the connection's end.
@@ -89,7 +92,7 @@ class Peer:
 
 def _message(line: bytes) -> dict[str, Any]:
     try:
-        message = json.loads(line)
+        message = _decode(line.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a line that is not JSON ({type(error).__name__})") from error
     if not isinstance(message, dict):
@@ -114,7 +117,7 @@ def place(message: Mapping[str, Any], name: str) -> TopicPartition:
     :raises ProtocolError: when it has none of that name
     """
     match message.get(name):
-        case [str(topic), int(partition)] if partition >= 0:
+        case [topic, partition] if type(topic) is str and type(partition) is int and partition >= 0:
             return TopicPartition(topic, partition)
     raise ProtocolError(f"a message whose {name} is not a topic and a partition")
 

@@ -251,11 +251,9 @@ class SequencerServer:
         self._await(peer)
 
     def _await(self, peer: Peer) -> None:
-        """Wait for what the peer may send, and for its readiness only while there is something to be sent."""
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.has_unsent else 0)
-        key = self._selector.get_key(peer.socket)
-        if key.events != wanted:
-            self._selector.modify(peer.socket, wanted, key.data)
+        if peer.awaited != peer.wanted:
+            peer.awaited = peer.wanted
+            self._selector.modify(peer.socket, peer.awaited, self._selector.get_key(peer.socket).data)
 
     def _fail(self, reason: str) -> None:
         with self._lock:

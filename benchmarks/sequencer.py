@@ -1,4 +1,4 @@
-"""What share of a batch's time is it that its tasks take turns?
+"""Measure what share of a batch's time goes to its tasks' taking turns.
 
 Simulates a batch whose every task sends one body to every partition, as a keyed batch does, with the real server and
 the real client over real sockets; only a body's send is a pause. The same pauses without a sequencer are what the batch
@@ -54,7 +54,7 @@ def run_task(load: Load, task: int, address: Address | None, waits: list[float])
             time.sleep(seconds)
         return
     with SequencerClient(address, task, 0) as sequencer:
-        for offset, (partition, seconds) in enumerate(load.pauses(task)):
+        for partition, seconds in load.pauses(task):
             place = TopicPartition("t", partition)
             asked = time.perf_counter()
             sequence, _ = sequencer.ask(place)
@@ -157,16 +157,17 @@ def main() -> None:
     if given.json:
         print(json.dumps({"load": vars(given), "medians": medians, "runs": results}))
         return
-    print(
-        f"{load.tasks} tasks x {load.partitions} partitions, {load.tasks * load.bodies:,} bodies of {given.send_milliseconds} ms"
-    )
-    print(f"  batch without turns    {medians['batch_without_turns_seconds']:8.2f} s")
-    print(f"  batch                  {medians['batch_seconds']:8.2f} s")
-    print(f"  share of sequencing    {100 * medians['share']:8.1f} %")
-    print(
-        f"  wait for a grant       {medians['wait_median_milliseconds']:8.2f} ms, p99 {medians['wait_p99_milliseconds']:.2f} ms"
-    )
-    print(f"  the server's CPU       {medians['server_cpu_microseconds_per_body']:8.1f} us a body")
+    bodies = load.tasks * load.bodies
+    print(f"{load.tasks} tasks x {load.partitions} partitions, {bodies:,} bodies of {given.send_milliseconds} ms")
+    for text, name, scale, unit in (
+        ("batch without turns", "batch_without_turns_seconds", 1, "s"),
+        ("batch", "batch_seconds", 1, "s"),
+        ("share of sequencing", "share", 100, "%"),
+        ("wait for a grant, median", "wait_median_milliseconds", 1, "ms"),
+        ("wait for a grant, p99", "wait_p99_milliseconds", 1, "ms"),
+        ("the server's CPU, a body", "server_cpu_microseconds_per_body", 1, "us"),
+    ):
+        print(f"  {text:26} {medians[name] * scale:8.2f} {unit}")
 
 
 if __name__ == "__main__":

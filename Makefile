@@ -14,7 +14,7 @@ STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv from the lock file and fetch the broker's jars; the second time nothing is done
 

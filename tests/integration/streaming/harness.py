@@ -94,6 +94,7 @@ class World:
     def start(
         self,
         *arguments: str,
+        master: str = "local[2]",
         failpoints: str | None = None,
         until: str = "available",
         home: Path | None = None,
@@ -104,7 +105,7 @@ class World:
         command = submit_command(
             str(JOBS / self.job),
             ["--home", str(home or self.home), "--until", until, *arguments],
-            master="local[2]",
+            master=master,
             conf={**CONF, **(conf or {})},
         )
         variables = {

@@ -1,0 +1,268 @@
+"""Second invocations on a real Spark standalone cluster with two workers: each ends an attempt, never the query."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from tests.integration.streaming.harness import JOBS, Driver, World, check_counts, eventually, open_transactions
+
+WORKERS = 2
+#: An executor is one core; four write tasks on two of them leave some that have not begun when the first has written.
+CONF = {
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.task.reaper.enabled": "true",
+}
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:  # it ended meanwhile
+            continue
+        if int(parent) == pid and state != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+@dataclass
+class Cluster:
+    """A master and its workers, all on the loopback."""
+
+    url: str
+    workers: list[subprocess.Popen[bytes]]
+    folder: Path
+
+    def executors(self) -> list[int]:
+        return [child for worker in self.workers for child in children(worker.pid)]
+
+    def python_workers(self) -> list[int]:
+        """Return the processes that run tasks: an executor's child is a daemon, and its children are they."""
+        return [worker for executor in self.executors() for daemon in children(executor) for worker in children(daemon)]
+
+    def shuffle_files(self) -> list[Path]:
+        return list(self.folder.rglob("shuffle_*.data"))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    home = Path(pyspark.__file__).parent
+    port = free_port()
+    url = f"spark://127.0.0.1:{port}"
+    log = folder / "cluster.log"
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(folder / "blocks"),
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
+
+    def start(*arguments: str) -> subprocess.Popen[bytes]:
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [home / "bin" / "spark-class", *arguments],
+                env=environment,
+                cwd=folder,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        stack.callback(end, process)
+        return process
+
+    def said(text: str) -> int:
+        return log.read_text(errors="replace").count(text)
+
+    with ExitStack() as stack:
+        start("org.apache.spark.deploy.master.Master", *f"--host 127.0.0.1 --port {port} --webui-port 0".split())
+        eventually(lambda: said("I have been elected leader"), "the master runs")
+        options = ["--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0"]
+        workers = [
+            start("org.apache.spark.deploy.worker.Worker", *options, "--work-dir", str(folder / f"work-{number}"), url)
+            for number in range(WORKERS)
+        ]
+        eventually(lambda: said("Successfully registered with master") == WORKERS, "the workers have registered")
+        yield Cluster(url, workers, folder)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(10)
+
+
+def run_with_an_accident(
+    world: World, cluster: Cluster, folder: Path, accident: Callable[[], None], conf: dict[str, str] | None = None
+) -> Driver:
+    """Let an accident happen when the second batch has written its first body; the query must survive it."""
+    world.send(700)
+    hold = folder / "hold"
+    driver = world.start(
+        master=cluster.url, conf={**CONF, **(conf or {})}, failpoints=f"during-send:run=1:batch=1:hold={hold}"
+    )
+    eventually(lambda: hold.exists() or driver.process.poll() is not None, "the second batch writes")
+    assert driver.process.poll() is None, driver.output()[-3000:]
+    accident()
+    hold.unlink()
+    assert driver.wait() == 0, driver.output()[-3000:]
+    assert "batch 1, attempt 1 of 3 failed: " in driver.output()
+    check_counts(world)
+    commits, runs = world.ledger()
+    assert [commit.batch for commit in commits] == list(range(len(commits)))
+    assert len(runs) == 1, "the driver was started again"
+    assert commits[1].epoch > commits[0].epoch + 1, "the failed attempt had an epoch of its own"
+    assert open_transactions(world.config, world.sink) == {}
+    return driver
+
+
+@pytest.mark.timeout(180)
+def test_an_executor_that_is_killed_in_mid_batch_costs_one_attempt_of_the_batch(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
+    port = free_port()
+    endpoint = {
+        "spark.exactlyonce.sequencer.host": "localhost",
+        "spark.exactlyonce.sequencer.bindAddress": "127.0.0.1",
+        "spark.exactlyonce.sequencer.port": str(port),
+    }
+
+    def accident() -> None:
+        with socket.create_connection(("127.0.0.1", port), 5):
+            """The sequencer listens where the settings say."""
+        victim = cluster.executors()[0]
+        os.kill(victim, signal.SIGKILL)
+        eventually(lambda: victim not in cluster.executors(), "the worker has noticed")
+
+    driver = run_with_an_accident(world, cluster, tmp_path, accident, endpoint)
+    assert "ended before the task was done" in driver.output()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_python_worker_that_is_killed_costs_one_attempt_of_the_batch(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
+    def accident() -> None:
+        victims = cluster.python_workers()
+        assert victims
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
+
+    driver = run_with_an_accident(world, cluster, tmp_path, accident)
+    assert "ended before the task was done" in driver.output()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_fetch_failure_between_map_and_write_stage_costs_one_attempt_of_the_batch(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
+    """The map output is lost when the first write tasks have begun, and the next ones have not fetched it yet."""
+
+    def accident() -> None:
+        lost = cluster.shuffle_files()
+        assert lost
+        for file in lost:
+            file.unlink()
+
+    driver = run_with_an_accident(world, cluster, tmp_path, accident)
+    assert "FetchFailed" in driver.output()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_both_executors_lost_at_once_cost_one_attempt_of_the_batch(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
+    def accident() -> None:
+        victims = cluster.executors()
+        assert len(victims) == WORKERS
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
+        eventually(lambda: not set(victims) & set(cluster.executors()), "the workers have noticed")
+
+    run_with_an_accident(world, cluster, tmp_path, accident)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_sequencer_that_executors_can_not_reach_fails_the_driver_soon_and_by_name(
+    world: World, cluster: Cluster
+) -> None:
+    world.send(100)
+    began = time.monotonic()
+    conf = {
+        **CONF,
+        "spark.exactlyonce.sequencer.host": "127.0.0.2",
+        "spark.exactlyonce.sequencer.bindAddress": "127.0.0.1",
+    }
+    driver = world.start(master=cluster.url, conf=conf)
+    assert driver.wait() == 1
+    assert time.monotonic() - began < 60
+    for part in ("the sequencer on the driver at 127.0.0.2:", "can't be reached", "spark.exactlyonce.sequencer.host"):
+        assert part in driver.output()
+    assert world.commits() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("spark.task.maxFailures", "4"),
+        ("spark.stage.maxConsecutiveAttempts", "4"),
+        ("spark.speculation", "true"),
+    ],
+)
+def test_a_cluster_that_would_run_a_task_twice_is_refused(
+    world: World, cluster: Cluster, setting: str, value: str
+) -> None:
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("spark-submit"),
+            *("--master", cluster.url, "--conf", f"{setting}={value}", JOBS / world.job, "--home", world.home),
+        ],
+        env={
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "EXACTLYONCE_KAFKA": json.dumps(dict(world.config)),
+            "TEST_PIPELINE": world.pipeline,
+            "TEST_SOURCE": world.source,
+            "TEST_SINK": world.sink,
+        },
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == RefusedError.exit_code
+    assert f"SettingRefusedError: {setting} is '{value}'" in done.stdout
+    assert world.ledger() == ([], [])

@@ -150,7 +150,7 @@ class KafkaTransaction(TransactionalSink):
     @property
     @override
     def time_limit_seconds(self) -> float:
-        return self._definition.transaction_timeout_seconds
+        return self._definition.transaction_timeout_seconds * _WRITING_SHARE
 
     @override
     def begin(self, batch: Batch) -> None:

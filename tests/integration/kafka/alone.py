@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.exceptions import invariant
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, invariant
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord, SinkRange, ledger_topic
 from airflow_provider_exactlyonce.streaming.batch import Batch
@@ -94,7 +96,7 @@ def started(
     run = Run(Home(home), pipeline, options)
     try:
         definition = KafkaSink(topic, transaction_timeout_seconds=timeout_seconds)
-        made = sink(definition, run, sequencer_host="127.0.0.1", stop_requested=lambda: alone.stop is not None)
+        made = sink(definition, run, listener=cast(Any, None), stop_requested=lambda: alone.stop is not None)
         callbacks = Callbacks(
             plan=lambda number: planned(run, number),
             stop_reason=lambda: alone.stop,
@@ -154,10 +156,26 @@ def check(config: Mapping[str, str], pipeline: str, topic: str, batches: int, cl
     """
     for name in (topic, ledger_topic(pipeline)):
         eventually(lambda name=name: open_transactions(config, name) == {}, f"nothing holds {name} back")  # type: ignore[misc]
-    found = Counter((record.key, record.value) for record in read_committed(config, topic))
+    quick = {**config, "fetch.wait.max.ms": "20"}
+    found = Counter((record.key, record.value) for record in read_committed(quick, topic))
     assert found == Counter(row for number in range(batches) for row in rows_of(number))
     with LedgerReader(config, pipeline) as reader:
         records = [record for _, record in reader.records()]
     commits = [record for record in records if isinstance(record, CommitRecord)]
     assert [(record.commit, record.batch) for record in commits] == [(n + 1, n) for n in range(batches)]
     assert [record.run for record in records if isinstance(record, RunRecord)] == claims
+
+
+def main() -> None:
+    """Run batches until something ends it; exit with the code of what that was. For tests that freeze a process."""
+    config, home, pipeline, topic = sys.argv[1:]
+    try:
+        with started(json.loads(config), Path(home), pipeline, topic, token="first") as alone:
+            for number in range(1000):
+                alone.process(number)
+    except ExactlyOnceError as error:
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

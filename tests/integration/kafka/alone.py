@@ -14,6 +14,7 @@ from typing import Any, cast
 from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, invariant
+from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord, SinkRange, ledger_topic
 from airflow_provider_exactlyonce.streaming.batch import Batch
@@ -35,13 +36,14 @@ class PlainSink(KafkaTransaction):
     """The Kafka sink with a loop in place of Spark's stage."""
 
     def write(self, frame: Any) -> None:
-        self._refresh_partitions()
-        partitions = self._target.partitions
+        topic = self._definition.topics[0]
+        written = self._sink.setdefault(topic, {})
         for row, (key, value) in enumerate(frame):
-            offset = self._run.session.write(self._definition.topic, row % partitions, key, value)
-            before = self._sink.get(row % partitions)
+            partition = row % self._targets[topic].partitions
+            offset = self._run.session.write(topic, partition, key, value)
+            before = written.get(partition)
             first, rows = (before.first, before.rows) if before else (offset, 0)
-            self._sink[row % partitions] = SinkRange(first=first, last=offset, rows=rows + 1, digest=0)
+            written[partition] = SinkRange(first=first, last=offset, rows=rows + 1, digest=0)
 
     def rebuild(self, frame: Any, record: CommitRecord) -> None:
         invariant(record.rows == len(frame), "a batch is the same every time")
@@ -63,7 +65,7 @@ class Pipeline:
     def process(self, *numbers: int) -> None:
         """Run batches as Spark would."""
         for number in numbers:
-            self.coordinator.process(rows_of(number), number)  # type: ignore[arg-type]
+            self.coordinator.process(cast(Any, rows_of(number)), number)
 
 
 def planned(run: Run, number: int) -> Batch:
@@ -96,7 +98,13 @@ def started(
     run = Run(Home(home), pipeline, options)
     try:
         definition = KafkaSink(topic, transaction_timeout_seconds=timeout_seconds)
-        made = sink(definition, run, listener=cast(Any, None), stop_requested=lambda: alone.stop is not None)
+        made = sink(
+            definition,
+            run,
+            targets=preflight.check_topics(run.client, sinks=[topic]),
+            listener=cast(Any, None),
+            stop_requested=lambda: alone.stop is not None,
+        )
         callbacks = Callbacks(
             plan=lambda number: planned(run, number),
             stop_reason=lambda: alone.stop,

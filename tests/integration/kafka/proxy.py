@@ -140,8 +140,8 @@ class Upstream:
         self._proxy = proxy
         self._socket: socket.socket | None = None
 
-    def ask(self, request: Request) -> bytes:
-        """Send a request and return its answer.
+    def send(self, request: Request) -> None:
+        """Send a request; the broker may not have read it yet.
 
         :raises Cut: when the broker is away
         """
@@ -152,7 +152,17 @@ class Upstream:
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._proxy.opened(self._socket)
             send(self._socket, request.frame)
-            answer = receive(self._socket)
+        except OSError as error:
+            raise Cut from error
+
+    def ask(self, request: Request) -> bytes:
+        """Send a request and return its answer.
+
+        :raises Cut: when the broker is away
+        """
+        self.send(request)
+        try:
+            answer = receive(self._socket) if self._socket else None
         except OSError as error:
             raise Cut from error
         if answer is None:

@@ -28,9 +28,10 @@ class SlowSink(PlainSink):
         record = super().pre_commit(started_milliseconds)
         if type(self).slow_attempts > 0:
             type(self).slow_attempts -= 1
-            topic, last = self._definition.topic, self._sink[0].last
+            ((topic, written),) = self._sink.items()
             eventually(
-                lambda: self._run.client.stable_offsets(topic)[0] > last, "the broker has aborted the transaction"
+                lambda: self._run.client.stable_offsets(topic)[0] > written[0].last,
+                "the broker has aborted the transaction",
             )
         return record
 

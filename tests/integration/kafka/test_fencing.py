@@ -154,7 +154,16 @@ def test_a_claim_that_arrives_late_costs_the_successor_an_attempt_and_not_its_pl
     check(stage.config, pipeline, stage.topic, 3, [1, 2, 2])
 
 
-@pytest.mark.parametrize("step", [name for name in failpoints.NAMES if name != "during-send"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param("after-claim", marks=pytest.mark.slow),
+        pytest.param("after-begin", marks=pytest.mark.slow),
+        "after-pre-commit",
+        "after-end-transaction",
+        pytest.param("after-commit", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_was_frozen_at_a_step_exits_and_leaves_its_successor_alone(
     step: str, kafka_config: Mapping[str, str], make_topic: Callable[..., str], tmp_path: Path
 ) -> None:

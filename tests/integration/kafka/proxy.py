@@ -186,11 +186,15 @@ class Rule:
 
 @dataclass
 class Proxy:
-    """A proxy in front of the broker on a port of this machine; a context manager."""
+    """A proxy in front of the broker on a port of this machine; a context manager.
+
+    :param away: nothing is answered any more
+    """
 
     broker_port: int
     requests: list[Request] = field(default_factory=list)
     held: list[Request] = field(default_factory=list)
+    away: bool = False
     _rules: list[Rule] = field(default_factory=list)
     _sockets: list[socket.socket] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -281,6 +285,8 @@ class Proxy:
     def _fault(self, request: Request) -> Fault:
         with self._lock:
             self.requests.append(request)
+            if self.away:
+                return cut_before
             for rule in self._rules:
                 if rule.times == 0 or not rule.matches(request):
                     continue

@@ -5,14 +5,17 @@ A batch ends committed exactly once, at the first attempt or at a later one; nev
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.kafka.wire import Code
-from tests.integration.kafka.alone import Stage, on_stage
-from tests.integration.kafka.proxy import Api, Fault, Proxy, answered, cut_after, cut_before, hold, twice
+from tests.integration.kafka.alone import Stage, check, on_stage, started
+from tests.integration.kafka.proxy import Api, Cut, Exchange, Fault, Proxy, answered, cut_after, cut_before, hold, twice
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +106,32 @@ def test_a_request_of_an_older_attempt_that_arrives_late_changes_nothing(stage: 
         session.abort()
     stage.process(2)
     stage.check(more_claims=0)
+
+
+@pytest.mark.slow
+def test_a_stop_ends_a_driver_whose_commit_is_in_doubt_while_the_cluster_is_away(
+    broker: EmbeddedBroker, kafka_config: Mapping[str, str], make_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic, home = make_topic(partitions=1), tmp_path / "home"
+    with Proxy(broker.state.port) as proxy:
+        with on_stage(proxy, kafka_config, home, topic) as stage:
+            stage.process()
+
+            def vanish(exchange: Exchange) -> bytes:
+                exchange.forward()
+                proxy.away, stage.alone.stop = True, "stop"
+                raise Cut
+
+            on_commit(stage, vanish)
+            began = time.monotonic()
+            with pytest.raises(StopRequestedError, match="the next run's ledger tells whether batch 1 is committed"):
+                stage.alone.process(1)
+            assert time.monotonic() - began < 60
+        proxy.away = False
+        with started(proxy.config, home, stage.alone.run.pipeline, topic, token="second") as successor:
+            successor.process(1, 2)
+            assert successor.events == [(1, True), (2, False)]
+    check(kafka_config, stage.alone.run.pipeline, topic, 3, [1, 2])
 
 
 @pytest.mark.parametrize("fault", [cut_before, cut_after, twice])

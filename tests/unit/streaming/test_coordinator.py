@@ -10,6 +10,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets
 from airflow_provider_exactlyonce.exceptions import (
     BadRecordError,
     BatchFailedError,
+    BatchTimedOutError,
     CommitUnknownError,
     ExactlyOnceError,
     FencedError,
@@ -56,10 +57,15 @@ RECORD = CommitRecord(
 class ScriptedSink(TransactionalSink):
     """Raises what the script says at each call of a method, and writes down the calls."""
 
-    def __init__(self, script: dict[str, list[Exception | None]], *, committed: list[bool]) -> None:
+    def __init__(
+        self, script: dict[str, list[Exception | None]], *, committed: list[bool], limits: list[float] | None = None
+    ) -> None:
         self.script, self.answers, self.calls = script, committed, list[str]()
+        self.limits = limits or []
 
-    time_limit_seconds = 60.0
+    @property
+    def time_limit_seconds(self) -> float:
+        return self.limits.pop(0) if self.limits else 60.0
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
@@ -176,6 +182,41 @@ def test_what_can_not_be_repeated_ends_the_query_with_its_own_error(
 def test_a_batch_whose_rerun_differs_is_refused_and_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     found, told, _, raised = processed(monkeypatch, {"rebuild": [RefusedError("other rows")]}, [True])
     assert (found, told, type(raised)) == (["begin", "rebuild", "abort"], [], RefusedError)
+
+
+@pytest.mark.parametrize(
+    ("limits", "error"), [([0, 0, 0], BatchTimedOutError), ([0, 60, 0], BatchFailedError), ([60] * 3, BatchFailedError)]
+)
+def test_only_a_batch_that_took_too_long_in_every_attempt_has_timed_out(
+    monkeypatch: pytest.MonkeyPatch, limits: list[float], error: type[ExactlyOnceError]
+) -> None:
+    monkeypatch.setattr(coordinator, "_FIRST_PAUSE_SECONDS", 0.0)
+    sink = ScriptedSink({"write": [FAILED] * 3}, committed=[], limits=list(limits))
+    callbacks = Callbacks(plan=lambda number: BATCH, stop_reason=lambda: None, committed=lambda *_: None)
+    with pytest.raises(error, match=r"^batch 7 "):
+        CommitCoordinator(sink, callbacks, max_batch_attempts=3).process(cast(Any, None), 7)
+
+
+@pytest.mark.parametrize(
+    ("recovery", "error"),
+    [(ExactlyOnceError("Kafka is away"), StopRequestedError), (FencedError("by run 2"), FencedError), (None, None)],
+)
+def test_a_stop_leaves_a_commit_in_doubt_to_the_next_run_only_when_it_can_not_be_settled(
+    recovery: Exception | None, error: type[ExactlyOnceError] | None
+) -> None:
+    sink = ScriptedSink({"commit": [UNKNOWN], "recover": [recovery]}, committed=[False, True])
+    callbacks = Callbacks(
+        plan=lambda number: BATCH,
+        stop_reason=lambda: "please" if "commit" in sink.calls else None,
+        committed=lambda *_: None,
+    )
+    made = CommitCoordinator(sink, callbacks, max_batch_attempts=3)
+    if error is None:
+        made.process(cast(Any, None), 7)
+    else:
+        with pytest.raises(error):
+            made.process(cast(Any, None), 7)
+    assert sink.calls == [*ONCE, "recover"]
 
 
 def test_a_stop_is_honoured_before_the_batch_begins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ writes the records, :func:`stamp` puts the 61-byte header before them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -192,6 +192,23 @@ def _body(
     )
 
 
+def encode_few(records: Sequence[tuple[bytes | None, bytes | None]], timestamp_milliseconds: int) -> Body:
+    """Encode keys and values for partition 0 as one body; its digest is 0.
+
+    :param records: a key and a value each, None for none
+    :param timestamp_milliseconds: their CreateTime
+    """
+    (body,) = encode_bodies(
+        pa.array([key for key, _ in records], type=pa.binary()),
+        pa.array([value for _, value in records], type=pa.binary()),
+        np.zeros(len(records), dtype=np.uint64),
+        np.zeros(len(records), dtype=np.int32),
+        timestamps=timestamp_milliseconds,
+        body_bytes_maximum=BODY_BYTES_LIMIT,
+    )
+    return body
+
+
 def encode_single(key: bytes | None, value: bytes | None, timestamp_milliseconds: int) -> Body:
     """Encode one record for partition 0; its digest is 0.
 
@@ -199,15 +216,7 @@ def encode_single(key: bytes | None, value: bytes | None, timestamp_milliseconds
     :param value: the value, or None
     :param timestamp_milliseconds: its CreateTime
     """
-    (body,) = encode_bodies(
-        pa.array([key], type=pa.binary()),
-        pa.array([value], type=pa.binary()),
-        np.zeros(1, dtype=np.uint64),
-        np.zeros(1, dtype=np.int32),
-        timestamps=timestamp_milliseconds,
-        body_bytes_maximum=BODY_BYTES_LIMIT,
-    )
-    return body
+    return encode_few([(key, value)], timestamp_milliseconds)
 
 
 def stamp(

@@ -12,7 +12,7 @@ The driver is its only owner. The rules (who may send what, and when) are those 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
@@ -149,16 +149,18 @@ class TransactionSession:
         self._written = {}
         self._move(Event.BEGUN)
 
-    def write(self, topic: str, partition: int, key: bytes, value: bytes) -> int:
+    def write(self, topic: str, partition: int, key: bytes, value: bytes, *, tombstones: Sequence[bytes] = ()) -> int:
         """Append one record of the driver's own to a partition that only the driver writes; return its offset.
 
+        :param tombstones: keys whose records go; in the same request, behind the record
         :raises BatchFailedError: when the broker refuses it; abort next
         :raises RefusedError: when the Kafka user lacks a right; abort next
         """
         sequence = self._written.get((topic, partition), 0)
         if sequence == 0:
             add_partition(self.client, self.transactional_id, self.producer, topic, partition)
-        body = record_batch.encode_single(key, value, timestamp_milliseconds=int(time.time() * 1000))
+        records = [(key, value), *((gone, None) for gone in tombstones)]
+        body = record_batch.encode_few(records, timestamp_milliseconds=int(time.time() * 1000))
         header, payload = record_batch.stamp(
             body, producer_id=self.producer.id, epoch=self.producer.epoch, base_sequence=sequence
         )

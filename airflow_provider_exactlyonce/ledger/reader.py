@@ -112,11 +112,11 @@ class LedgerReader:
         if isinstance(record, RunRecord):
             claim, claim_offset = record, offset
             commit_offset = record.before.commit_offset
-            commit = self._at(commit_offset) if commit_offset >= 0 else None
+            commit = self._at(commit_offset, begin, end)
         else:
             commit, commit_offset = record, offset
             claim_offset = record.before.run_offset
-            found = self._at(claim_offset)
+            found = self._at(claim_offset, begin, end)
             if not isinstance(found, RunRecord):
                 raise self._damaged(claim_offset, "a claim", found)
             claim = found
@@ -185,7 +185,9 @@ class LedgerReader:
             window *= 4
         return None
 
-    def _at(self, offset: int) -> Record | None:
+    def _at(self, offset: int, begin: int, end: int) -> Record | None:
+        if not begin <= offset < end:
+            return None
         for found, value in self._read(offset, offset + 1):
             return decode(value) if found == offset else None
         return None

@@ -6,15 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
     from airflow_provider_exactlyonce.streaming.definition import Pipeline, pipeline
     from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
     from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
 
-__all__ = ["KafkaSink", "KafkaSource", "Pipeline", "pipeline"]
+__all__ = ["KafkaSink", "KafkaSource", "LedgerRetention", "Pipeline", "pipeline"]
 
 _HOMES: Final = {
     "KafkaSink": "sinks.kafka",
     "KafkaSource": "sources.kafka",
+    "LedgerRetention": "definition",
     "Pipeline": "definition",
     "pipeline": "definition",
 }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import SourceRanges, check_pipeline_name
+from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, LedgerRetention
 from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
 from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
@@ -31,6 +32,7 @@ class Pipeline:
     :param sources: by the function's argument; one source without a name is its only positional argument
     :param output_mode: ``append``, ``update`` or ``complete``, as in Spark
     :param max_batch_attempts: attempts of one batch before the query fails
+    :param ledger_retention: how much of the ledger's history stays
     """
 
     name: str
@@ -39,6 +41,7 @@ class Pipeline:
     output_mode: str
     function: Callable[..., DataFrame]
     max_batch_attempts: int = 3
+    ledger_retention: LedgerRetention = DEFAULT_RETENTION
 
     def __call__(self, *args: Any, **kwargs: Any) -> DataFrame:
         """Apply the function, to batch frames in a test as to streams."""
@@ -98,6 +101,7 @@ def pipeline(
     sink: KafkaSink,
     output_mode: str = "append",
     max_batch_attempts: int = 3,
+    ledger_retention: LedgerRetention = DEFAULT_RETENTION,
 ) -> Callable[[Callable[..., DataFrame]], Pipeline]:
     """Declare a pipeline.
 
@@ -106,6 +110,7 @@ def pipeline(
     :param sink: where the result goes
     :param output_mode: ``append``, ``update`` or ``complete``
     :param max_batch_attempts: attempts of one batch before the query fails
+    :param ledger_retention: how much of the ledger's history stays; by default 30 days and 10,000 commits at least
     :raises RefusedError: when a value can't be
     """
     check_pipeline_name(name)
@@ -125,6 +130,7 @@ def pipeline(
             output_mode=output_mode,
             function=function,
             max_batch_attempts=max_batch_attempts,
+            ledger_retention=ledger_retention,
         )
 
     return declare

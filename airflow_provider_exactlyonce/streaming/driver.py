@@ -146,6 +146,7 @@ class Driver:
                     version=self._pipeline.version,
                     transaction_timeout_milliseconds=self._pipeline.sink.transaction_timeout_seconds * 1000,
                     accept_home=self._options.accept_home,
+                    ledger_retention=self._pipeline.ledger_retention,
                 ),
             )
             tail = run.check()  # before the seconds that a Spark session takes

@@ -38,6 +38,7 @@ from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
+from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, Expired, History, LedgerRetention
 from airflow_provider_exactlyonce.streaming.start_checks import check_start
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class RunOptions:
     :param version: content hash of the job
     :param transaction_timeout_milliseconds: from the first record to the commit of one batch
     :param accept_home: the home was moved on purpose: it replaces the one that the ledger names
+    :param ledger_retention: how much of the ledger's history stays
     """
 
     config: dict[str, str] = field(repr=False)
@@ -63,6 +65,7 @@ class RunOptions:
     version: str
     transaction_timeout_milliseconds: int
     accept_home: bool = False
+    ledger_retention: LedgerRetention = DEFAULT_RETENTION
 
 
 class Run:
@@ -84,6 +87,7 @@ class Run:
         )
         self.number = 0
         self._reader = LedgerReader(options.config, pipeline)
+        self._history: Final = History(self._reader, options.ledger_retention)
         self._lease: leases.Lease | None = None
         self._lineage: Lineage | None = None
         self._tail: LedgerTail | None = None
@@ -169,8 +173,13 @@ class Run:
             self._lease = renewed
         return True
 
+    def expired(self) -> Expired:
+        """Choose the ledger's records that go with the next commit."""
+        return self._history.expired(self.tail.place, needed_from=None, now_milliseconds=int(time.time() * 1000))
+
     def committed(self, record: CommitRecord, offset: int) -> None:
         """Note this run's own commit."""
+        self._history.committed()
         self._tail = replace(self.tail, end_offset=offset + 1, commit=record, commit_offset=offset)
         self.home.note_commit(record.lineage, record.commit)
 

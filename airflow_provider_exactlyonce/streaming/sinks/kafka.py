@@ -211,7 +211,7 @@ class KafkaTransaction(TransactionalSink):
     def pre_commit(self, started_milliseconds: int) -> CommitRecord:
         batch, run = self._open_batch(), self._run
         self._check_topics()
-        before = run.tail.place
+        before, expired = run.tail.place, run.expired()
         good = [of for topic, ranges in self._sink.items() if not self._is_bad(topic) for of in ranges.values()]
         bad = [of for topic, ranges in self._sink.items() if self._is_bad(topic) for of in ranges.values()]
         record = CommitRecord(
@@ -235,12 +235,13 @@ class KafkaTransaction(TransactionalSink):
             epoch=run.session.producer.epoch,
             started=started_milliseconds,
             committed=int(time.time() * 1000),
-            before=before,
+            before=replace(before, oldest=expired.oldest),
         )
         if self._definition.offsets_group is not None and batch.source:
             ends = {(topic, number): end for topic, of in batch.source.items() for number, (_, end) in of.items()}
             run.session.write_offsets(self._definition.offsets_group, ends, f"commit {record.commit}")
-        offset = run.session.write(records.ledger_topic(run.pipeline), 0, record.key, records.encode(record))
+        ledger = records.ledger_topic(run.pipeline)
+        offset = run.session.write(ledger, 0, record.key, records.encode(record), tombstones=expired.keys)
         self._pre_committed = record, offset
         failpoints.reach("after-pre-commit")
         return record

@@ -131,6 +131,10 @@ class CraftedPipeline:
         """Write the record and commit."""
         offset = self.session.write(self.ledger, 0, record.key, records.encode(record))
         self.session.commit()
+        self.note(record, offset)
+
+    def note(self, record: CommitRecord, offset: int) -> None:
+        """Go on behind a commit."""
         self.place = replace(self.place, commit=record.commit, commit_offset=offset, oldest=record.before.oldest)
         self.batch = record.batch + 1
         self.source_end = record.source["in"][0][1]

@@ -85,7 +85,8 @@ def test_a_clean_ledger_passes() -> None:
         ({"run": 2}, "I5", "run 2 committed it on the claim of run 1"),
         ({"epoch": 2}, "I5", "it has producer epoch 2, as commit 2 has"),
         ({"rows": 6}, "I7", "it says 6 rows"),
-        ({"digest": 1}, "I7", "with digest 0000000000000001, and its partitions add up to 5 with ffffffffffffffff"),
+        ({"digest": 1}, "I7", "with digest 0000000000000001 and 0 bad records; its partitions add up to 5 with f"),
+        ({"bad_records": 1}, "I7", "and 1 bad records"),
         ({"pipeline": "other"}, "I7", "it is a commit of pipeline other"),
         ({"before": Place(commit=2, commit_offset=3, run=1, run_offset=0)}, "I7", "commit 2 at offset 3 as the one"),
         (
@@ -140,3 +141,11 @@ def test_a_lineage_may_begin_anywhere_and_a_source_may_grow() -> None:
     restored = commit_of(2, lineage="m", batch=17, source={"in": {0: (10, 20), 1: (5, 8)}, "new": {0: (3, 3)}})
     following = commit_of(3, lineage="m", batch=18, source={"in": {0: (20, 20), 1: (8, 9)}, "new": {0: (3, 4)}})
     assert found_in((0, claim_of(1)), (2, commit_of(1)), (4, restored), (6, following)) == []
+
+
+def test_bad_records_are_in_the_sums_of_their_topic_only() -> None:
+    bad = {"bad": {0: SinkRange(first=0, last=2, rows=3, digest=17)}}
+    record = commit_of(1)
+    assert found_in((0, claim_of(1)), (2, replace(record, sink={**record.sink, **bad}, bad_records=3))) == []
+    (found,) = found_in((0, claim_of(1)), (2, replace(record, sink={**record.sink, **bad})))
+    assert found.invariant == "I7"

@@ -1,0 +1,124 @@
+"""How much history a ledger keeps: old commits and claims are tombstoned by the live run, a few with each batch.
+
+What a restore may need stays whatever its age: everything from the oldest savepoint on, from the commit on that the
+current lineage was restored at, and from the start of a running backfill on. The newest commit and the newest claim
+always stay; a ledger is opened from them.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, Record
+
+log = logging.getLogger(__name__)
+
+#: At most so many records are tombstoned with one batch: a backlog must not make a batch slow.
+TOMBSTONES_PER_BATCH: Final = 100
+_WINDOW_RECORDS: Final = 500
+_DAY_MILLISECONDS: Final = 24 * 60 * 60 * 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerRetention:
+    """What a ledger keeps; a commit goes only when both say so.
+
+    :param commits: the newest so many
+    :param days: everything younger
+    :raises RefusedError: when the newest commit could go
+    """
+
+    commits: int = 10_000
+    days: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.commits < 1 or self.days < 0:
+            raise RefusedError(f"{self}: commits must be at least 1 and days not negative")
+
+
+DEFAULT_RETENTION: Final = LedgerRetention()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expired:
+    """What goes with the next commit.
+
+    :param oldest: the oldest commit that is kept then
+    :param keys: of the records that go
+    """
+
+    oldest: int
+    keys: tuple[bytes, ...] = ()
+
+
+def may_go(
+    record: Record, retention: LedgerRetention, *, place: Place, needed_from: int | None, now_milliseconds: int
+) -> bool:
+    """Whether a record is history that nobody needs.
+
+    :param place: the newest commit and claim
+    :param needed_from: the oldest commit that a restore or a backfill needs, None for none
+    """
+    if not isinstance(record, CommitRecord):
+        return record.run < place.run
+    return (
+        record.commit <= place.commit - retention.commits
+        and record.committed < now_milliseconds - retention.days * _DAY_MILLISECONDS
+        and (needed_from is None or record.commit < needed_from)
+    )
+
+
+class History:
+    """The old end of a ledger, as the live run sees it.
+
+    :param reader: used by the same thread only
+    """
+
+    def __init__(self, reader: LedgerReader, retention: LedgerRetention) -> None:
+        self._reader: Final = reader
+        self._retention: Final = retention
+        self._window: list[Record] = []
+        self._chosen = 0
+        self._next_offset = 0
+
+    def expired(self, place: Place, *, needed_from: int | None, now_milliseconds: int) -> Expired:
+        """Choose what is tombstoned with the next commit. Asked again after an abort, it chooses the same.
+
+        :param place: the newest commit and claim
+        :param needed_from: the oldest commit that a restore or a backfill needs, None for none
+        """
+        if place.commit - place.oldest < self._retention.commits:
+            return Expired(oldest=place.oldest)
+        if not self._window:
+            self._read_on()
+        keys: list[bytes] = []
+        oldest, self._chosen = place.oldest, 0
+        for record in self._window[:TOMBSTONES_PER_BATCH]:
+            if may_go(record, self._retention, place=place, needed_from=needed_from, now_milliseconds=now_milliseconds):
+                keys.append(record.key)
+                if isinstance(record, CommitRecord):
+                    oldest = max(oldest, record.commit + 1)
+            elif isinstance(record, CommitRecord):
+                break  # the newest claim only is passed over: it stays in front of its run's commits
+            self._chosen += 1
+        return Expired(oldest=oldest, keys=tuple(keys))
+
+    def committed(self) -> None:
+        """Note that the commit took place for which was chosen last."""
+        del self._window[: self._chosen]
+        self._chosen = 0
+
+    def _read_on(self) -> None:
+        from confluent_kafka import KafkaException
+
+        try:
+            for offset, record in islice(self._reader.records(self._next_offset), _WINDOW_RECORDS):
+                self._next_offset = offset + 1
+                self._window.append(record)
+        except (ExactlyOnceError, KafkaException) as error:
+            log.warning("the old end of %s can't be read; its history stays longer: %s", self._reader.topic, error)

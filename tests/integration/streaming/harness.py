@@ -18,6 +18,7 @@ from typing import IO, Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.cli import submit_command
 from airflow_provider_exactlyonce.control import commands, lease
 from airflow_provider_exactlyonce.control.home import Home
@@ -264,3 +265,6 @@ def check_counts(world: World, *, complete: bool = True) -> None:
     assert sorted(found, key=order) == sorted(expected, key=order)
     if complete:
         assert used == world.sent, f"{world.sent - used} records are not in a commit"
+        report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
+        assert report.is_clean, [str(violation) for violation in report.found]
+        assert report.rows == len(found)

@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_provider_exactlyonce.kafka.digest import MODULUS, record_digest
 from airflow_provider_exactlyonce.streaming import KafkaSink
+from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
 
 COLUMNS = "key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
@@ -36,7 +37,16 @@ def test_a_readers_digest_is_sparks_for_all_lengths_nulls_and_headers(spark: Any
 
 
 def test_a_readers_digest_is_the_sinks(spark: Any) -> None:
-    given = [(key, value) for key, value, _ in rows(2, 500)]
-    encoded = KafkaSink("t").encode(spark.createDataFrame(given, "key BINARY, value BINARY")).collect()
-    assert [(bytes(row.key) if row.key is not None else None) for row in encoded] == [key for key, _ in given]
-    assert [row.digest % MODULUS for row in encoded] == [record_digest(*one) for one in given]
+    given = rows(2, 500)
+    sink = KafkaSink("t", headers="headers")
+    encoded = kafka_columns.encode(sink, spark.createDataFrame(given, COLUMNS)).collect()
+    found = [(_bytes(row.key), _bytes(row.value), row.headers) for row in encoded]
+    assert [one[:2] for one in found] == [one[:2] for one in given]
+    assert [row.digest % MODULUS for row in encoded] == [
+        record_digest(key, value, headers and [(name, _bytes(content)) for name, content in headers])
+        for key, value, headers in found
+    ]
+
+
+def _bytes(value: Any) -> bytes | None:
+    return None if value is None else bytes(value)

@@ -56,12 +56,11 @@ def grouped(numbers: Sequence[Varints]) -> list[list[Varints]]:
     groups: list[list[Varints]] = []
     free = 0
     for number in numbers:
-        widest = int(number.widths.max(initial=0))
-        if widest > free:
+        if number.widest > free:
             groups.append([])
             free = INLINE_BYTES_MAXIMUM
         groups[-1].append(number)
-        free -= widest
+        free -= number.widest
     return groups
 
 
@@ -88,15 +87,18 @@ def _write_numbers(views: NDArray[np.uint64], numbers: Sequence[Varints]) -> Non
     """Write numbers one after another: a view is 4 bytes of length, then 12 bytes of content."""
     low, high = np.zeros((2, 1), dtype=np.uint64)
     position = np.full(1, 32, dtype=np.uint64)
+    first_bit = last_bit = 32  # between these the position is, whatever the row
     for number in numbers:
-        words = number.words
-        end = position + (number.widths.view(np.uint64) << np.uint64(3))
         # numpy shifts by 64 or more to 0, which also is what a difference below 0 wraps to.
-        if words.any():
-            low = low | (words << position)
-            if int(end.max()) > 64:
-                high = high | (words >> (np.uint64(64) - position)) | (words << (position - np.uint64(64)))
-        position = end
+        if first_bit < 64:
+            low = low | (number.words << position)
+        if last_bit >= 64:
+            high = high | (number.words << (position - np.uint64(64)))
+        if first_bit < 64 < last_bit + 8 * number.widest:
+            high = high | (number.words >> (np.uint64(64) - position))
+        position = position + (number.widths << 3).view(np.uint64)
+        first_bit += 8 * number.narrowest
+        last_bit += 8 * number.widest
     views[:, 0] = low | ((position - np.uint64(32)) >> np.uint64(3))
     views[:, 1] = high
 

@@ -20,7 +20,6 @@ from airflow_provider_exactlyonce.kafka.columns import flat_column, stable_order
 from airflow_provider_exactlyonce.kafka.compression import UNCOMPRESSED, Compression
 from airflow_provider_exactlyonce.kafka.record_headers import encode_headers, rows_without_header_key
 from airflow_provider_exactlyonce.kafka.record_writer import RecordColumns, write_bodies
-from airflow_provider_exactlyonce.kafka.varint import WIDTH_LIMITS
 
 HEADER_BYTES: Final = 61
 BODY_BYTES_LIMIT: Final = 0x7FFFFFFF
@@ -309,9 +308,9 @@ def _refuse_oversized(
     body_bytes_maximum: int,
 ) -> None:
     """Raise for rows that don't fit into a batch alone."""
-    alone = records.smallest_sizes() + HEADER_BYTES
-    if int(alone.max()) <= body_bytes_maximum:
+    if int(records.smallest_sizes.max()) + HEADER_BYTES <= body_bytes_maximum:
         return
+    alone = np.broadcast_to(records.smallest_sizes + HEADER_BYTES, len(order))
     positions = np.flatnonzero(alone > body_bytes_maximum)
     positions = positions[np.argsort(order[positions])]
     rows = order[positions]
@@ -332,27 +331,9 @@ def _body_ends(records: RecordColumns, targets: NDArray[np.int32], body_bytes_ma
     start = 0
     for partition_end in partition_ends:
         while start < partition_end:
-            end = _body_end(records, start, partition_end, body_bytes_maximum - HEADER_BYTES)
-            # A record fits alone, yet perhaps not with the widest delta of a timestamp, by which bodies are cut.
-            start = max(end, start + 1)
+            start = records.body_end(start, partition_end, body_bytes_maximum - HEADER_BYTES)
             ends.append(start)
     return np.array(ends, dtype=np.int64)
-
-
-def _body_end(records: RecordColumns, start: int, partition_end: int, remaining_bytes: int) -> int:
-    """Where the body that starts here is full; one search for each stretch of offset deltas of the same width."""
-    position = start
-    for width, limit in enumerate(WIDTH_LIMITS, start=1):
-        stretch_end = min(partition_end, start + limit)
-        totals = records.totals(width)[position : stretch_end + 1]
-        full_bytes = totals[0] + remaining_bytes
-        if totals[-1] > full_bytes:
-            return position + int(np.searchsorted(totals, full_bytes, side="right")) - 1
-        if stretch_end == partition_end:
-            break
-        remaining_bytes -= int(totals[-1] - totals[0])
-        position = stretch_end
-    return partition_end
 
 
 def _spans(ends: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

@@ -7,6 +7,7 @@ A record is, with varints for all numbers but the attributes::
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
@@ -17,9 +18,16 @@ from numpy.typing import NDArray
 from airflow_provider_exactlyonce.kafka.columns import Column
 from airflow_provider_exactlyonce.kafka.pieces import Piece, PrefixedColumn, concatenate, grouped, part
 from airflow_provider_exactlyonce.kafka.record_headers import HeaderColumn
-from airflow_provider_exactlyonce.kafka.varint import Varints, compact, varint_widths, varints
+from airflow_provider_exactlyonce.kafka.varint import (
+    Varints,
+    compact,
+    constant,
+    varint_width,
+    varint_widths,
+    varints,
+)
 
-ZERO: Final = Varints(words=np.zeros(1, dtype=np.uint64), widths=np.ones(1, dtype=np.int64))
+ZERO: Final = constant(0, 1)
 """A record's attributes, and the number of its headers if it has none."""
 
 
@@ -41,12 +49,34 @@ class RecordColumns:
         header_sizes = ZERO.widths if headers is None else headers.sizes
         self.sizes_without_deltas = compact(ZERO.widths + self.keys.sizes + self.values.sizes + header_sizes)
         widest_delta = int(self.timestamps.max()) - int(self.timestamps.min())
-        self._timestamp_width = int(varint_widths(np.array([widest_delta, -widest_delta])).max())
-        self._totals: dict[int, NDArray[np.int64]] = {}
+        self._timestamp_width = varint_width(widest_delta)
 
+    @functools.cached_property
     def smallest_sizes(self) -> NDArray[np.int64]:
-        """Bytes of each record when it is the only one in its batch."""
-        return np.broadcast_to(_with_length(self.sizes_without_deltas + 2), self._rows)
+        """Bytes of each record, or of all, when it is the only one in its batch."""
+        return _with_length(self.sizes_without_deltas + 2)
+
+    @functools.cached_property
+    def _smallest_totals(self) -> NDArray[np.int64]:
+        """Bytes of the first n records for every n, if each were the only one in its batch."""
+        totals = np.zeros(self._rows + 1, dtype=np.int64)
+        np.cumsum(np.broadcast_to(self.smallest_sizes, self._rows), out=totals[1:])
+        return totals
+
+    def body_end(self, start: int, partition_end: int, payload_bytes_maximum: int) -> int:
+        """Where the body that starts here is full; one record is always in it.
+
+        :param start: its first record
+        :param partition_end: where the records of its partition end
+        :param payload_bytes_maximum: the most bytes that its records may take
+        """
+        totals = self._smallest_totals[start : partition_end + 1]
+        most = int(np.searchsorted(totals, totals[0] + payload_bytes_maximum, side="right")) - 1
+        # Timestamp deltas are taken for the widest of all, since they depend on where the body starts.
+        lengths = part(self.sizes_without_deltas, slice(start, start + most)) + self._timestamp_width
+        sizes = _with_length(lengths + offset_deltas(most).widths)
+        fitting = int(np.searchsorted(np.cumsum(sizes), payload_bytes_maximum, side="right"))
+        return start + max(fitting, 1)
 
     def time_ranges(self, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the timestamps of each body's first and of its latest record.
@@ -57,18 +87,6 @@ class RecordColumns:
             times = np.broadcast_to(self.timestamps, len(starts))
             return times, times
         return self.timestamps[starts], np.maximum.reduceat(self.timestamps, starts)
-
-    def totals(self, delta_width: int) -> NDArray[np.int64]:
-        """Bytes of the first n records for every n, if all offset deltas had this width, and timestamp deltas the most.
-
-        :param delta_width: bytes of an offset delta
-        """
-        if delta_width not in self._totals:
-            sizes = _with_length(self.sizes_without_deltas + self._timestamp_width + delta_width)
-            totals = np.zeros(self._rows + 1, dtype=np.int64)
-            np.cumsum(np.broadcast_to(sizes, self._rows), out=totals[1:])
-            self._totals[delta_width] = totals
-        return self._totals[delta_width]
 
 
 def _with_length(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -92,20 +110,50 @@ def write_bodies(records: RecordColumns, bounds: NDArray[np.int64]) -> Iterator[
 def _pieces(records: RecordColumns, bounds: NDArray[np.int64], rows: slice) -> list[Piece]:
     """What the records of these rows consist of."""
     counts = np.diff(bounds)
-    offset_deltas = np.arange(rows.start, rows.stop) - np.repeat(bounds[:-1], counts)
-    timestamp_deltas = np.zeros(1, dtype=np.int64)
+    offsets = _repeated_offset_deltas(counts)
+    times = np.zeros(1, dtype=np.int64)
     if len(records.timestamps) > 1:
-        bases = np.repeat(records.timestamps[bounds[:-1]], counts)
-        timestamp_deltas = records.timestamps[rows] - bases
-    offset_widths, timestamp_widths = varint_widths(offset_deltas), varint_widths(timestamp_deltas)
-    lengths = compact(part(records.sizes_without_deltas, rows) + offset_widths + timestamp_widths)
+        times = compact(records.timestamps[rows] - np.repeat(records.timestamps[bounds[:-1]], counts))
+    time_widths = varint_widths(times)
+    lengths = compact(part(records.sizes_without_deltas, rows) + offsets.widths + time_widths)
     before_key = [
         *varints(lengths, varint_widths(lengths)),
         ZERO,
-        *varints(timestamp_deltas, timestamp_widths),
-        *varints(offset_deltas, offset_widths),
+        *varints(times, time_widths),
+        offsets,
         *records.keys.lengths(rows),
     ]
     key, value = records.keys.column.take(rows), records.values.column.take(rows)
     headers: list[Piece] = [[ZERO]] if records.headers is None else records.headers.pieces(rows)
     return [*grouped(before_key), key, records.values.lengths(rows), value, *headers]
+
+
+def offset_deltas(count: int) -> Varints:
+    """Encode 0, 1, 2 and so on.
+
+    :param count: how many of them
+    """
+    table = _offset_delta_table(max(count - 1, 4_095).bit_length())
+    widest = varint_width(max(count - 1, 0))
+    return Varints(words=table.words[:count], widths=table.widths[:count], narrowest=1, widest=widest)
+
+
+@functools.lru_cache(maxsize=1)
+def _offset_delta_table(bits: int) -> Varints:
+    """Encode all numbers of so many bits; every flush needs the same ones."""
+    numbers = np.arange(1 << bits)
+    (table,) = varints(numbers, varint_widths(numbers))
+    return table
+
+
+def _repeated_offset_deltas(counts: NDArray[np.int64]) -> Varints:
+    """Encode the offset deltas of neighbouring bodies of so many records each."""
+    longest = offset_deltas(int(counts.max()))
+    if len(counts) == 1:
+        return longest
+    return Varints(
+        words=np.concatenate([longest.words[:count] for count in counts.tolist()]),
+        widths=np.concatenate([longest.widths[:count] for count in counts.tolist()]),
+        narrowest=1,
+        widest=longest.widest,
+    )

@@ -10,23 +10,37 @@ from numpy.typing import NDArray
 
 from airflow_provider_exactlyonce.kafka.columns import WORD_BYTES
 
-WIDTH_LIMITS: Final = (1 << 6, 1 << 13, 1 << 20, 1 << 27, 1 << 34)
-"""Non-negative numbers below the n-th limit take n + 1 bytes; no 32 bit integer takes more than 5."""
+WIDTH_LIMITS: Final = tuple(1 << (7 * width - 1) for width in range(1, 10))
+"""Non-negative numbers below the n-th limit take at most n bytes."""
 
-VARLONG_BYTES_MAXIMUM: Final = 10
-"""A 64 bit integer takes at most so many bytes."""
+# By width: what says in each byte but the last that another follows.
+_FOLLOWED: Final = np.array([0x8080808080808080 & (1 << 8 * max(width - 1, 0)) - 1 for width in range(11)], np.uint64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Varints:
-    """Encoded numbers, one for each row or a single one that all rows share.
+    """Short pieces of bytes, one for each row or a single one that all rows share.
 
     :param words: their bytes, as little-endian words
-    :param widths: how many bytes of each word count, at most 8
+    :param widths: how many bytes of each word count
+    :param narrowest: no width is less
+    :param widest: no width is more; 8 at most
     """
 
     words: NDArray[np.uint64]
     widths: NDArray[np.int64]
+    narrowest: int
+    widest: int
+
+
+def constant(word: int, width: int) -> Varints:
+    """Return a piece that is the same for all rows.
+
+    :param word: its bytes, as a little-endian word
+    :param width: how many they are
+    """
+    words, widths = np.array([word], dtype=np.uint64), np.array([width], dtype=np.int64)
+    return Varints(words=words, widths=widths, narrowest=width, widest=width)
 
 
 def compact(numbers: NDArray[Any]) -> NDArray[Any]:
@@ -37,54 +51,68 @@ def compact(numbers: NDArray[Any]) -> NDArray[Any]:
     return numbers[:1] if numbers.size > 1 and numbers.min() == numbers.max() else numbers
 
 
-def zigzag(numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Map signed integers to unsigned ones, small to small: 0, -1, 1, -2 and so on to 0, 1, 2, 3.
+def varint_width(number: int) -> int:
+    """How many bytes a number takes.
 
-    :param numbers: 64 bit integers
+    :param number: a 64 bit integer
     """
-    return ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
+    magnitude = number if number >= 0 else ~number
+    return magnitude.bit_length() // 7 + 1
 
 
 def varint_widths(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many bytes each number takes.
+    """How many bytes each number takes; a single width if it is the same for all.
 
-    :param numbers: 64 bit integers
+    :param numbers: 64 bit integers, one at least
     """
-    unsigned = zigzag(numbers)
-    widths = np.ones(numbers.shape, dtype=np.int64)
-    highest = int(unsigned.max()) if unsigned.size else 0
-    for width in range(1, VARLONG_BYTES_MAXIMUM):
-        limit = 1 << (7 * width)
-        if highest < limit:
-            break
-        widths += unsigned >= np.uint64(limit)
-    return compact(widths)
+    lowest = int(numbers.min())
+    if lowest < 0:
+        numbers = numbers ^ (numbers >> 63)
+        lowest = int(numbers.min())
+    narrowest, widest = varint_width(lowest), varint_width(int(numbers.max()))
+    widths = np.full(numbers.shape if widest > narrowest else 1, narrowest, dtype=np.int64)
+    for limit in WIDTH_LIMITS[narrowest - 1 : widest - 1]:
+        widths += numbers >= limit
+    return widths
 
 
 def varints(numbers: NDArray[np.int64], widths: NDArray[np.int64]) -> list[Varints]:
-    """Encode numbers: their first eight bytes, then in a second part, if any takes more than eight, the others.
+    """Encode numbers: their first eight bytes, then in a second piece, if any takes more than eight, the others.
 
-    :param numbers: 64 bit integers
+    :param numbers: 64 bit integers, one at least
     :param widths: their widths, from :func:`varint_widths`
     """
-    unsigned = zigzag(numbers)
-    widest = int(widths.max()) if widths.size else 1
+    unsigned = (numbers << 1).view(np.uint64)
+    if int(numbers.min()) < 0:
+        unsigned ^= (numbers >> 63).view(np.uint64)
+    narrowest, widest = int(widths.min()), int(widths.max())
+    first = Varints(
+        words=_spread(unsigned, widths, widest),
+        widths=np.minimum(widths, WORD_BYTES) if widest > WORD_BYTES else widths,
+        narrowest=min(narrowest, WORD_BYTES),
+        widest=min(widest, WORD_BYTES),
+    )
     if widest <= WORD_BYTES:
-        return [Varints(words=_spread(unsigned, widths), widths=widths)]
-    return [
-        Varints(words=_spread(unsigned, widths), widths=np.minimum(widths, WORD_BYTES)),
-        Varints(
-            words=_spread(unsigned >> np.uint64(7 * WORD_BYTES), np.maximum(widths - WORD_BYTES, 1)),
-            widths=np.maximum(widths - WORD_BYTES, 0),
-        ),
-    ]
+        return [first]
+    rest_widths = np.maximum(widths - WORD_BYTES, 0)
+    rest = Varints(
+        words=_spread(unsigned >> np.uint64(7 * WORD_BYTES), rest_widths, widest - WORD_BYTES),
+        widths=rest_widths,
+        narrowest=max(narrowest - WORD_BYTES, 0),
+        widest=widest - WORD_BYTES,
+    )
+    return [first, rest]
 
 
-def _spread(unsigned: NDArray[np.uint64], widths: NDArray[np.int64]) -> NDArray[np.uint64]:
+def _spread(unsigned: NDArray[np.uint64], widths: NDArray[np.int64], widest: int) -> NDArray[np.uint64]:
     """Put seven bits into each byte of a word; the eighth says that another byte follows."""
+    if widest <= 1:
+        return unsigned
     words = unsigned & np.uint64(0x7F)
-    for index in range(1, min(int(widths.max(initial=1)), WORD_BYTES)):
-        words |= ((unsigned >> np.uint64(7 * index)) & np.uint64(0x7F)) << np.uint64(8 * index)
-    # numpy shifts by 64 or more to 0, less 1 makes that a word of ones: all eight bytes are followed by another.
-    followed = (np.uint64(1) << (8 * (widths - 1)).astype(np.uint64)) - np.uint64(1)
-    return words | (followed & np.uint64(0x8080808080808080))
+    for index in range(1, min(widest, WORD_BYTES)):
+        septets = unsigned >> np.uint64(7 * index)
+        septets &= np.uint64(0x7F)
+        septets <<= np.uint64(8 * index)
+        words |= septets
+    words |= _FOLLOWED.take(widths)
+    return words

@@ -35,12 +35,14 @@ class PrefixedColumn:
         self._lengths = compact(
             column.lengths if column.valid is None else np.where(column.valid, column.lengths, NULL_LENGTH)
         )
+        self._longest = int(self._lengths.max())
         self._widths = varint_widths(self._lengths)
         self.sizes: NDArray[np.int64] = self._widths + np.maximum(self._lengths, 0)
 
-    def lengths(self, rows: slice) -> list[Varints]:
-        """Encode the lengths of these rows, as one number."""
-        return varints(part(self._lengths, rows), part(self._widths, rows))
+    def pieces(self, rows: slice) -> list[Varints | Column]:
+        """Return these rows' lengths, then their bytes unless all are empty."""
+        lengths = varints(part(self._lengths, rows), part(self._widths, rows))
+        return [*lengths, self.column.take(rows)] if self._longest > 0 else [*lengths]
 
 
 def part(numbers: NDArray[np.int64], rows: slice) -> NDArray[np.int64]:
@@ -48,37 +50,45 @@ def part(numbers: NDArray[np.int64], rows: slice) -> NDArray[np.int64]:
     return numbers if len(numbers) == 1 else numbers[rows]
 
 
-def grouped(numbers: Sequence[Varints]) -> list[list[Varints]]:
-    """Share out numbers that follow each other to as few pieces as hold them.
+def grouped(pieces: Sequence[Varints | Column]) -> list[Piece]:
+    """Share out numbers that follow each other to as few views as hold them.
 
-    :param numbers: each of 8 bytes at most
+    :param pieces: numbers, each of 8 bytes at most, and columns
     """
-    groups: list[list[Varints]] = []
+    groups: list[Piece] = []
+    numbers: list[Varints] = []
     free = 0
-    for number in numbers:
-        if number.widest > free:
-            groups.append([])
+    for piece in pieces:
+        if isinstance(piece, Column):
+            groups.append(piece)
+            free = 0
+            continue
+        if piece.widest > free:
+            numbers = []
+            groups.append(numbers)
             free = INLINE_BYTES_MAXIMUM
-        groups[-1].append(number)
-        free -= number.widest
+        numbers.append(piece)
+        free -= piece.widest
     return groups
 
 
 def concatenate(pieces: Sequence[Piece], rows: int) -> tuple[memoryview, NDArray[np.int64]]:
-    """Write the pieces of the first row, those of the second, and so on.
+    """Write the pieces of the first row, those of the second, and so on; after the last row a zero byte.
 
     :param pieces: what each row consists of
     :param rows: how many rows there are, 1 or more
-    :returns: the bytes, and where in them each piece of each row starts, then where the last one ends
+    :returns: the bytes, and where in them each piece of each row starts, then where the zero byte starts and ends
     """
-    views = np.empty((rows, len(pieces), 2), dtype=np.uint64)
+    every_view = np.empty((rows * len(pieces) + 1, 2), dtype=np.uint64)
+    every_view[-1] = 1, 0
+    views = every_view[:-1].reshape(rows, len(pieces), 2)
     buffers: list[pa.Buffer] = []
     for index, piece in enumerate(pieces):
         if isinstance(piece, Column):
             buffers += _write_column(views[:, index], piece, len(buffers))
         else:
             _write_numbers(views[:, index], piece)
-    array = pa.Array.from_buffers(pa.binary_view(), rows * len(pieces), [None, pa.py_buffer(views), *buffers])
+    array = pa.Array.from_buffers(pa.binary_view(), len(every_view), [None, pa.py_buffer(every_view), *buffers])
     _, offset_buffer, data = array.cast(pa.large_binary()).buffers()
     return memoryview(data).cast("B"), np.frombuffer(offset_buffer, dtype=np.int64)
 

@@ -34,7 +34,7 @@ _LENGTH_STARTS_AFTER: Final = 12
 
 _NO_ROWS: Final = np.zeros(0, dtype=np.int64)
 
-SPAN_ROWS_MINIMUM: Final = 8192
+SPAN_ROWS_MINIMUM: Final = 12_288
 """Bodies are written in groups of at least so many rows: few calls, yet the views stay in the processor's cache."""
 
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from airflow_provider_exactlyonce.kafka.columns import Column, flat_column, flat_offsets, flat_validity
-from airflow_provider_exactlyonce.kafka.pieces import Piece, PrefixedColumn, concatenate, part
-from airflow_provider_exactlyonce.kafka.varint import varint_widths, varints
+from airflow_provider_exactlyonce.kafka.pieces import PrefixedColumn, concatenate, grouped, part
+from airflow_provider_exactlyonce.kafka.varint import Varints, varint_widths, varints
 
 
 class HeaderColumn:
@@ -27,9 +27,9 @@ class HeaderColumn:
         """Take these rows in this order."""
         return HeaderColumn(self._counts[order], self._encoded.take(order))
 
-    def pieces(self, rows: slice) -> list[Piece]:
+    def pieces(self, rows: slice) -> list[Varints | Column]:
         """What the headers of these rows consist of."""
-        return [varints(self._counts[rows], part(self._widths, rows)), self._encoded.take(rows)]
+        return [*varints(self._counts[rows], part(self._widths, rows)), self._encoded.take(rows)]
 
 
 def encode_headers(headers: pa.ListArray) -> HeaderColumn | None:
@@ -44,7 +44,7 @@ def encode_headers(headers: pa.ListArray) -> HeaderColumn | None:
     keys = PrefixedColumn(flat_column(_binary(entries.field("key"))))
     values = PrefixedColumn(flat_column(_binary(entries.field("value"))))
     every = slice(0, len(entries))
-    pieces: list[Piece] = [keys.lengths(every), keys.column, values.lengths(every), values.column]
+    pieces = grouped([*keys.pieces(every), *values.pieces(every)])
     content, positions = concatenate(pieces, len(entries))
     starts = positions[offsets[:-1] * len(pieces)]
     ends = positions[(offsets[:-1] + counts) * len(pieces)]

@@ -103,8 +103,17 @@ def write_bodies(records: RecordColumns, bounds: NDArray[np.int64]) -> Iterator[
     rows = slice(int(bounds[0]), int(bounds[-1]))
     pieces = _pieces(records, bounds, rows)
     content, positions = concatenate(pieces, rows.stop - rows.start)
+    shift = len(_before_length(records))
     for start, end in pairwise(positions[(bounds - bounds[0]) * len(pieces)].tolist()):
-        yield content[start:end]
+        yield content[start + shift : end + shift]
+
+
+def _before_length(records: RecordColumns) -> list[Varints]:
+    """What is written with a record's first bytes: the record before it ends with the number of its headers, 0.
+
+    It saves a view a record.
+    """
+    return [ZERO] if records.headers is None else []
 
 
 def _pieces(records: RecordColumns, bounds: NDArray[np.int64], rows: slice) -> list[Piece]:
@@ -116,16 +125,18 @@ def _pieces(records: RecordColumns, bounds: NDArray[np.int64], rows: slice) -> l
         times = compact(records.timestamps[rows] - np.repeat(records.timestamps[bounds[:-1]], counts))
     time_widths = varint_widths(times)
     lengths = compact(part(records.sizes_without_deltas, rows) + offsets.widths + time_widths)
-    before_key = [
-        *varints(lengths, varint_widths(lengths)),
-        ZERO,
-        *varints(times, time_widths),
-        offsets,
-        *records.keys.lengths(rows),
-    ]
-    key, value = records.keys.column.take(rows), records.values.column.take(rows)
-    headers: list[Piece] = [[ZERO]] if records.headers is None else records.headers.pieces(rows)
-    return [*grouped(before_key), key, records.values.lengths(rows), value, *headers]
+    return grouped(
+        [
+            *_before_length(records),
+            *varints(lengths, varint_widths(lengths)),
+            ZERO,
+            *varints(times, time_widths),
+            offsets,
+            *records.keys.pieces(rows),
+            *records.values.pieces(rows),
+            *([] if records.headers is None else records.headers.pieces(rows)),
+        ]
+    )
 
 
 def offset_deltas(count: int) -> Varints:

@@ -24,6 +24,11 @@ Piece = Column | Sequence[Varints]
 """What becomes one view a row: its bytes in a column, or numbers of 12 bytes at most together."""
 
 
+# Above a limit glibc gives freed memory back to the system, and the next flush pays for every page again, a third of
+# its time. Freeing a block that was mapped by itself, though nobody touched it, raises that limit to twice its size.
+np.empty(16 << 20, dtype=np.uint8)
+
+
 class PrefixedColumn:
     """A column of byte strings, each after its length, as Kafka writes keys, values and headers.
 

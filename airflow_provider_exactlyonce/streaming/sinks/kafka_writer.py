@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.kafka import preflight, record_batch
 from airflow_provider_exactlyonce.kafka.columns import flat_numbers
 from airflow_provider_exactlyonce.kafka.compression import UNCOMPRESSED, Compression
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
-from airflow_provider_exactlyonce.kafka.record_batch import Body, OversizedRecord
+from airflow_provider_exactlyonce.kafka.record_batch import Body, OversizedRecord, RefusedRecord
 from airflow_provider_exactlyonce.kafka.transaction import add_partition, produce
 from airflow_provider_exactlyonce.kafka.wire import Producer, WireClient
 from airflow_provider_exactlyonce.streaming.marked_errors import mark
@@ -163,6 +163,8 @@ def _encode(
         )
     except OversizedRecord as error:
         raise RecordTooLargeError(mark(RecordTooLargeError, f"topic {topic}: {error}")) from error
+    except RefusedRecord as error:
+        raise RecordRefusedError(mark(RecordRefusedError, f"topic {topic}: {error}")) from error
 
 
 def _timestamps(rows: pa.RecordBatch, target: TopicFacts) -> int | NDArray[np.int64]:

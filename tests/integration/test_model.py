@@ -28,7 +28,9 @@ def test_every_fail_point_has_its_place_in_the_model() -> None:
 def test_every_transition_of_the_producer_session_has_its_place_in_the_model() -> None:
     rows = re.findall(r"^\| ([a-z]+) \| ([a-z ]+) \| ([a-z]+) \| `(.+)` \|$", README, re.MULTILINE)
 
-    assert [row[:3] for row in rows] == [(old.value, event.value, new.value) for (old, event), new in TRANSITIONS.items()]
+    assert [row[:3] for row in rows] == [
+        (old.value, event.value, new.value) for (old, event), new in TRANSITIONS.items()
+    ]
     assert [place for *_, place in rows if place not in SOURCE] == []
 
 
@@ -48,7 +50,9 @@ def run_checker(tmp_path: Path, *definitions: str) -> str:
         ["gcc", "-w", "-O1", "-DSAFETY", "-DCOLLAPSE", "-o", "pan", "pan.c"],
         ["./pan", "-m100000", "-w22"],
     )
-    return [subprocess.run(one, cwd=tmp_path, check=True, capture_output=True, text=True).stdout for one in commands][-1]
+    return [subprocess.run(one, cwd=tmp_path, check=True, capture_output=True, text=True).stdout for one in commands][
+        -1
+    ]
 
 
 @pytest.mark.skipif(not HAS_SPIN, reason="spin or gcc is not installed; docs/model/README.md has the results")

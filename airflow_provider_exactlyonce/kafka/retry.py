@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from airflow_provider_exactlyonce.kafka.wire import Code, UnansweredError
+from airflow_provider_exactlyonce.kafka.wire import Code, UnansweredError, describe
 
 #: Answers that say "not now": the request had no effect, or it is in progress.
 TRANSIENT: Final = frozenset(
@@ -54,7 +54,7 @@ def until_definite(
             if code not in TRANSIENT:
                 return code
             on_transient(code)
-            last = f"error code {code}"
+            last = describe(code)
         except UnansweredError as error:
             last = str(error)
         if time.monotonic() >= deadline or give_up():

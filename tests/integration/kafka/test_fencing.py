@@ -17,7 +17,7 @@ import pytest
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.control import lease
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
-from airflow_provider_exactlyonce.exceptions import FencedError
+from airflow_provider_exactlyonce.exceptions import FencedError, RefusedError
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, add_partition
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, WireClient
 from tests.integration.kafka.alone import Stage, check, on_stage, started
@@ -100,6 +100,14 @@ def test_a_straggler_between_abort_and_epoch_is_recovered_under_the_same_run(sta
     stage.process()
     assert stage.alone.run.number == 1
     stage.check(more_claims=int(stage.alone.run.tail.claim_offset > claim))
+
+
+def test_a_right_that_is_taken_away_ends_the_run_by_name(stage: Stage) -> None:
+    denied = answered(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, executed=False)
+    stage.proxy.on(Api.INIT_PRODUCER_ID, denied, times=2)
+    with pytest.raises(RefusedError, match=r"lacks the right DESCRIBE and WRITE on transactional\.id exactlyonce\.p-"):
+        stage.alone.process(1)
+    stage.check(more_claims=0)
 
 
 def test_a_superseded_run_leaves_its_successors_open_transaction_alone(stage: Stage, tmp_path: Path) -> None:

@@ -1,0 +1,183 @@
+"""A pipeline on a broker with TLS, SCRAM and ACLs, from one connection; and a look for its password everywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import sys
+import threading
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.control import status
+from airflow_provider_exactlyonce.control.home import Home
+from tests.integration.airflow.conftest import Airflow, names_of
+from tests.integration.airflow.test_dag import RUN
+from tests.integration.kafka.secured import Right, SecuredBroker, documented_rights, secured_broker
+from tests.integration.streaming.harness import World, check_counts, eventually
+
+#: JSON, JAAS and a shell escape none of it, so that it is found however it was written.
+SECRET = f"hush{uuid.uuid4().hex}"
+PAGES = ("/environment/", "/SQL/", "/StreamingQuery/", "/jobs/", "/executors/")
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[SecuredBroker]:
+    with secured_broker(tmp_path / "secured") as broker:
+        yield broker
+
+
+def files_with_the_secret(folder: Path) -> list[Path]:
+    found = []
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            try:
+                if path.is_file() and SECRET.encode() in path.read_bytes():
+                    found.append(path)
+            except OSError:  # it is gone already
+                continue
+    return found
+
+
+def is_for_its_owner_only(path: Path, root: Path) -> bool:
+    """Tell whether others are kept out by the file or by a folder between it and the root."""
+    try:
+        return any(
+            not one.stat().st_mode & (0o005 if one.is_dir() else 0o004)
+            for one in (path, *path.parents)
+            if one.is_relative_to(root) and one != root
+        )
+    except FileNotFoundError:  # it is gone already
+        return True
+
+
+def command_lines_with_the_secret() -> list[str]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                text = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if SECRET in text:
+                found.append(text)
+    return found
+
+
+@dataclass
+class Watcher:
+    """Looks again and again while the pipeline runs."""
+
+    local: Path
+    home: Path
+    leaks: list[str] = field(default_factory=list)
+    pages: dict[str, str] = field(default_factory=dict)
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Watcher:
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(30)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.2):
+            self.leaks += [f"command line: {line}" for line in command_lines_with_the_secret()]
+            self.leaks += [
+                f"file: {path}"
+                for path in files_with_the_secret(self.local)
+                if not is_for_its_owner_only(path, self.local)
+            ]
+            found = status.read(Home(self.home).status)
+            if found is not None and found.ui_url:
+                self._read_pages(found.ui_url, found.application_id or "")
+
+    def _read_pages(self, url: str, application: str) -> None:
+        for page in (*PAGES, f"/api/v1/applications/{application}/environment"):
+            try:
+                with urllib.request.urlopen(url + page, timeout=5) as answer:
+                    self.pages[page] = self.pages.get(page, "") + answer.read().decode()
+            except OSError:
+                continue
+
+
+def spark_settings(folder: Path) -> dict[str, str]:
+    """Return the environment in which Spark keeps an event log, and its files where they can be looked at."""
+    for name in ("conf", "events", "local"):
+        (folder / name).mkdir()
+    settings = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": (folder / "events").as_uri()}
+    (folder / "conf" / "spark-defaults.conf").write_text("".join(f"{name} {to}\n" for name, to in settings.items()))
+    return {"SPARK_CONF_DIR": str(folder / "conf"), "SPARK_LOCAL_DIRS": str(folder / "local")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_pipeline_runs_over_tls_with_a_password_that_is_nowhere_to_be_seen(
+    airflow: Airflow, secured: SecuredBroker, tmp_path: Path
+) -> None:
+    user = secured.make_user(SECRET)
+    source, sink = secured.make_topic(3), secured.make_topic(4)
+    names = {"SOURCE": source, "SINK": sink, "PIPELINE": f"p-{source}"}
+    readers = [Right("topic", sink, "Read"), Right("group", "independent-reader", "Read")]  # the DAG's last task
+    secured.grant(user, [*(right.of(names) for right in documented_rights()), *readers])
+    world = World(
+        config=secured.open_config, pipeline=names["PIPELINE"], source=source, sink=sink, home=tmp_path / "home"
+    )
+    world.send(1000)
+    connection = json.dumps({"conn_type": "kafka", "extra": secured.config(user, SECRET)})
+    environment = {
+        **names_of(world, tmp_path / "result.json"),
+        **spark_settings(tmp_path),
+        "AIRFLOW_CONN_KAFKA_DEFAULT": connection,
+    }
+    command = [sys.executable, "-c", RUN, airflow.environment["AIRFLOW__CORE__DAGS_FOLDER"], "stream_then_gate"]
+    with Watcher(tmp_path / "local", world.home) as watcher:
+        airflow.run(command, environment)
+    check_counts(world)
+
+    assert watcher.leaks == []
+    assert {"/environment/", "/SQL/"} <= watcher.pages.keys()
+    assert [page for page, text in watcher.pages.items() if SECRET in text] == []
+    assert list((tmp_path / "events").iterdir())
+    assert sum(1 for _ in (world.home / "control" / "logs").iterdir()) == 1
+    for folder in (airflow.home, world.home, tmp_path / "events", tmp_path / "local"):
+        assert files_with_the_secret(folder) == []
+    assert_nothing_in(airflow.home / "airflow.db", world)
+
+
+def assert_nothing_in(database: Path, world: World) -> None:
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as opened:
+        text = "\n".join(opened.iterdump())
+    assert "rendered_task_instance_fields" in text
+    assert str(world.home) in text  # as a rendered field; so the look has seen them
+    assert world.pipeline in text  # in an XCom
+    assert SECRET not in text
+
+
+def test_the_look_finds_what_is_there(tmp_path: Path) -> None:
+    planted = tmp_path / "folder" / "file"
+    planted.parent.mkdir(mode=0o755)
+    planted.write_bytes(b"\0" + SECRET.encode() + b"\0")
+    assert files_with_the_secret(tmp_path) == [planted]
+    assert not is_for_its_owner_only(planted, tmp_path)
+    planted.chmod(0o600)
+    assert is_for_its_owner_only(planted, tmp_path)
+    planted.chmod(0o644)
+    planted.parent.chmod(0o700)
+    assert is_for_its_owner_only(planted, tmp_path)
+    child = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", "import time; time.sleep(60)", SECRET])
+    try:
+        eventually(lambda: len(command_lines_with_the_secret()) == 1, "the command line is seen")
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)

@@ -149,8 +149,8 @@ class Driver:
                     ledger_retention=self._pipeline.ledger_retention,
                 ),
             )
-            tail = run.check()  # before the seconds that a Spark session takes
-            topics = self._check_topics(run, tail)
+            topics = self._check_topics(run)  # before the seconds that a Spark session takes
+            self._check_topic_ids(topics, run.check())
             spark = open_session(self._pipeline.name)
             spark.sparkContext.setLogLevel("WARN")
             with SequencerListener(_sequencer_endpoint(spark)) as listener:
@@ -223,14 +223,17 @@ class Driver:
         self._tell(state=DriverState.RUNNING)
         self._wait(query, run, coordinator)
 
-    def _check_topics(self, run: Run, tail: LedgerTail | None) -> dict[str, TopicFacts]:
-        topics = preflight.check_topics(
+    def _check_topics(self, run: Run) -> dict[str, TopicFacts]:
+        """Check topics and rights, before the ledger is read: a right that is missing is told by its name."""
+        return preflight.check_topics(
             run.client,
             sources=[source.topic for source in self._pipeline.sources.values()],
             sinks=self._pipeline.sink.topics,
             ledger=ledger_topic(self._pipeline.name),
             user=self._options.config.get("sasl.username"),
         )
+
+    def _check_topic_ids(self, topics: Mapping[str, TopicFacts], tail: LedgerTail | None) -> None:
         known = {**tail.commit.source_topic_ids, **tail.commit.sink_topic_ids} if tail and tail.commit else {}
         for name, topic in topics.items():
             if known.get(name, topic.topic_id) != topic.topic_id:
@@ -238,7 +241,6 @@ class Driver:
                     f"topic {name} was recreated: its id is {topic.topic_id}, and the last commit had {known[name]}. "
                     "What it held is gone, and the checkpoint's offsets mean nothing in it; start a new pipeline"
                 )
-        return topics
 
     def _start_query(self, result: DataFrame, checkpoint: Path, coordinator: CommitCoordinator) -> StreamingQuery:
         writer = (

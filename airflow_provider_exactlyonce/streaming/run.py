@@ -111,16 +111,16 @@ class Run:
         :raises AlreadyRunningError: when a living driver holds the pipeline
         """
         self._check_lease()
-        tail = _tail_of(self._reader)
-        self._check_ledger(tail)
-        if tail is not None:
-            topic.check(self.options.config, self.pipeline)
         preflight.check_cluster(
             self.client,
             transactional_id=self.session.transactional_id,
             transaction_timeout_milliseconds=self.options.transaction_timeout_milliseconds,
             user=self.options.config.get("sasl.username"),
         )
+        tail = _tail_of(self._reader)
+        self._check_ledger(tail)
+        if tail is not None:
+            topic.check(self.options.config, self.pipeline)
         return tail
 
     def start(self) -> None:

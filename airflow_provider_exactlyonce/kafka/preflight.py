@@ -197,10 +197,11 @@ def check_topics(
     }
 
 
-def check_topic_ids(client: WireClient, topic_ids: Mapping[str, str]) -> None:
-    """Check that topics are still those that the batch began with. One request; called right before a commit.
+def check_topic_ids(client: WireClient, topic_ids: Mapping[str, str]) -> dict[str, int]:
+    """Check that topics are still those that the batch began with; returns how many partitions each has now.
 
-    A topic that was deleted and made again in between would hold a part of the batch, or none of it.
+    One request; called right before a commit. A topic that was deleted and made again in between would hold a part of
+    the batch, or none of it.
 
     :param topic_ids: {topic: id}
     :raises RefusedError: naming the topic that was recreated
@@ -219,6 +220,7 @@ def check_topic_ids(client: WireClient, topic_ids: Mapping[str, str]) -> None:
                 f"topic {name} was recreated while the pipeline ran: its id is {topic['topic_id']}, and was "
                 f"{topic_ids[name]}. What it held is gone; start a new pipeline, or put the topic back"
             )
+    return {topic["name"]: len(topic["partitions"]) for topic in described}
 
 
 def check_group_is_idle(client: WireClient, group: str) -> None:

@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedErr
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.compression import Compression
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
-from airflow_provider_exactlyonce.kafka.wire import TopicMetadata, UnansweredError, WireClient
+from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SinkRange, SourceRanges
 from airflow_provider_exactlyonce.streaming import marked_errors
@@ -262,20 +262,13 @@ class KafkaTransaction(TransactionalSink):
         self._run.reclaim(self._stop_requested)
 
     def _check_topics(self) -> None:
-        """Check that the topics are still those that the attempt began with; later attempts see added partitions."""
-        touched = self._targets.keys() | self._sink.keys()
-        for topic in touched:
-            described = _described(self._run.client, topic)
-            known = self._targets.get(topic)
-            if known is None:
-                self._targets |= preflight.check_topics(self._run.client, sinks=[topic])
-            elif described.topic_id != known.topic_id:
-                raise RefusedError(
-                    f"sink topic {topic} was recreated while the pipeline ran: its id is {described.topic_id}, and was "
-                    f"{known.topic_id}. What it held is gone; start a new pipeline, or put the topic back"
-                )
-            else:
-                self._targets[topic] = replace(known, partitions=len(described.leaders))
+        """Check that all topics are those that the attempt began with; later attempts see added partitions."""
+        known = {topic: target.topic_id for topic, target in self._targets.items()}
+        partitions = preflight.check_topic_ids(self._run.client, {**self._open_batch().source_topic_ids, **known})
+        for topic, target in self._targets.items():
+            self._targets[topic] = replace(target, partitions=partitions[topic])
+        if new := self._sink.keys() - known.keys():
+            self._targets |= preflight.check_topics(self._run.client, sinks=new)
 
     def _is_bad(self, topic: str) -> bool:
         return topic == self._definition.bad_topic
@@ -352,16 +345,6 @@ class KafkaTransaction(TransactionalSink):
             }
             for row in rows
         ]
-
-
-def _described(client: WireClient, topic: str) -> TopicMetadata:
-    try:
-        described = client.metadata(topic)
-    except UnansweredError as error:
-        raise BatchFailedError(f"partitions of {topic}: {error}") from error
-    if described is None:
-        raise BatchFailedError(f"sink topic {topic} does not exist any more")
-    return described
 
 
 def _agreed(

@@ -148,7 +148,7 @@ def test_a_topic_that_is_recreated_in_mid_run_is_noticed_by_its_id(
 ) -> None:
     stays, goes = make_topic(), make_topic()
     ids = {name: of.topic_id for name, of in check_topics(client, sinks=[stays, goes]).items()}
-    check_topic_ids(client, ids)
+    assert check_topic_ids(client, ids) == {stays: 4, goes: 4}
     admin = AdminClient(dict(kafka_config))
     admin.delete_topics([goes])[goes].result(30)
     with pytest.raises(BatchFailedError, match=goes):

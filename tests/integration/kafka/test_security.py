@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
 from tests.integration.kafka.secured import PLAIN_USER, Right, SecuredBroker, documented_rights, secured_broker
-from tests.integration.streaming.harness import eventually, read_committed
+from tests.integration.streaming.harness import World, eventually, read_committed
 
 PASSWORD = "hush: \"quoted\" \\ and 'back'"
 
@@ -115,3 +116,26 @@ def test_wrong_credentials_and_an_unknown_authority_are_refused_with_the_reason(
     assert isinstance(untrusted, RefusedError)
     assert "certificate verify failed" in str(untrusted)
     assert PASSWORD not in f"{wrong}{untrusted}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_driver_without_rights_or_with_a_wrong_password_touches_nothing_and_says_why(
+    secured: SecuredBroker, tmp_path: Path
+) -> None:
+    user, of = secured.make_user(PASSWORD), names(secured)
+    right, wrong = (secured.config(user, password) for password in (PASSWORD, "wrong"))
+    world = World(config=right, pipeline=of["PIPELINE"], source=of["SOURCE"], sink=of["SINK"], home=tmp_path / "home")
+    for config, said in (
+        (right, f"{user} lacks the right READ on topic {of['SOURCE']}, WRITE, DESCRIBE_CONFIGS on topic {of['SINK']}"),
+        (wrong, "can't be reached: sasl_ssl://"),
+    ):
+        driver = replace(world, config=config, drivers=world.drivers).start()
+        try:
+            assert driver.wait(120) == RefusedError.exit_code, driver.output()[-3000:]
+        finally:
+            world.end()
+        assert said in driver.output()
+        assert json.dumps(PASSWORD) not in driver.output()
+    assert secured.admin.list_topics(timeout=10).topics.keys().isdisjoint({ledger_topic(of["PIPELINE"])})
+    assert not (tmp_path / "home" / "current").exists()

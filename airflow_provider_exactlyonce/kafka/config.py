@@ -29,6 +29,7 @@ _KAFKA_PYTHON: Final[Mapping[str, str]] = {
     "ssl.key.location": "ssl_keyfile",
     "ssl.key.password": "ssl_password",
 }
+_HOST_NAME_CHECK: Final = "ssl.endpoint.identification.algorithm"
 _SECURITY: Final = ("security.", "sasl.", "ssl.")
 _JAAS_MODULES: Final[Mapping[str, str]] = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -83,6 +84,8 @@ def for_kafka_python(config: Mapping[str, str]) -> dict[str, Any]:
     for name, value in config.items():
         if name in _KAFKA_PYTHON:
             translated[_KAFKA_PYTHON[name]] = value
+        elif name == _HOST_NAME_CHECK:
+            translated["ssl_check_hostname"] = value != "none"
         elif name.startswith(_SECURITY):
             raise SettingRefusedError(name, "set", None, "the transaction session has no counterpart for it")
     translated["bootstrap_servers"] = translated["bootstrap_servers"].split(",")
@@ -107,6 +110,8 @@ def for_spark(config: Mapping[str, str]) -> dict[str, str]:
             options["kafka.sasl.jaas.config"] = _jaas(value, config)
         elif name == "ssl.ca.location":
             options |= {"kafka.ssl.truststore.type": "PEM", "kafka.ssl.truststore.location": value}
+        elif name == _HOST_NAME_CHECK:
+            options[f"kafka.{name}"] = "" if value == "none" else value
         elif name not in ("sasl.username", "sasl.password"):
             raise SettingRefusedError(name, "set", None, "Spark's Kafka source has no counterpart for it")
     return options
@@ -115,5 +120,8 @@ def for_spark(config: Mapping[str, str]) -> dict[str, str]:
 def _jaas(mechanism: str, config: Mapping[str, str]) -> str:
     if mechanism not in _JAAS_MODULES:
         raise SettingRefusedError("sasl.mechanism", mechanism, "one of " + ", ".join(_JAAS_MODULES), "not supported")
-    username, password = (json.dumps(config.get(f"sasl.{part}", "")) for part in ("username", "password"))
+    # JAAS escapes quotes and backslashes as JSON does, and knows nothing of \u.
+    username, password = (
+        json.dumps(config.get(f"sasl.{part}", ""), ensure_ascii=False) for part in ("username", "password")
+    )
     return f"{_JAAS_MODULES[mechanism]} required username={username} password={password};"

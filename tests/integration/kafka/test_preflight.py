@@ -166,6 +166,15 @@ def _created(admin: AdminClient, name: str) -> bool:
     return True
 
 
+def test_a_cluster_whose_transactions_are_of_the_older_version_passes(tmp_path: Path) -> None:
+    with (
+        EmbeddedBroker(tmp_path, features={"transaction.version": 0}) as broker,
+        WireClient({"bootstrap.servers": broker.bootstrap_servers}) as client,
+    ):
+        assert "finalized" not in client.admin.describe_features()["transaction.version"]
+        check(client)
+
+
 @pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_named_within_bounded_time() -> None:
     with socket.socket() as taken:  # nobody listens

@@ -78,3 +78,21 @@ def test_the_broker_listens_on_the_loopback_interface_only(tmp_path: Path) -> No
 def test_a_property_that_would_undo_that_is_refused(tmp_path: Path, properties: dict[str, str], expected: str) -> None:
     with pytest.raises(DevkitError, match=expected):
         write_properties(tmp_path, Ports(client=1, controller=2), properties)
+
+
+def test_secure_listeners_stand_beside_the_plain_one_and_keep_their_ports(tmp_path: Path) -> None:
+    protocols = ("SASL_SSL", "SASL_PLAINTEXT")
+    ports = choose_ports(tmp_path, 0, protocols)
+    assert len({ports.client, ports.controller, *ports.secure.values()}) == 4
+    found = read(write_properties(tmp_path, ports, {}))
+    clients = f"PLAINTEXT://{HOST}:{ports.client}," + ",".join(
+        f"{one}://{HOST}:{ports.secure[one]}" for one in protocols
+    )
+    assert found["advertised.listeners"] == clients
+    assert found["listeners"] == f"{clients},CONTROLLER://{HOST}:{ports.controller}"
+    assert found["listener.security.protocol.map"].endswith(",SASL_SSL:SASL_SSL,SASL_PLAINTEXT:SASL_PLAINTEXT")
+    assert choose_ports(tmp_path, 0, protocols) == ports
+
+
+def test_the_properties_may_hold_passwords_and_are_for_their_owner_only(tmp_path: Path) -> None:
+    assert write_properties(tmp_path, Ports(client=1, controller=2), {}).stat().st_mode & 0o077 == 0

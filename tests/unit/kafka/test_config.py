@@ -37,6 +37,18 @@ def test_spark_gets_the_same_credentials() -> None:
     assert "kafka.group.id" not in options
 
 
+def test_a_password_of_any_letters_reaches_the_java_client_as_it_is() -> None:
+    jaas = config.for_spark({**SECURE, "sasl.password": 'é\\"ü'})["kafka.sasl.jaas.config"]
+    assert jaas.endswith('password="é\\\\\\"ü";')
+
+
+@pytest.mark.parametrize(("value", "checked", "for_java"), [("none", False, ""), ("https", True, "https")])
+def test_the_check_of_the_brokers_name_is_the_same_for_all_clients(value: str, checked: bool, for_java: str) -> None:
+    name = "ssl.endpoint.identification.algorithm"
+    assert config.for_kafka_python({**SECURE, name: value})["ssl_check_hostname"] is checked
+    assert config.for_spark({**SECURE, name: value})[f"kafka.{name}"] == for_java
+
+
 @pytest.mark.parametrize("translate", [config.for_kafka_python, config.for_spark])
 def test_a_security_setting_without_a_counterpart_is_refused_without_its_value(translate: object) -> None:
     with pytest.raises(SettingRefusedError, match=r"sasl\.oauthbearer\.config") as caught:

@@ -223,17 +223,36 @@ def check_topic_ids(client: WireClient, topic_ids: Mapping[str, str]) -> dict[st
     return {topic["name"]: len(topic["partitions"]) for topic in described}
 
 
-def check_group_is_idle(client: WireClient, group: str) -> None:
-    """Check that a consumer group, which is to get a pipeline's offsets, has no members.
+def check_group(
+    client: WireClient, group: str, *, user: str | None = None, patience_seconds: float = _PATIENCE_SECONDS
+) -> None:
+    """Check that a consumer group, which is to get a pipeline's offsets, is ours to write and has no members.
 
-    :raises RefusedError: when it has
+    :param user: the Kafka user, for messages
+    :param patience_seconds: how long a coordinator that isn't there yet is waited for
+    :raises RefusedError: when it has members, or a right is missing
+    :raises ExactlyOnceError: when there is no answer
     """
-    states = {one["group_id"]: one["group_state"] for one in _ask(client.admin.list_groups)}
-    if states.get(group, "Empty") not in ("Empty", "Dead"):
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            found = client.admin.describe_groups([group])[group]
+            break
+        except kafka.errors.GroupAuthorizationFailedError as error:
+            raise missing_rights(user, [f"READ on group {group}"]) from error
+        except kafka.errors.KafkaError as error:
+            if time.monotonic() >= deadline:
+                raise ExactlyOnceError(f"the coordinator of group {group}: {type(error).__name__}: {error}") from error
+            time.sleep(_PAUSE_SECONDS)
+    if found["error"] is not None:
+        return  # nobody has used it yet
+    if found["group_state"] not in ("Empty", "Dead"):
         raise RefusedError(
-            f"consumer group {group} has members (it is {states[group]}), and the pipeline's progress would mix with "
-            "theirs; name a group that nobody consumes with in KafkaSink(offsets_group=…)"
+            f"consumer group {group} has members (it is {found['group_state']}), and the pipeline's progress would mix "
+            "with theirs; name a group that nobody consumes with in KafkaSink(offsets_group=…)"
         )
+    if "READ" not in found["authorized_operations"]:
+        raise missing_rights(user, [f"READ on group {group}"])
 
 
 def unreachable(config: Mapping[str, str]) -> ExactlyOnceError:

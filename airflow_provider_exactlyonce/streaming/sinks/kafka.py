@@ -145,7 +145,8 @@ class KafkaTransaction(TransactionalSink):
         self._sink: dict[str, dict[int, SinkRange]] = {}
         self._pre_committed: tuple[CommitRecord, int] | None = None
         if definition.offsets_group is not None:
-            preflight.check_group_is_idle(run.client, definition.offsets_group)
+            user = run.options.config.get("sasl.username")
+            preflight.check_group(run.client, definition.offsets_group, user=user)
 
     @property
     @override

@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kafka import OffsetAndMetadata, TopicPartition
 
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.hooks.kafka import driver_config
 from airflow_provider_exactlyonce.kafka.config import parse
-from airflow_provider_exactlyonce.kafka.preflight import check_cluster, check_topics, unreachable
+from airflow_provider_exactlyonce.kafka.preflight import check_cluster, check_group, check_topics, unreachable
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
@@ -103,6 +104,28 @@ def test_without_one_of_the_rights_the_start_names_it(secured: SecuredBroker, mi
     eventually(lambda: (refusal(config, of) or "").startswith(expected), expected, timeout_seconds=20)
     secured.grant(user, [lacking])
     eventually(lambda: refusal(config, of) is None, "with it the start passes")
+
+
+def test_a_group_that_may_not_be_written_is_named(secured: SecuredBroker) -> None:
+    user, group = secured.make_user(PASSWORD), f"group-{uuid.uuid4().hex[:8]}"
+    with WireClient(secured.config(user, PASSWORD)) as client:
+
+        def refused() -> bool:
+            try:
+                check_group(client, group, user=user)
+            except RefusedError as error:
+                return str(error).startswith(f"the Kafka user {user} lacks the right READ on group {group}; grant")
+            return False
+
+        eventually(refused, "without any right", timeout_seconds=20)
+        with WireClient(secured.open_config) as administrator:
+            administrator.admin.alter_group_offsets(
+                group, {TopicPartition(secured.make_topic(), 0): OffsetAndMetadata(0, "", -1)}
+            )
+        secured.grant(user, [Right("group", group, "Describe")])
+        eventually(refused, "with Describe alone", timeout_seconds=20)
+        secured.grant(user, [Right("group", group, "Read")])
+        eventually(lambda: not refused(), "with Read")
 
 
 def test_wrong_credentials_and_an_unknown_authority_are_refused_with_the_reason(secured: SecuredBroker) -> None:

@@ -332,7 +332,7 @@ def test_a_topic_that_is_recreated_in_mid_run_is_refused_before_the_commit(
     while topic in admin.list_topics(timeout=10).topics:
         pass
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
-    with pytest.raises(ExactlyOnceError, match=f"sink topic {topic} was recreated"):
+    with pytest.raises(ExactlyOnceError, match=f"topic {topic} was recreated"):
         out.coordinator.process(frame, 1)
     assert len(out.commits) == 1 and read(kafka_config, topic) == []
 

@@ -31,6 +31,7 @@ from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, Unanswere
 log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS: Final = 30.0
+_NEW_TOPIC_PATIENCE_SECONDS: Final = 3.0  # until all brokers know a topic that has just been made
 _PAUSE_SECONDS: Final = 0.25
 _DIAGNOSIS_SECONDS: Final = 5.0
 _INVALID_TRANSACTION_TIMEOUT: Final = 50
@@ -167,22 +168,30 @@ def check_topics(
     uses = {**dict.fromkeys(sources, Use.SOURCE), **dict.fromkeys(sinks, Use.SINK)}
     if ledger is not None:
         uses[ledger] = Use.LEDGER
-    deadline = time.monotonic() + patience_seconds
-    settings = _topic_settings(client, uses)
+    began = time.monotonic()
     while True:
+        settings = _topic_settings(client, uses)
         described = {topic["name"]: topic for topic in _ask(lambda: client.admin.describe_topics(list(uses)))}
         _check_rights(described, uses, settings, user)
-        if ledger is not None and described[ledger]["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION:
+        absent = [name for name, topic in described.items() if topic["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION]
+        if ledger is not None and ledger in absent:
             _check_ledger_can_be_made(client, ledger, user, allow_single_replica)
+            absent.remove(ledger)
             del described[ledger], uses[ledger]
-        for name, use in uses.items():
-            _check_topic(described[name], use, settings[name])
+        if absent and time.monotonic() - began >= min(patience_seconds, _NEW_TOPIC_PATIENCE_SECONDS):
+            raise RefusedError(
+                f"{', '.join(f'{uses[name].value} topic {name}' for name in absent)}: not on this cluster; create it "
+                "with the partitions that you want"
+            )
+        for name in described.keys() - absent:
+            _check_topic(described[name], uses[name], settings[name])
         waiting = [text for name in uses for text in _waiting_for(described[name], settings[name])]
         if not waiting:
             break
-        if time.monotonic() >= deadline:
+        if time.monotonic() - began >= patience_seconds:
             raise ExactlyOnceError(f"{'; '.join(waiting)}, for {patience_seconds:.0f} s: bring the brokers back")
-        log.warning("waiting: %s", "; ".join(waiting))
+        if not absent:
+            log.warning("waiting: %s", "; ".join(waiting))
         time.sleep(_PAUSE_SECONDS)
     replicas = {name: min(len(one["replica_nodes"]) for one in described[name]["partitions"]) for name in uses}
     _check_replicas(client, replicas, allow_single_replica)
@@ -390,10 +399,6 @@ def _check_ledger_can_be_made(client: WireClient, name: str, user: str | None, a
 
 def _check_topic(topic: Mapping[str, Any], use: Use, settings: Mapping[str, str]) -> None:
     name = topic["name"]
-    if topic["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION:
-        raise RefusedError(
-            f"{use.value} topic {name} does not exist on this cluster; create it with the partitions that you want"
-        )
     if not settings:
         log.warning("settings of %s topic %s can't be read (DESCRIBE_CONFIGS): not checked", use.value, name)
         return

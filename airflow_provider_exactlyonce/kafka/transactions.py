@@ -20,13 +20,17 @@ from kafka.admin import AbortTransactionSpec, KafkaAdminClient
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.retry import until_definite
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets
-from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, UnansweredError, WireClient, describe
+from airflow_provider_exactlyonce.kafka.wire import Code, Producer, UnansweredError, WireClient, describe
 
 T = TypeVar("T")
 
 #: The coordinator's names of states in which a transaction holds readers back.
 OPEN_STATES: Final = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 _PATIENCE_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.05
+
+#: What the coordinator answers to a producer that it has aborted and fenced, at once or at the next question.
+_ENDED: Final = frozenset({Code.NONE, Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,23 +169,31 @@ class Transactions:
         return [one for one in left if (one.producer_id, one.topic, one.partition, one.first_offset) in still]
 
     def abort(self, transaction: Transaction) -> None:
-        """Abort an open transaction and fence its producer; returns once its markers are written.
+        """Abort this transaction and fence its producer; returns once its markers are written.
+
+        It is named by its producer id and epoch: a producer that has taken over in the meantime is left alone.
 
         :raises RefusedError: when the Kafka user may not
         :raises ExactlyOnceError: when there is no definite answer; may be repeated
         """
         name = transaction.transactional_id
+        producer = Producer(id=transaction.producer_id, epoch=transaction.epoch)
         try:
             code = until_definite(
-                lambda: self._client.init_producer_id(name, NO_PRODUCER, transaction.timeout_milliseconds)[0],
+                lambda: self._client.init_producer_id(name, producer, transaction.timeout_milliseconds)[0],
                 timeout_seconds=_PATIENCE_SECONDS,
             )
         except UnansweredError as error:
             raise ExactlyOnceError(f"the abort of {name}: {error}; look at it and try again") from error
         if code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             raise RefusedError(f"the Kafka user lacks the right WRITE on transactional id {name}; grant it with an ACL")
-        if code != Code.NONE:
+        if code not in _ENDED:
             raise ExactlyOnceError(f"the abort of {name} was answered with {describe(code)}")
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while self._is_still_open(transaction):
+            if time.monotonic() >= deadline:
+                raise ExactlyOnceError(f"{name} is aborted, and its markers are not written yet; look at it again")
+            time.sleep(_PAUSE_SECONDS)
 
     def abort_hanging(self, hanging: Hanging) -> None:
         """Write the missing abort marker.
@@ -195,6 +207,10 @@ class Transactions:
             coordinator_epoch=max(0, hanging.coordinator_epoch),
         )
         _asked(lambda: self._admin.abort_transaction(spec))
+
+    def _is_still_open(self, transaction: Transaction) -> bool:
+        now = self.describe(transaction.transactional_id)
+        return now is not None and now.is_open and now.started_milliseconds == transaction.started_milliseconds
 
     def _open_in_of(self, found: Iterable[Hanging]) -> list[Hanging]:
         return self._open_in({(one.topic, one.partition) for one in found})

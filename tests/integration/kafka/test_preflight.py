@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -100,10 +101,18 @@ def test_a_broker_that_is_too_old_is_refused_with_the_release_that_is_needed(
 
 
 def test_topics_that_do_not_exist_are_named_with_their_use(client: WireClient) -> None:
-    with pytest.raises(RefusedError, match=r"source topic absent\.1 does not exist"):
-        check_topics(client, sources=["absent.1"])
-    with pytest.raises(RefusedError, match=r"sink topic absent\.2 does not exist"):
-        check_topics(client, sinks=["absent.2"])
+    with pytest.raises(
+        RefusedError, match=r"source topic absent\.1, sink topic absent\.2: not on this cluster; create"
+    ):
+        check_topics(client, sources=["absent.1"], sinks=["absent.2"])
+
+
+def test_a_topic_that_is_just_being_made_is_waited_for(client: WireClient, kafka_config: Mapping[str, str]) -> None:
+    name, admin = f"late-{uuid.uuid4()}", AdminClient(dict(kafka_config))
+    making = threading.Timer(0.7, lambda: admin.create_topics([NewTopic(name, 1, 1)])[name].result(30))
+    making.start()
+    assert check_topics(client, sinks=[name])[name].partitions == 1
+    making.join()
 
 
 @pytest.mark.parametrize("use", ["source", "sink", "ledger"])

@@ -24,6 +24,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.kafka import record_batch
 from airflow_provider_exactlyonce.kafka.retry import until_definite
+from airflow_provider_exactlyonce.kafka.transactions import Transactions
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, WireClient
 from airflow_provider_exactlyonce.ledger.records import transactional_id
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
@@ -61,8 +62,8 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(capsys)
 
 
-def open_one(config: Mapping[str, str], topic: str, records: int = 3) -> tuple[str, Producer]:
-    name = f"ordinary-{uuid.uuid4().hex[:8]}"
+def open_one(config: Mapping[str, str], topic: str, records: int = 3, name: str | None = None) -> tuple[str, Producer]:
+    name = name or f"ordinary-{uuid.uuid4().hex[:8]}"
     producer = Producer({**config, "transactional.id": name, "transaction.timeout.ms": 60_000, "log_level": 2})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -101,6 +102,26 @@ def test_an_open_transaction_is_listed_described_and_aborted_and_its_producer_is
     with pytest.raises(KafkaException, match="fenced"):
         producer.commit_transaction(10)
     assert read_committed(kafka_config, topic) == []
+
+
+def test_a_producer_that_took_over_while_somebody_was_asked_is_left_alone(
+    kafka_config: Mapping[str, str], make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic(partitions=1)
+    name, old = open_one(kafka_config, topic)
+    with WireClient(kafka_config) as client:
+        transactions = Transactions(client, kafka_config)
+        seen = transactions.describe(name)
+        assert seen is not None
+        _, new = open_one(kafka_config, topic, name=name)
+        transactions.abort(seen)
+        now = transactions.describe(name)
+        assert now is not None
+        assert now.is_open
+    new.commit_transaction(30)
+    eventually(lambda: open_transactions(kafka_config, topic) == {}, "the markers are written")
+    assert len(read_committed(kafka_config, topic)) == 3
+    del old
 
 
 def test_an_abort_asks_who_sits_at_a_terminal(

@@ -27,10 +27,9 @@ T = TypeVar("T")
 #: The coordinator's names of states in which a transaction holds readers back.
 OPEN_STATES: Final = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 _PATIENCE_SECONDS: Final = 30.0
-_PAUSE_SECONDS: Final = 0.05
 
-#: What the coordinator answers to a producer that it has aborted and fenced, at once or at the next question.
-_ENDED: Final = frozenset({Code.NONE, Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH})
+#: Answers to a producer that is no longer the current one.
+_TAKEN_OVER: Final = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_PRODUCER_ID_MAPPING})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,29 +170,39 @@ class Transactions:
     def abort(self, transaction: Transaction) -> None:
         """Abort this transaction and fence its producer; returns once its markers are written.
 
-        It is named by its producer id and epoch: a producer that has taken over in the meantime is left alone.
+        EndTxn is exact: it names producer id and epoch, so that it never ends the transaction of a producer that has
+        taken over in the meantime. It leaves its own producer unfenced, which could go on and commit the rest; so
+        InitProducerId follows, unless somebody has taken over, which has fenced it too. (InitProducerId alone would
+        end whatever is open: the coordinator looks at the epoch only when nothing is.)
 
-        :raises RefusedError: when the Kafka user may not
+        :raises RefusedError: when the Kafka user may not, or its commit is decided
         :raises ExactlyOnceError: when there is no definite answer; may be repeated
         """
         name = transaction.transactional_id
         producer = Producer(id=transaction.producer_id, epoch=transaction.epoch)
+        code = self._definite(name, lambda: self._client.end_transaction(name, producer, commit=False))
+        if code in _TAKEN_OVER:
+            return
+        if code == Code.INVALID_TXN_STATE:
+            raise RefusedError(f"{name} can't be aborted: its end is decided already, look at it again")
+        if code != Code.NONE:
+            raise ExactlyOnceError(f"the abort of {name} was answered with {describe(code)}")
+        now = self.describe(name)
+        if now is None or (now.producer_id, now.epoch) != (producer.id, producer.epoch):
+            return
+        milliseconds = transaction.timeout_milliseconds
+        code = self._definite(name, lambda: self._client.init_producer_id(name, producer, milliseconds)[0])
+        if code != Code.NONE and code not in _TAKEN_OVER:
+            raise ExactlyOnceError(f"{name} is aborted, and its producer is not fenced: {describe(code)}")
+
+    def _definite(self, name: str, request: Callable[[], int]) -> int:
         try:
-            code = until_definite(
-                lambda: self._client.init_producer_id(name, producer, transaction.timeout_milliseconds)[0],
-                timeout_seconds=_PATIENCE_SECONDS,
-            )
+            code = until_definite(request, timeout_seconds=_PATIENCE_SECONDS)
         except UnansweredError as error:
             raise ExactlyOnceError(f"the abort of {name}: {error}; look at it and try again") from error
         if code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             raise RefusedError(f"the Kafka user lacks the right WRITE on transactional id {name}; grant it with an ACL")
-        if code not in _ENDED:
-            raise ExactlyOnceError(f"the abort of {name} was answered with {describe(code)}")
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while self._is_still_open(transaction):
-            if time.monotonic() >= deadline:
-                raise ExactlyOnceError(f"{name} is aborted, and its markers are not written yet; look at it again")
-            time.sleep(_PAUSE_SECONDS)
+        return code
 
     def abort_hanging(self, hanging: Hanging) -> None:
         """Write the missing abort marker.
@@ -207,10 +216,6 @@ class Transactions:
             coordinator_epoch=max(0, hanging.coordinator_epoch),
         )
         _asked(lambda: self._admin.abort_transaction(spec))
-
-    def _is_still_open(self, transaction: Transaction) -> bool:
-        now = self.describe(transaction.transactional_id)
-        return now is not None and now.is_open and now.started_milliseconds == transaction.started_milliseconds
 
     def _open_in_of(self, found: Iterable[Hanging]) -> list[Hanging]:
         return self._open_in({(one.topic, one.partition) for one in found})

@@ -67,6 +67,7 @@ class DriverOptions:
     until: str = "forever"
     interval: str = "0 seconds"
     accept_home: bool = False
+    allow_single_replica: bool = False
 
 
 def main(pipeline: Pipeline, arguments: Sequence[str] | None = None) -> NoReturn:
@@ -105,6 +106,11 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
     parser.add_argument(
         "--accept-home", action="store_true", help="the home was moved on purpose; it replaces the one in the ledger"
     )
+    parser.add_argument(
+        "--allow-single-replica",
+        action="store_true",
+        help="accept topics with one replica on a cluster of several brokers, for development",
+    )
     given = parser.parse_args(arguments)
     return DriverOptions(
         home=Home(given.home),
@@ -113,6 +119,7 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
         until=given.until,
         interval=given.interval,
         accept_home=given.accept_home,
+        allow_single_replica=given.allow_single_replica,
     )
 
 
@@ -146,6 +153,7 @@ class Driver:
                     version=self._pipeline.version,
                     transaction_timeout_milliseconds=self._pipeline.sink.transaction_timeout_seconds * 1000,
                     accept_home=self._options.accept_home,
+                    allow_single_replica=self._options.allow_single_replica,
                     ledger_retention=self._pipeline.ledger_retention,
                 ),
             )
@@ -231,6 +239,7 @@ class Driver:
             sinks=self._pipeline.sink.topics,
             ledger=ledger_topic(self._pipeline.name),
             user=self._options.config.get("sasl.username"),
+            allow_single_replica=self._options.allow_single_replica,
         )
 
     def _check_topic_ids(self, topics: Mapping[str, TopicFacts], tail: LedgerTail | None) -> None:

@@ -57,6 +57,7 @@ class RunOptions:
     :param version: content hash of the job
     :param transaction_timeout_milliseconds: from the first record to the commit of one batch
     :param accept_home: the home was moved on purpose: it replaces the one that the ledger names
+    :param allow_single_replica: topics may have one replica on a cluster of several brokers
     :param ledger_retention: how much of the ledger's history stays
     """
 
@@ -65,6 +66,7 @@ class RunOptions:
     version: str
     transaction_timeout_milliseconds: int
     accept_home: bool = False
+    allow_single_replica: bool = False
     ledger_retention: LedgerRetention = DEFAULT_RETENTION
 
 

@@ -269,7 +269,8 @@ class KafkaTransaction(TransactionalSink):
         for topic, target in self._targets.items():
             self._targets[topic] = replace(target, partitions=partitions[topic])
         if new := self._sink.keys() - known.keys():
-            self._targets |= preflight.check_topics(self._run.client, sinks=new)
+            allowed = self._run.options.allow_single_replica
+            self._targets |= preflight.check_topics(self._run.client, sinks=new, allow_single_replica=allowed)
 
     def _is_bad(self, topic: str) -> bool:
         return topic == self._definition.bad_topic

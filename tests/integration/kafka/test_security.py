@@ -119,9 +119,9 @@ def test_a_group_that_may_not_be_written_is_named(secured: SecuredBroker) -> Non
 
         eventually(refused, "without any right", timeout_seconds=20)
         with WireClient(secured.open_config) as administrator:
-            administrator.admin.alter_group_offsets(
-                group, {TopicPartition(secured.make_topic(), 0): OffsetAndMetadata(0, "", -1)}
-            )
+            check_group(administrator, group)  # waits for the group's coordinator
+            offsets = {TopicPartition(secured.make_topic(), 0): OffsetAndMetadata(0, "", -1)}
+            administrator.admin.alter_group_offsets(group, offsets)
         secured.grant(user, [Right("group", group, "Describe")])
         eventually(refused, "with Describe alone", timeout_seconds=20)
         secured.grant(user, [Right("group", group, "Read")])

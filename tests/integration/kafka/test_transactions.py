@@ -23,6 +23,7 @@ from airflow_provider_exactlyonce.cli import main
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.kafka import record_batch
+from airflow_provider_exactlyonce.kafka.preflight import check_cluster
 from airflow_provider_exactlyonce.kafka.retry import until_definite
 from airflow_provider_exactlyonce.kafka.transactions import Transactions
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, WireClient
@@ -122,6 +123,17 @@ def test_a_producer_that_took_over_while_somebody_was_asked_is_left_alone(
     eventually(lambda: open_transactions(kafka_config, topic) == {}, "the markers are written")
     assert len(read_committed(kafka_config, topic)) == 3
     del old
+
+
+def test_the_checks_of_a_start_leave_what_is_open_under_the_same_id_alone(
+    kafka_config: Mapping[str, str], make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic(partitions=1)
+    name, producer = open_one(kafka_config, topic)
+    with WireClient(kafka_config) as client:
+        check_cluster(client, transactional_id=name, transaction_timeout_milliseconds=60_000)
+    producer.commit_transaction(30)
+    eventually(lambda: len(read_committed(kafka_config, topic)) == 3, "its records are committed")
 
 
 def test_an_abort_asks_who_sits_at_a_terminal(

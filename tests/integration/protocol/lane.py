@@ -1,0 +1,257 @@
+"""Takes seeds through faults: one seed is one pipeline, from its first batch to its last."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from airflow_provider_exactlyonce.failpoints import NAMES, VARIABLE
+from airflow_provider_exactlyonce.ledger.records import ledger_topic
+from tests.crash_matrix.observer import QUIET, Observer
+from tests.crash_matrix.verdict import Findings, Judge
+from tests.integration.protocol import source
+
+ROOT = Path(__file__).parents[3]
+BATCHES = 3
+PATIENCE_SECONDS = 60.0
+LONG_TIMEOUT_SECONDS, SHORT_TIMEOUT_SECONDS = 120, 2
+KILL, KILL_TASK, FREEZE, FREEZE_TASK, BROKER = "driver SIGKILL", "task SIGKILL", "SIGSTOP", "task SIGSTOP", "broker"
+#: How many of a hundred seeds; those that have to wait are few.
+SHARES = {KILL: 75, KILL_TASK: 20, FREEZE: 2, FREEZE_TASK: 2, BROKER: 1}
+_KINDS = [kind for kind, share in SHARES.items() for _ in range(share)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What happens to one seed's pipeline.
+
+    :param steps: fail points, one a life; the life after the last goes to the end
+    :param harm: what is done to a task; see :class:`tests.integration.protocol.tasks.Tasks`
+    """
+
+    seed: int
+    kind: str
+    steps: tuple[str, ...] = ()
+    harm: tuple[int, int, float, float] | None = None
+
+    @classmethod
+    def of(cls, seed: int) -> Self:
+        """Draw it."""
+        chance = random.Random(seed)
+        kind = _KINDS[seed % 100]
+        if kind == KILL_TASK:
+            return cls(seed=seed, kind=kind, harm=(signal.SIGKILL, chance.randrange(2), chance.uniform(0, 0.06), 0))
+        if kind == FREEZE_TASK:
+            harm = signal.SIGSTOP, chance.randrange(2), chance.uniform(0, 0.02), SHORT_TIMEOUT_SECONDS + 1.5
+            return cls(seed=seed, kind=kind, harm=harm)
+        steps = tuple(_step(seed, chance) for _ in range(chance.choice((1, 1, 2)) if kind == KILL else 1))
+        return cls(seed=seed, kind=kind, steps=steps)
+
+
+def _step(seed: int, chance: random.Random) -> str:
+    point = chance.choice(NAMES)
+    if point == "after-claim":
+        return point
+    full = [batch for batch in range(BATCHES) if source.ends(seed, batch) != source.ends(seed, batch - 1)]
+    if point == "during-send" and not full:
+        point = "after-begin"
+    return f"{point}:batch={chance.choice(full if point == 'during-send' else range(BATCHES))}"
+
+
+@dataclass
+class Outcome:
+    """What became of a seed."""
+
+    plan: Plan
+    findings: Findings
+    deaths: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"seed {self.plan.seed} ({self.plan}): {self.findings.notes or 'recovered'}"
+
+
+class Lane:
+    """One forking process for drivers, on one broker.
+
+    :param broker: None when the faults leave it alone
+    """
+
+    def __init__(
+        self, folder: Path, config: Mapping[str, str], broker: EmbeddedBroker | None = None, protocol: str = ""
+    ) -> None:
+        folder.mkdir(parents=True)
+        self._folder, self._config, self._broker = folder, config, broker
+        self._protocol = protocol or "PlainTransaction"
+        self._admin = AdminClient({**config, **QUIET})
+        self._plan = folder / "plan"
+        self._source = self._make_topic(f"source-{folder.name}-{os.getpid()}", source.PARTITIONS)
+
+    def __enter__(self) -> Self:
+        self._parent = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.protocol.driver"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: f"@{self._plan}"},
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._parent.stdin is not None
+        self._parent.stdin.close()
+        self._parent.wait(10)
+
+    def run(self, plan: Plan) -> Outcome:
+        """Take one pipeline through its faults to its end, and judge it."""
+        began = time.monotonic()
+        folder = self._folder / str(plan.seed)
+        folder.mkdir()
+        name = f"{self._folder.name}-{plan.seed}-{os.getpid()}"
+        spec = {
+            "config": dict(self._config),
+            "pipeline": name,
+            "home": str(folder / "home"),
+            "source": self._source,
+            "sink": self._make_topic(f"{name}-out", 3),
+            "seed": plan.seed,
+            "batches": BATCHES,
+            "tasks": 2,
+            "harm": plan.harm,
+            "timeout_seconds": SHORT_TIMEOUT_SECONDS if "SIGSTOP" in plan.kind else LONG_TIMEOUT_SECONDS,
+            "protocol": self._protocol,
+            "log": str(folder / "driver.log"),
+        }
+        findings, deaths = Findings(), 0
+        try:
+            for step in (*plan.steps, None):
+                code = self._live(spec, plan, step)
+                deaths += code == -signal.SIGKILL
+                if code not in (0, -signal.SIGKILL):
+                    findings.notes.append(f"the driver ended with {code}: {Path(spec['log']).read_text()[-2000:]}")
+                spec["harm"] = None
+            if not findings:
+                self._judge(spec, findings)
+        except (TimeoutError, AssertionError) as error:
+            findings.notes.append(f"hanging: {error}; {Path(spec['log']).read_text()[-2000:]}")
+        if not findings:
+            shutil.rmtree(folder)
+        return Outcome(plan, findings, deaths, time.monotonic() - began)
+
+    def _live(self, spec: dict[str, Any], plan: Plan, step: str | None) -> int:
+        """Let a driver live until it ends or is killed; returns its exit code."""
+        hold = self._folder / "hold"
+        if step is not None:
+            action = {FREEZE: ":signal=STOP", BROKER: f":hold={hold}"}.get(plan.kind, "")
+            beside = self._plan.with_suffix(".new")
+            beside.write_text(step + action)
+            beside.replace(self._plan)
+        assert self._parent.stdin is not None
+        self._parent.stdin.write(json.dumps(spec) + "\n")
+        self._parent.stdin.flush()
+        pid = self._read(10)["pid"]
+        try:
+            if step is not None and plan.kind == FREEZE:
+                self._thaw(pid)
+            if step is not None and plan.kind == BROKER:
+                self._restart_broker(hold, random.Random(plan.seed))
+            return int(self._read(PATIENCE_SECONDS)["code"])
+        except TimeoutError:
+            os.killpg(pid, signal.SIGKILL)
+            self._read(10)
+            raise
+
+    def _read(self, timeout_seconds: float) -> dict[str, Any]:
+        assert self._parent.stdout is not None
+        if not select.select([self._parent.stdout], [], [], timeout_seconds)[0]:
+            raise TimeoutError(f"nothing from the driver for {timeout_seconds:.0f} s")
+        return dict(json.loads(self._parent.stdout.readline()))
+
+    def _thaw(self, pid: int) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            if time.monotonic() > deadline:
+                raise TimeoutError("the driver does not reach the step at which it freezes")
+            time.sleep(0.02)
+        time.sleep(SHORT_TIMEOUT_SECONDS + 1.5)
+        os.killpg(pid, signal.SIGCONT)
+
+    def _restart_broker(self, hold: Path, chance: random.Random) -> None:
+        assert self._broker is not None
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not hold.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the driver does not reach the step at which the broker dies")
+            time.sleep(0.02)
+        self._broker.kill()
+        if chance.random() < 0.5:  # the driver meets a dead broker
+            hold.unlink()
+        self._broker.start()
+        hold.unlink(missing_ok=True)
+
+    def _judge(self, spec: Mapping[str, Any], findings: Findings) -> None:
+        observer = Observer(self._config, spec["sink"], ledger_topic(spec["pipeline"]))
+        try:
+            deadline = time.monotonic() + 20
+            while (ends := observer.decided_ends()) is None:
+                assert time.monotonic() < deadline, f"open transactions at the end: {observer.held_back()}"
+                time.sleep(0.02)
+            observer.catch_up(ends)
+            judge = Judge(self._source, spec["sink"], source.owed)
+            found = judge.judge(observer.commits, observer.rows)
+        finally:
+            observer.close()
+        findings.lost, findings.doubled, findings.torn = found.lost, found.doubled, found.torn
+        findings.notes += found.notes
+        expected = {partition: end for partition, end in source.ends(spec["seed"], BATCHES - 1).items()}
+        if judge.ends != expected or judge.commit != BATCHES:
+            findings.notes.append(f"{judge.commit} commits up to {judge.ends}, not {BATCHES} up to {expected}")
+
+    def _make_topic(self, name: str, partitions: int) -> str:
+        self._admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+        return name
+
+
+def run_lanes(lanes: Sequence[Lane], plans: Sequence[Plan]) -> list[Outcome]:
+    """Share seeds out among lanes.
+
+    :raises BaseException: what a lane raised
+    """
+    left, outcomes, errors = list(plans), list[Outcome](), list[BaseException]()
+
+    def work(lane: Lane) -> None:
+        try:
+            with lane:
+                while left and not errors:
+                    try:
+                        plan = left.pop(0)
+                    except IndexError:
+                        return
+                    outcomes.append(lane.run(plan))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(lane,)) for lane in lanes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return outcomes

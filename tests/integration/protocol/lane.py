@@ -219,7 +219,7 @@ class Lane:
             observer.close()
         findings.lost, findings.doubled, findings.torn = found.lost, found.doubled, found.torn
         findings.notes += found.notes
-        expected = {partition: end for partition, end in source.ends(spec["seed"], BATCHES - 1).items()}
+        expected = source.ends(spec["seed"], BATCHES - 1)
         if judge.ends != expected or judge.commit != BATCHES:
             findings.notes.append(f"{judge.commit} commits up to {judge.ends}, not {BATCHES} up to {expected}")
 

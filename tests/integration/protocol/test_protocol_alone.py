@@ -1,0 +1,56 @@
+"""Three hundred seeded faults against the protocol alone, and wrong protocols that the same harness must catch."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from tests.integration.protocol.lane import BROKER, FREEZE, FREEZE_TASK, KILL, KILL_TASK, Lane, Outcome, Plan, run_lanes
+
+SEEDS = range(300)
+LANES = 8
+
+
+@pytest.mark.timeout(600)
+def test_three_hundred_seeded_faults_lose_and_double_nothing(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, kafka_config: Mapping[str, str]
+) -> None:
+    plans = [Plan.of(seed) for seed in SEEDS]
+    of_broker = [plan for plan in plans if plan.kind == BROKER]
+    others = sorted((plan for plan in plans if plan.kind != BROKER), key=lambda plan: "SIGSTOP" not in plan.kind)
+    outcomes: list[Outcome] = []
+    with EmbeddedBroker(tmp_path_factory.mktemp("own") / "broker") as own:
+        lane = Lane(tmp_path / "own", {"bootstrap.servers": own.bootstrap_servers}, own)
+        thread = threading.Thread(target=lambda: outcomes.extend(run_lanes([lane], of_broker)))
+        thread.start()
+        shared = run_lanes([Lane(tmp_path / f"lane{n}", kafka_config) for n in range(LANES)], others)
+        thread.join()
+        outcomes += shared
+    bad = [outcome for outcome in outcomes if outcome.findings]
+    assert not bad, "\n".join(
+        f"{outcome}\n  again: python -m tests.integration.protocol {outcome.plan.seed}" for outcome in bad
+    )
+    assert sorted(outcome.plan.seed for outcome in outcomes) == list(SEEDS)
+    kinds = Counter(outcome.plan.kind for outcome in outcomes)
+    assert kinds == {KILL: 225, KILL_TASK: 60, FREEZE: 6, FREEZE_TASK: 6, BROKER: 3}
+    planned = sum(len(outcome.plan.steps) for outcome in outcomes if outcome.plan.kind == KILL)
+    deaths = sum(outcome.deaths for outcome in outcomes if outcome.plan.kind == KILL)
+    assert deaths > 0.7 * planned, f"only {deaths} of {planned} planned deaths took place"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("protocol", "plan"),
+    [
+        ("WithoutReplayCheck", Plan(seed=1, kind=KILL, steps=("after-end-transaction:batch=1",))),
+        ("CommitsWhatFailed", Plan(seed=2, kind=KILL_TASK, harm=(9, 1, 0.03, 0.0))),
+    ],
+)
+def test_a_wrong_protocol_is_caught(protocol: str, plan: Plan, tmp_path: Path, kafka_config: Mapping[str, str]) -> None:
+    (outcome,) = run_lanes([Lane(tmp_path / protocol, kafka_config, protocol=protocol)], [plan])
+    assert outcome.findings.doubled > 0, str(outcome)

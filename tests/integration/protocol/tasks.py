@@ -7,6 +7,7 @@ that dies. A worker serves one task after the other, on a socket of its own.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import pickle
@@ -26,6 +27,8 @@ from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
 
 ROWS_A_FLUSH = 10
 _CONNECT_SECONDS = 20.0
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 
 
 def digest(value: bytes) -> int:
@@ -54,26 +57,29 @@ def _name(owner: int, slot: int) -> str:
 
 
 def raise_nursery(count: int) -> None:
-    """Fork the nursery; called before the process has a thread."""
+    """Fork the nursery; called before the process has a thread. It dies with its parent, and its workers with it."""
     owner = os.getpid()
     if os.fork():
         return
+    _die_with_parent()
     slots: dict[int, int] = {}
     for slot in range(count):
         slots[_fork_worker(owner, slot)] = slot
-    while os.getppid() == owner:
+    while True:
         pid, _ = os.wait()
         slot = slots.pop(pid)
         slots[_fork_worker(owner, slot)] = slot
-    for pid in slots:
-        os.kill(pid, signal.SIGKILL)
-    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _fork_worker(owner: int, slot: int) -> int:
     pid = os.fork()
     if pid == 0:
         try:
+            _die_with_parent()
             _work(owner, slot)
         finally:
             os._exit(1)

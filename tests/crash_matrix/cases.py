@@ -90,9 +90,9 @@ def lives(wanted: Sequence[Case]) -> list[Life]:
     rest = [case for case in wanted if case not in at_claim and case not in kills]
     frozen = [case for case in rest if case.fault is Fault.FREEZE]
     others = [case for case in rest if case.fault is not Fault.FREEZE]
-    planned = [Life(kill=case) for case in kills]
-    if frozen or not planned:
-        planned.insert(0, Life(timeout_seconds=SHORT_TIMEOUT_SECONDS if frozen else LONG_TIMEOUT_SECONDS))
+    planned = [Life(kill=case) for case in kills] or [Life()]
+    if frozen:
+        planned[0].timeout_seconds = SHORT_TIMEOUT_SECONDS
         planned[0].middle += frozen
     for number, case in enumerate(others):
         planned[number % len(planned)].middle.append(case)

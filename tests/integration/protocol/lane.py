@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import random
-import select
 import shutil
 import signal
 import subprocess
@@ -111,6 +111,8 @@ class Lane:
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: f"@{self._plan}"},
         )
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -165,7 +167,7 @@ class Lane:
         assert self._parent.stdin is not None
         self._parent.stdin.write(json.dumps(spec) + "\n")
         self._parent.stdin.flush()
-        pid = self._read(10)["pid"]
+        pid = self._read(20)["pid"]
         try:
             if step is not None and plan.kind == FREEZE:
                 self._thaw(pid)
@@ -178,10 +180,15 @@ class Lane:
             raise
 
     def _read(self, timeout_seconds: float) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self._lines.get(timeout=timeout_seconds)))
+        except queue.Empty:
+            raise TimeoutError(f"nothing from the driver for {timeout_seconds:.0f} s") from None
+
+    def _listen(self) -> None:
         assert self._parent.stdout is not None
-        if not select.select([self._parent.stdout], [], [], timeout_seconds)[0]:
-            raise TimeoutError(f"nothing from the driver for {timeout_seconds:.0f} s")
-        return dict(json.loads(self._parent.stdout.readline()))
+        for line in self._parent.stdout:
+            self._lines.put(line)
 
     def _thaw(self, pid: int) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS

@@ -244,6 +244,7 @@ def fault(pipeline: Pipeline, broker: EmbeddedBroker, case: Case) -> None:
         else:  # it finds that its connections are gone
             broker.start()
             pipeline.release()
+        pipeline.observer.reconnect()
 
 
 def _kill_worker(pipeline: Pipeline, chance: random.Random) -> None:

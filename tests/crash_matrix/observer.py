@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Record, decode
@@ -16,6 +16,7 @@ Place = tuple[str, int]
 
 #: The broker is killed here; every client would say so at length.
 QUIET = {"log_level": 0}
+STABLE, HIGH = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
 
 
 @dataclass
@@ -35,6 +36,15 @@ class Observer:
     rows: dict[tuple[int, int], bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._connect()
+        topics = self._admin.list_topics(timeout=30).topics
+        self._places = [(self.sink, partition) for partition in topics[self.sink].partitions]
+        if self.ledger is not None:
+            self._places.append((self.ledger, 0))
+        self._positions = dict.fromkeys(self._places, 0)
+        self._assign()
+
+    def _connect(self) -> None:
         self._admin = AdminClient({**self.config, **QUIET})
         self._consumer = Consumer(
             {
@@ -43,16 +53,20 @@ class Observer:
                 "group.id": "independent-reader",
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
+                "auto.offset.reset": "error",
                 "fetch.wait.max.ms": 20,
-                "reconnect.backoff.max.ms": 200,
             }
         )
-        topics = self._admin.list_topics(timeout=30).topics
-        self._places = [(self.sink, partition) for partition in topics[self.sink].partitions]
-        if self.ledger is not None:
-            self._places.append((self.ledger, 0))
-        self._consumer.assign([TopicPartition(*place, OFFSET_BEGINNING) for place in self._places])
-        self._positions = dict.fromkeys(self._places, 0)
+
+    def _assign(self) -> None:
+        self._consumer.assign([TopicPartition(*place, offset) for place, offset in self._positions.items()])
+
+    def reconnect(self) -> None:
+        """Go on with new connections, after the broker was restarted: what old ones do then is not what is tested."""
+        self.positions()
+        self._consumer.close()
+        self._connect()
+        self._assign()
 
     def close(self) -> None:
         self._consumer.close()
@@ -79,7 +93,7 @@ class Observer:
 
     def held_back(self) -> dict[Place, int]:
         """Return the partitions in which an open transaction hides records, and how many offsets it hides."""
-        stable, high = self.ends(IsolationLevel.READ_COMMITTED), self.ends(IsolationLevel.READ_UNCOMMITTED)
+        stable, high = self.ends(STABLE), self.ends(HIGH)
         return {place: high[place] - stable[place] for place in high if high[place] > stable[place]}
 
     def is_held_back(self) -> bool | None:
@@ -92,7 +106,7 @@ class Observer:
     def decided_ends(self) -> dict[Place, int] | None:
         """Return the ends of the partitions, None when anything is undecided or the broker does not answer."""
         try:
-            stable, high = self.ends(IsolationLevel.READ_COMMITTED), self.ends(IsolationLevel.READ_UNCOMMITTED)
+            stable, high = self.ends(STABLE), self.ends(HIGH)
         except KafkaException:
             return None
         return high if stable == high else None
@@ -103,11 +117,13 @@ class Observer:
         :raises AssertionError: when it doesn't come
         """
         deadline = time.monotonic() + timeout_seconds
-        while True:
-            for place in self._consumer.position([TopicPartition(*place) for place in self._places]):
-                if place.offset >= 0:
-                    self._positions[place.topic, place.partition] = place.offset
-            if all(self._positions[place] >= end for place, end in ends.items()):
-                return
-            assert time.monotonic() < deadline, f"read up to {self._positions} of {dict(ends)}"
+        while not all(self.positions()[place] >= end for place, end in ends.items()):
+            assert time.monotonic() < deadline, f"read up to {self.positions()} of {dict(ends)}"
             self.poll()
+
+    def positions(self) -> dict[Place, int]:
+        """Return up to where was read."""
+        for place in self._consumer.position([TopicPartition(*place) for place in self._places]):
+            if place.offset >= 0:
+                self._positions[place.topic, place.partition] = place.offset
+        return dict(self._positions)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_provider_exactlyonce.ledger import topic as ledger_settings
 from airflow_provider_exactlyonce.ledger.records import RunRecord, ledger_topic
-from tests.crash_matrix.observer import QUIET, Observer
+from tests.crash_matrix.observer import QUIET, STABLE, Observer
 from tests.crash_matrix.shapes import NO_DATA, WITH_WATERMARK, Event, Model, burst
 from tests.crash_matrix.verdict import Findings, Judge
 from tests.integration.streaming.harness import CONF, Driver, World
@@ -157,12 +157,19 @@ class Pipeline:
         while not condition():
             self.observer.poll()
             if time.monotonic() > deadline:
-                raise HangingError(f"not within {PATIENCE_SECONDS:.0f} s: {what}")
+                raise HangingError(f"not within {PATIENCE_SECONDS:.0f} s: {what}; {self._state()}")
             if self.driver is not None and (code := self.driver.process.poll()) is not None:
                 if code in FINAL_CODES:
                     raise HangingError(f"the driver ended with {code} while {what} was waited for")
                 self.restarts += 1
                 self.start(self.timeout_seconds)
+
+    def _state(self) -> str:
+        seen = f"read up to {self.observer.positions()}, batch {self.last_batch}, {self.restarts} restarts"
+        try:
+            return f"{seen}; hidden: {self.observer.held_back()}; ends {self.observer.ends(STABLE)}"
+        except KafkaException as error:
+            return f"{seen}; {error}"
 
     def settle(self, batch: int) -> Findings:
         """Wait until all is committed and nothing is open, and judge what is new.

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from airflow_provider_exactlyonce.streaming.sequencer import TopicPartition
-from airflow_provider_exactlyonce.streaming.sequencer_client import Address, SequencerClient
+from airflow_provider_exactlyonce.streaming.sequencer_client import Address, SequencerClient, first_place
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sequencer_server import SequencerServer
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
@@ -42,7 +42,8 @@ class Load:
     def pauses(self, task: int) -> list[tuple[int, float]]:
         """Return a task's bodies in the order in which the sink sends them: (partition, seconds)."""
         chance = random.Random(self.seed * 100_003 + task)
-        places = [(task + 1 + at) % self.partitions for at in range(self.bodies)]
+        first = first_place(task, self.partitions)
+        places = [(first + at) % self.partitions for at in range(self.bodies)]
         return [
             (place, self.send_seconds * chance.lognormvariate(-(self.spread**2) / 2, self.spread)) for place in places
         ]

@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.streaming.settings import SEQUENCER_BIND_ADDRE
 _CONNECT_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.1
+_GOLDEN_RATIO: Final = 0.6180339887498949
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,18 @@ class Address:
     host: str
     port: int
     secret: str = field(repr=False)
+
+
+def first_place(task: int, places: int) -> int:
+    """Return at which of the places a task begins its round.
+
+    Multiples of the golden ratio spread evenly, however many tasks there are: the tasks follow each other at a
+    distance, and a slow append does not keep all behind it waiting.
+
+    :param task: the task's partition in the stage
+    :param places: how many places the round has
+    """
+    return int(task * _GOLDEN_RATIO % 1 * places)
 
 
 class SequencerClient:

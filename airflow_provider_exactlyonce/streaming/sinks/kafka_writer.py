@@ -28,7 +28,7 @@ from airflow_provider_exactlyonce.kafka.transaction import add_partition, produc
 from airflow_provider_exactlyonce.kafka.wire import Producer, WireClient
 from airflow_provider_exactlyonce.streaming.marked_errors import mark
 from airflow_provider_exactlyonce.streaming.sequencer import TopicPartition
-from airflow_provider_exactlyonce.streaming.sequencer_client import Address, SequencerClient
+from airflow_provider_exactlyonce.streaming.sequencer_client import Address, SequencerClient, first_place
 from airflow_provider_exactlyonce.streaming.sinks.kafka_routing import Router
 
 FLUSH_BYTES: Final = 8 << 20
@@ -105,7 +105,7 @@ def write_rows(
     """
     with SequencerClient(task.sequencer, number, attempt) as sequencer:
         router = Router(task.topic, task.targets, lambda topic: _look_up(task, topic), number)
-        sender = _Sender(task, sequencer, start_at=number)
+        sender = _Sender(task, sequencer, number)
         for rows in _flushes(batches):
             for topic, selected, partitions in router.route(rows):
                 sender.put(topic, _encode(selected, partitions, topic, router.targets[topic], task))
@@ -187,10 +187,11 @@ def _timestamps(rows: pa.RecordBatch, target: TopicFacts) -> int | NDArray[np.in
 class _Sender:
     """Sends bodies in a thread of its own, a flush at a time, each flush beginning at another partition."""
 
-    def __init__(self, task: WriteTask, sequencer: SequencerClient, *, start_at: int) -> None:
+    def __init__(self, task: WriteTask, sequencer: SequencerClient, number: int) -> None:
         self._task = task
         self._sequencer = sequencer
-        self._start_at = start_at
+        self._number = number
+        self._flushes = 0
         self._sums: dict[TopicPartition, _Sums] = {}
         self._error: BaseException | None = None
         self._queue: queue.Queue[tuple[str, list[Body]] | None] = queue.Queue(_FLUSHES_QUEUED)
@@ -222,9 +223,10 @@ class _Sender:
                     self._error = error
 
     def _send(self, topic: str, bodies: list[Body]) -> None:
-        self._start_at += 1
+        self._flushes += 1
         count = max((body.partition for body in bodies), default=0) + 1
-        for body in sorted(bodies, key=lambda body: (body.partition - self._start_at) % count):
+        first = first_place(self._number, count) + self._flushes
+        for body in sorted(bodies, key=lambda body: (body.partition - first) % count):
             place = TopicPartition(topic, body.partition)
             sequence, add = self._sequencer.ask(place)
             offset = self._append(place, body, sequence, add)

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_exactlyonce.streaming import sequencer_server
 from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, TopicPartition
-from airflow_provider_exactlyonce.streaming.sequencer_client import Address, SequencerClient
+from airflow_provider_exactlyonce.streaming.sequencer_client import Address, SequencerClient, first_place
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sequencer_server import SequencerServer
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
@@ -159,3 +159,10 @@ def test_the_secret_is_in_no_message_to_a_task() -> None:
         peer.sendall(json.dumps({"secret": server.address.secret, "task": 0, "attempt": 1}).encode() + b"\n")
         peer.settimeout(10)
         assert server.address.secret.encode() not in peer.recv(10_000)
+
+
+@pytest.mark.parametrize(("tasks", "places"), [(2, 32), (8, 32), (16, 64), (21, 200)])
+def test_tasks_begin_their_rounds_at_a_distance_from_each_other(tasks: int, places: int) -> None:
+    begun = sorted(first_place(task, places) for task in range(tasks))
+    gaps = [after - before for before, after in zip(begun, [*begun[1:], begun[0] + places], strict=True)]
+    assert min(gaps) >= places // tasks // 2

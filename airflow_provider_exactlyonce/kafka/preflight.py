@@ -180,8 +180,8 @@ def check_topics(
             del described[ledger], uses[ledger]
         if absent and time.monotonic() - began >= min(patience_seconds, _NEW_TOPIC_PATIENCE_SECONDS):
             raise RefusedError(
-                f"{', '.join(f'{uses[name].value} topic {name}' for name in absent)}: not on this cluster; create it "
-                "with the partitions that you want"
+                f"{', '.join(f'{uses[name].value} topic {name} does not exist' for name in absent)} on this cluster; "
+                "create it with the partitions that you want"
             )
         for name in described.keys() - absent:
             _check_topic(described[name], uses[name], settings[name])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Record, decode
@@ -53,6 +53,7 @@ class Observer:
                 "group.id": "independent-reader",
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
+                "enable.partition.eof": True,
                 "auto.offset.reset": "error",
                 "fetch.wait.max.ms": 20,
             }
@@ -74,8 +75,10 @@ class Observer:
     def poll(self, timeout_seconds: float = 0.05) -> None:
         """Take in what has come."""
         for message in self._consumer.consume(1000, timeout=timeout_seconds):
-            if message.error():
-                continue  # the broker is away; what is missing at the end is found by the offsets
+            if message.error():  # else the broker is away; what is missing at the end is found by the offsets
+                if message.error().code() == KafkaError._PARTITION_EOF:
+                    self._advance(message.topic(), message.partition(), message.offset())
+                continue
             if message.topic() == self.sink:
                 self.rows[message.partition(), message.offset()] = message.value() or b""
             else:
@@ -122,8 +125,10 @@ class Observer:
             self.poll()
 
     def positions(self) -> dict[Place, int]:
-        """Return up to where was read."""
+        """Return up to where was read: the markers at the end count only once the end was reached."""
         for place in self._consumer.position([TopicPartition(*place) for place in self._places]):
-            if place.offset >= 0:
-                self._positions[place.topic, place.partition] = place.offset
+            self._advance(place.topic, place.partition, place.offset)
         return dict(self._positions)
+
+    def _advance(self, topic: str, partition: int, offset: int) -> None:
+        self._positions[topic, partition] = max(self._positions[topic, partition], offset)

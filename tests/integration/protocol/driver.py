@@ -22,6 +22,7 @@ import pyarrow as pa
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, ExactlyOnceError
+from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.batch import planned_batch
@@ -83,7 +84,10 @@ def drive(spec: dict[str, Any]) -> None:
     endpoint = settings.sequencer_endpoint(lambda name: None, "local[2]")
     with SequencerListener(endpoint) as listener:
         definition = KafkaSink(spec["sink"], transaction_timeout_seconds=spec["timeout_seconds"])
-        sink = SINKS[spec["protocol"]](definition, run, listener=listener, stop_requested=lambda: False)
+        targets = preflight.check_topics(run.client, sinks=[spec["sink"]])
+        sink = SINKS[spec["protocol"]](
+            definition, run, targets=targets, listener=listener, stop_requested=lambda: False
+        )
         sink.tasks = Tasks(spec["tasks"], spec["harm"])
         run.start()
         threading.Thread(target=_beat, args=(run,), daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -174,10 +175,10 @@ class Lane:
             if step is not None and plan.kind == BROKER:
                 self._restart_broker(hold, random.Random(plan.seed))
             return int(self._read(PATIENCE_SECONDS)["code"])
-        except TimeoutError:
-            os.killpg(pid, signal.SIGKILL)
-            self._read(10)
-            raise
+        except (TimeoutError, FileNotFoundError) as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            raise TimeoutError(f"{error}; the driver ended with {self._read(10)['code']}") from error
 
     def _read(self, timeout_seconds: float) -> dict[str, Any]:
         try:

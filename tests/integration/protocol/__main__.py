@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
-from tests.integration.protocol.lane import Lane, Plan, run_lanes
+from tests.integration.protocol.lane import Forge, Lane, Plan, run_lanes
 
 
 def main() -> int:
@@ -18,10 +18,10 @@ def main() -> int:
     parser.add_argument("--protocol", default="PlainTransaction")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="exactlyonce-protocol-"))
-    with EmbeddedBroker(folder / "broker") as broker:
+    with EmbeddedBroker(folder / "broker") as broker, Forge(folder / "forge") as forge:
         config = {"bootstrap.servers": broker.bootstrap_servers}
-        lane = Lane(folder / "lane", config, broker, given.protocol)
-        outcomes = run_lanes([lane], [Plan.of(seed) for seed in given.seeds])
+        lane = Lane(forge, folder / "lane", config, broker, given.protocol)
+        outcomes = run_lanes([(lane, [Plan.of(seed) for seed in given.seeds])])
     for outcome in outcomes:
         print(f"{outcome.seconds:.2f} s, {outcome.deaths} deaths, {outcome}")
     return 1 if any(outcome.findings for outcome in outcomes) else 0

@@ -1,13 +1,17 @@
 """A driver without Spark: the real run, coordinator, session, sequencer and sink, around a loop that plans batches.
 
-``python -m tests.integration.protocol.driver`` imports everything once and forks a driver for each line of JSON that it
-reads: ``{"pid": …}`` comes back at once and ``{"code": …}`` when the driver has ended.
+``python -m tests.integration.protocol.driver SOCKET`` imports everything once and forks a server for each lane that
+connects, which forks a driver for each line of JSON: ``{"pid": …}`` comes back at once and ``{"code": …}`` at its end.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import select
+import signal
+import socket
 import sys
 import threading
 import time
@@ -19,6 +23,7 @@ from typing import Any
 import confluent_kafka  # noqa: F401  # imported once, for all drivers
 import pyarrow as pa
 
+from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, ExactlyOnceError
@@ -150,18 +155,37 @@ def _child(spec: dict[str, Any]) -> int:
     return 0
 
 
-def main() -> None:
-    """Fork a driver for each line."""
-    pa.array([b""])  # imports what Arrow imports with its first array
-    for line in sys.stdin:
+def _serve(connection: socket.socket) -> None:
+    """Fork a driver for each line of one lane; the first line names the lane's file of fail points."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    lines = connection.makefile("r")
+    os.environ[failpoints.VARIABLE] = f"@{json.loads(next(lines))}"
+    importlib.reload(failpoints)
+    for line in lines:
         pid = os.fork()
         if pid == 0:
             code = _child(json.loads(line))
             sys.stdout.flush()
             os._exit(code)
-        print(json.dumps({"pid": pid}), flush=True)
+        connection.sendall(json.dumps({"pid": pid}).encode() + b"\n")
         _, status = os.waitpid(pid, 0)
-        print(json.dumps({"code": os.waitstatus_to_exitcode(status)}), flush=True)
+        connection.sendall(json.dumps({"code": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
+
+
+def main() -> None:
+    """Fork a server for each lane that connects, until standard input ends."""
+    pa.array([b""])  # imports what Arrow imports with its first array
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(sys.argv[1])
+        listener.listen(64)
+        while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
+            connection, _ = listener.accept()
+            with connection:
+                if os.fork() == 0:
+                    listener.close()
+                    _serve(connection)
+                    os._exit(0)
 
 
 if __name__ == "__main__":

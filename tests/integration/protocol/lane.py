@@ -9,6 +9,7 @@ import queue
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from typing import Any, Self
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
-from airflow_provider_exactlyonce.failpoints import NAMES, VARIABLE
+from airflow_provider_exactlyonce.failpoints import NAMES
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from tests.crash_matrix.observer import QUIET, Observer
 from tests.crash_matrix.verdict import Findings, Judge
@@ -87,15 +88,61 @@ class Outcome:
         return f"seed {self.plan.seed} ({self.plan}): {self.findings.notes or 'recovered'}"
 
 
+class Forge:
+    """The process that has imported everything and is forked for every driver.
+
+    :param socket_path: where it listens
+    """
+
+    def __init__(self, socket_path: Path) -> None:
+        self._path = socket_path
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.protocol.driver", str(self._path)],
+            stdin=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+
+    def connect(self) -> socket.socket:
+        """Return a connection to a server of its own."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(str(self._path))
+            except OSError:
+                connection.close()
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return connection
+
+
 class Lane:
-    """One forking process for drivers, on one broker.
+    """One driver after the other, on one broker.
 
     :param broker: None when the faults leave it alone
     """
 
     def __init__(
-        self, folder: Path, config: Mapping[str, str], broker: EmbeddedBroker | None = None, protocol: str = ""
+        self,
+        forge: Forge,
+        folder: Path,
+        config: Mapping[str, str],
+        broker: EmbeddedBroker | None = None,
+        protocol: str = "",
     ) -> None:
+        self._forge = forge
+        self._listener_ended = threading.Event()
         folder.mkdir(parents=True)
         self._folder, self._config, self._broker = folder, config, broker
         self._protocol = protocol or "PlainTransaction"
@@ -104,22 +151,16 @@ class Lane:
         self._source = self._make_topic(f"source-{folder.name}-{os.getpid()}", source.PARTITIONS)
 
     def __enter__(self) -> Self:
-        self._parent = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.protocol.driver"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: f"@{self._plan}"},
-        )
+        self._connection = self._forge.connect()
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
+        self._tell(str(self._plan))
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._parent.stdin is not None
-        self._parent.stdin.close()
-        self._parent.wait(10)
+        self._connection.shutdown(socket.SHUT_WR)
+        self._listener_ended.wait(10)
+        self._connection.close()
 
     def run(self, plan: Plan) -> Outcome:
         """Take one pipeline through its faults to its end, and judge it."""
@@ -147,12 +188,12 @@ class Lane:
                 code = self._live(spec, plan, step)
                 deaths += code == -signal.SIGKILL
                 if code not in (0, -signal.SIGKILL):
-                    findings.notes.append(f"the driver ended with {code}: {Path(spec['log']).read_text()[-2000:]}")
+                    findings.notes.append(f"the driver ended with {code}: {_end_of(spec['log'])}")
                 spec["harm"] = None
             if not findings:
                 self._judge(spec, findings)
         except (TimeoutError, AssertionError) as error:
-            findings.notes.append(f"hanging: {error}; {Path(spec['log']).read_text()[-2000:]}")
+            findings.notes.append(f"hanging: {error}; {_end_of(spec['log'])}")
         if not findings:
             shutil.rmtree(folder)
         return Outcome(plan, findings, deaths, time.monotonic() - began)
@@ -165,9 +206,7 @@ class Lane:
             beside = self._plan.with_suffix(".new")
             beside.write_text(step + action)
             beside.replace(self._plan)
-        assert self._parent.stdin is not None
-        self._parent.stdin.write(json.dumps(spec) + "\n")
-        self._parent.stdin.flush()
+        self._tell(spec)
         pid = self._read(20)["pid"]
         try:
             if step is not None and plan.kind == FREEZE:
@@ -186,10 +225,14 @@ class Lane:
         except queue.Empty:
             raise TimeoutError(f"nothing from the driver for {timeout_seconds:.0f} s") from None
 
+    def _tell(self, thing: object) -> None:
+        self._connection.sendall(json.dumps(thing).encode() + b"\n")
+
     def _listen(self) -> None:
-        assert self._parent.stdout is not None
-        for line in self._parent.stdout:
-            self._lines.put(line)
+        with self._connection.makefile("r") as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._listener_ended.set()
 
     def _thaw(self, pid: int) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -236,17 +279,21 @@ class Lane:
         return name
 
 
-def run_lanes(lanes: Sequence[Lane], plans: Sequence[Plan]) -> list[Outcome]:
-    """Share seeds out among lanes.
+def _end_of(log: str) -> str:
+    return Path(log).read_text()[-2000:] if Path(log).exists() else "no log"
 
-    :raises BaseException: what a lane raised
+
+def run_lanes(work: Sequence[tuple[Lane, list[Plan]]]) -> list[Outcome]:
+    """Take plans through lanes at the same time; lanes with the same list share it.
+
+    :raises BaseException: what a lane raised, once all have ended
     """
-    left, outcomes, errors = list(plans), list[Outcome](), list[BaseException]()
+    outcomes, errors = list[Outcome](), list[BaseException]()
 
-    def work(lane: Lane) -> None:
+    def live(lane: Lane, left: list[Plan]) -> None:
         try:
             with lane:
-                while left and not errors:
+                while not errors:
                     try:
                         plan = left.pop(0)
                     except IndexError:
@@ -255,7 +302,7 @@ def run_lanes(lanes: Sequence[Lane], plans: Sequence[Plan]) -> list[Outcome]:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(lane,)) for lane in lanes]
+    threads = [threading.Thread(target=live, args=one) for one in work]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
-from tests.integration.protocol.lane import BROKER, FREEZE, FREEZE_TASK, KILL, KILL_TASK, Lane, Outcome, Plan, run_lanes
+from tests.integration.protocol.lane import BROKER, FREEZE, FREEZE_TASK, KILL, KILL_TASK, Forge, Lane, Plan, run_lanes
 
 SEEDS = range(300)
 LANES = 8
@@ -23,14 +22,13 @@ def test_three_hundred_seeded_faults_lose_and_double_nothing(
     plans = [Plan.of(seed) for seed in SEEDS]
     of_broker = [plan for plan in plans if plan.kind == BROKER]
     others = sorted((plan for plan in plans if plan.kind != BROKER), key=lambda plan: "SIGSTOP" not in plan.kind)
-    outcomes: list[Outcome] = []
-    with EmbeddedBroker(tmp_path_factory.mktemp("own") / "broker") as own:
-        lane = Lane(tmp_path / "own", {"bootstrap.servers": own.bootstrap_servers}, own)
-        thread = threading.Thread(target=lambda: outcomes.extend(run_lanes([lane], of_broker)))
-        thread.start()
-        shared = run_lanes([Lane(tmp_path / f"lane{n}", kafka_config) for n in range(LANES)], others)
-        thread.join()
-        outcomes += shared
+    own_folder = tmp_path_factory.mktemp("own")
+    with EmbeddedBroker(own_folder / "broker") as own, Forge(own_folder / "forge") as forge:
+        own_config = {"bootstrap.servers": own.bootstrap_servers}
+        lanes = [Lane(forge, tmp_path / f"lane{number}", kafka_config) for number in range(LANES)]
+        outcomes = run_lanes(
+            [*((lane, others) for lane in lanes), (Lane(forge, tmp_path / "own", own_config, own), of_broker)]
+        )
     bad = [outcome for outcome in outcomes if outcome.findings]
     assert not bad, "\n".join(
         f"{outcome}\n  again: python -m tests.integration.protocol {outcome.plan.seed}" for outcome in bad
@@ -52,5 +50,6 @@ def test_three_hundred_seeded_faults_lose_and_double_nothing(
     ],
 )
 def test_a_wrong_protocol_is_caught(protocol: str, plan: Plan, tmp_path: Path, kafka_config: Mapping[str, str]) -> None:
-    (outcome,) = run_lanes([Lane(tmp_path / protocol, kafka_config, protocol=protocol)], [plan])
+    with Forge(tmp_path / "forge") as forge:
+        (outcome,) = run_lanes([(Lane(forge, tmp_path / protocol, kafka_config, protocol=protocol), [plan])])
     assert outcome.findings.doubled > 0, str(outcome)

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.failpoints import NAMES
@@ -201,6 +202,7 @@ class Lane:
     def _live(self, spec: dict[str, Any], plan: Plan, step: str | None) -> int:
         """Let a driver live until it ends or is killed; returns its exit code."""
         hold = self._folder / "hold"
+        self._plan.unlink(missing_ok=True)  # a step that the life before did not reach
         if step is not None:
             action = {FREEZE: ":signal=STOP", BROKER: f":hold={hold}"}.get(plan.kind, "")
             beside = self._plan.with_suffix(".new")
@@ -276,7 +278,15 @@ class Lane:
 
     def _make_topic(self, name: str, partitions: int) -> str:
         self._admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
-        return name
+        resource, deadline = ConfigResource(ResourceType.TOPIC, name), time.monotonic() + PATIENCE_SECONDS
+        while True:  # a broker answers that a topic exists before it can describe its settings
+            try:
+                self._admin.describe_configs([resource])[resource].result(30)
+            except KafkaException:
+                assert time.monotonic() < deadline, f"topic {name} can't be described"
+                time.sleep(0.05)
+            else:
+                return name
 
 
 def _end_of(log: str) -> str:

@@ -31,7 +31,7 @@ from tests.integration.protocol import source
 
 ROOT = Path(__file__).parents[3]
 BATCHES = 3
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 LONG_TIMEOUT_SECONDS, SHORT_TIMEOUT_SECONDS = 120, 2
 KILL, KILL_TASK, FREEZE, FREEZE_TASK, BROKER = "driver SIGKILL", "task SIGKILL", "SIGSTOP", "task SIGSTOP", "broker"
 #: How many of a hundred seeds; those that have to wait are few.

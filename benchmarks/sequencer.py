@@ -17,6 +17,7 @@ import statistics
 import threading
 import time
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.connection import Connection
 
 from airflow_provider_exactlyonce.streaming.sequencer import TopicPartition
@@ -24,6 +25,7 @@ from airflow_provider_exactlyonce.streaming.sequencer_client import Address, Seq
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sequencer_server import SequencerServer
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
+from airflow_provider_exactlyonce.streaming.sinks.kafka_writer import CANDIDATES
 
 ROWS = 5  # of a body; nothing depends on it
 
@@ -55,13 +57,13 @@ def run_task(load: Load, task: int, address: Address | None, waits: list[float])
             time.sleep(seconds)
         return
     with SequencerClient(address, task, 0) as sequencer:
-        for partition, seconds in load.pauses(task):
-            place = TopicPartition("t", partition)
+        unsent = dict(load.pauses(task))
+        while unsent:
             asked = time.perf_counter()
-            sequence, _ = sequencer.ask(place)
+            partition, sequence, _ = sequencer.ask_any("t", list(islice(unsent, CANDIDATES)))
             waits.append(time.perf_counter() - asked)
-            time.sleep(seconds)
-            sequencer.release(place, ROWS, sequence)
+            time.sleep(unsent.pop(partition))
+            sequencer.release(TopicPartition("t", partition), ROWS, sequence)
         sequencer.done()
 
 

@@ -10,6 +10,7 @@ the attempt: from then on there are no more grants.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -103,6 +104,17 @@ class Sequencer:
             turns.waiting.append(task)
             return None
         return self._grant(task, place, turns)
+
+    def ask_any(self, task: int, places: Sequence[TopicPartition]) -> Grant | None:
+        """A task wants to append to one of these: the first one that is free, else the one where fewest wait.
+
+        :raises AttemptFailedError: as :meth:`ask`
+        """
+        return self.ask(task, min(places, key=self._queue_length))
+
+    def _queue_length(self, place: TopicPartition) -> int:
+        turns = self._turns.get(place)
+        return 0 if turns is None else len(turns.waiting) + (turns.holder is not None)
 
     def release(self, task: int, place: TopicPartition, rows: int, first_offset: int) -> Grant | None:
         """A task's records were acknowledged; returns the grant of the next task in the queue.

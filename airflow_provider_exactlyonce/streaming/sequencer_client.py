@@ -6,7 +6,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -100,6 +100,15 @@ class SequencerClient:
         self._send({"ask": place})
         answer = self._answer()
         return answer["sequence"], answer["add"]
+
+    def ask_any(self, topic: str, partitions: Sequence[int]) -> tuple[int, int, bool]:
+        """Wait for a turn in one of a topic's partitions; returns (partition, base sequence, whether to add it).
+
+        :param partitions: the first of them that is free is preferred
+        """
+        self._send({"ask_any": (topic, partitions)})
+        answer = self._answer()
+        return answer["partition"], answer["sequence"], answer["add"]
 
     def release(self, place: TopicPartition, rows: int, first_offset: int) -> None:
         """Give the turn back after the records were acknowledged."""

@@ -122,6 +122,17 @@ def place(message: Mapping[str, Any], name: str) -> TopicPartition:
     raise ProtocolError(f"a message whose {name} is not a topic and a partition")
 
 
+def places(message: Mapping[str, Any], name: str) -> list[TopicPartition]:
+    """Return a message's topic-partitions, all of one topic.
+
+    :raises ProtocolError: when it has none of that name
+    """
+    match message.get(name):
+        case [str(topic), [*partitions]] if partitions and all(type(one) is int and one >= 0 for one in partitions):
+            return [TopicPartition(topic, partition) for partition in partitions]
+    raise ProtocolError(f"a message whose {name} is not a topic and its partitions")
+
+
 class Refusals:
     """Logs refused connections, a line in ten seconds however many there are."""
 

@@ -4,9 +4,12 @@
 
     task                                                    driver
     {"secret": s, "task": 3, "attempt": 0}                  {}
-    {"ask": ["topic", 7]}                                   {"sequence": 0, "add": true}   when it is its turn
+    {"ask": ["topic", 7]}                                   {"partition": 7, "sequence": 0, "add": true}
+    {"ask_any": ["topic", [7, 3, 4]]}                       the same, when it is its turn
     {"release": ["topic", 7], "rows": 10, "first": 42}
     {"done": true}                                          {}
+
+A task that has records for several partitions of a topic asks for any of them and gets the first one that is free.
 
 A task that fails says ``{"failed": "…"}`` first if it can. An answer ``{"error": "…"}`` means that the attempt has
 failed; it is given only after a while, so that the task whose failure was the first is also the first that Spark hears
@@ -39,7 +42,7 @@ from airflow_provider_exactlyonce.streaming.sequencer import (
 )
 from airflow_provider_exactlyonce.streaming.sequencer_client import Address
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
-from airflow_provider_exactlyonce.streaming.sequencer_peer import Peer, ProtocolError, Refusals, number, place
+from airflow_provider_exactlyonce.streaming.sequencer_peer import Peer, ProtocolError, Refusals, number, place, places
 
 log = logging.getLogger(__name__)
 
@@ -216,6 +219,8 @@ class SequencerServer:
             try:
                 if "ask" in message:
                     self._grant(self._sequencer.ask(task, place(message, "ask")))
+                elif "ask_any" in message:
+                    self._grant(self._sequencer.ask_any(task, places(message, "ask_any")))
                 elif "release" in message:
                     self._release(task, message)
                 elif "done" in message:
@@ -229,7 +234,7 @@ class SequencerServer:
                     self._tasks[task] = peer
                     self._send(peer, {})
                 else:
-                    raise ProtocolError("a message that is none of ask, release, done and failed")
+                    raise ProtocolError("a message that is none of ask, ask_any, release, done and failed")
             except AttemptFailedError as error:
                 if self._told:
                     self._send(peer, {"error": str(error)})
@@ -244,7 +249,8 @@ class SequencerServer:
     def _grant(self, grant: Grant | None) -> None:
         if grant is not None:
             self._deadlines.granted(grant)
-            self._send(self._tasks[grant.task], {"sequence": grant.sequence, "add": grant.add})
+            answer = {"partition": grant.place.partition, "sequence": grant.sequence, "add": grant.add}
+            self._send(self._tasks[grant.task], answer)
 
     def _send(self, peer: Peer, message: Mapping[str, Any]) -> None:
         peer.send(message)

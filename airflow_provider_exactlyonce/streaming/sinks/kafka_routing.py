@@ -19,12 +19,11 @@ from airflow_provider_exactlyonce.streaming.marked_errors import mark
 class Router:
     """Routes one task's rows: by their ``partition``, else by the Java client's murmur2 of the key.
 
-    Rows without both go, a flush at a time, to one partition after another, so that tasks seldom wait for each other.
+    Rows without both get the number after the last partition: they go to whichever is free when they are sent.
 
     :param topic: where rows without a topic of their own go, None when each has one
     :param targets: known topics
     :param describe: looks up another topic
-    :param start_at: where keyless rows begin; different for each task
     """
 
     def __init__(
@@ -32,12 +31,10 @@ class Router:
         topic: str | None,
         targets: Mapping[str, TopicFacts],
         describe: Callable[[str], TopicFacts],
-        start_at: int,
     ) -> None:
         self.targets: Final = dict(targets)
         self._topic = topic
         self._describe = describe
-        self._keyless_at = start_at
 
     def route(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch, NDArray[np.int32]]]:
         """Yield (topic, its rows, their partitions).
@@ -48,7 +45,6 @@ class Router:
             if topic not in self.targets:
                 self.targets[topic] = self._describe(topic)
             yield topic, selected, self._partitions(topic, selected)
-        self._keyless_at += 1
 
     def _by_topic(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         if "topic" not in rows.schema.names:
@@ -73,7 +69,7 @@ class Router:
                 raise _refused(f"a record's partition is {number}; topic {topic} has {count}, 0 to {count - 1}")
             chosen = given if valid is None else np.where(valid, given, chosen)
         keyless = chosen < 0
-        return np.where(keyless, np.int32(self._keyless_at % count), chosen) if keyless.any() else chosen
+        return np.where(keyless, np.int32(count), chosen) if keyless.any() else chosen
 
 
 def _refused(message: str) -> RecordRefusedError:

@@ -10,8 +10,10 @@ import queue
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -31,8 +33,10 @@ from airflow_provider_exactlyonce.streaming.sequencer import TopicPartition
 from airflow_provider_exactlyonce.streaming.sequencer_client import Address, SequencerClient, first_place
 from airflow_provider_exactlyonce.streaming.sinks.kafka_routing import Router
 
-FLUSH_BYTES: Final = 8 << 20
+FLUSH_BYTES_MINIMUM: Final = 1 << 20
+FLUSH_BYTES_MAXIMUM: Final = 8 << 20
 _FLUSHES_QUEUED: Final = 2
+CANDIDATES: Final = 64  # of more, hardly one more is free, and the question gets long
 
 RESULT_SCHEMA: Final = "task INT, written STRING"
 
@@ -104,9 +108,9 @@ def write_rows(
     :raises RecordRefusedError: when a record's topic or partition does not exist; the text is marked
     """
     with SequencerClient(task.sequencer, number, attempt) as sequencer:
-        router = Router(task.topic, task.targets, lambda topic: _look_up(task, topic), number)
-        sender = _Sender(task, sequencer, number)
-        for rows in _flushes(batches):
+        router = Router(task.topic, task.targets, lambda topic: _look_up(task, topic))
+        sender = _Sender(task, sequencer, number, router.targets)
+        for rows in _flushes(batches, _flush_bytes(task)):
             for topic, selected, partitions in router.route(rows):
                 sender.put(topic, _encode(selected, partitions, topic, router.targets[topic], task))
         sums = sender.finish()
@@ -124,7 +128,14 @@ def _answer(task: int, written: bytes) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=["task", "written"])
 
 
-def _flushes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _flush_bytes(task: WriteTask) -> int:
+    """Return how many bytes to encode at a time: what fills a body for every partition, and stays in the cache."""
+    known = task.targets.get(task.topic or "")
+    full = 0.9 * known.partitions * known.batch_bytes_maximum if known else FLUSH_BYTES_MAXIMUM
+    return int(min(max(full, FLUSH_BYTES_MINIMUM), FLUSH_BYTES_MAXIMUM))
+
+
+def _flushes(batches: Iterator[pa.RecordBatch], flush_bytes: int) -> Iterator[pa.RecordBatch]:
     """Join Spark's small Arrow batches, so that bodies are worth a request."""
     gathered: list[pa.RecordBatch] = []
     size_bytes = 0
@@ -132,11 +143,15 @@ def _flushes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if batch.num_rows:
             gathered.append(batch)
             size_bytes += batch.nbytes
-        if size_bytes >= FLUSH_BYTES:
-            yield pa.concat_batches(gathered)
+        if size_bytes >= flush_bytes:
+            yield _joined(gathered)
             gathered, size_bytes = [], 0
     if gathered:
-        yield pa.concat_batches(gathered)
+        yield _joined(gathered)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)  # which copies even a single one
 
 
 def _look_up(task: WriteTask, topic: str) -> TopicFacts:
@@ -187,10 +202,13 @@ def _timestamps(rows: pa.RecordBatch, target: TopicFacts) -> int | NDArray[np.in
 class _Sender:
     """Sends bodies in a thread of its own, a flush at a time, each flush beginning at another partition."""
 
-    def __init__(self, task: WriteTask, sequencer: SequencerClient, number: int) -> None:
+    def __init__(
+        self, task: WriteTask, sequencer: SequencerClient, number: int, targets: Mapping[str, TopicFacts]
+    ) -> None:
         self._task = task
         self._sequencer = sequencer
         self._number = number
+        self._targets = targets
         self._flushes = 0
         self._sums: dict[TopicPartition, _Sums] = {}
         self._error: BaseException | None = None
@@ -223,17 +241,35 @@ class _Sender:
                     self._error = error
 
     def _send(self, topic: str, bodies: list[Body]) -> None:
+        """Send bodies in the order in which their partitions are free; those of one partition stay in order."""
         self._flushes += 1
-        count = max((body.partition for body in bodies), default=0) + 1
+        count = self._targets[topic].partitions
         first = first_place(self._number, count) + self._flushes
-        for body in sorted(bodies, key=lambda body: (body.partition - first) % count):
-            place = TopicPartition(topic, body.partition)
-            sequence, add = self._sequencer.ask(place)
-            offset = self._append(place, body, sequence, add)
-            self._sequencer.release(place, body.records, offset)
-            sums = self._sums.setdefault(place, _Sums())
-            sums.rows += body.records
-            sums.digest = (sums.digest + body.digest) % 2**64
+        unsent: dict[int, deque[Body]] = {}
+        for body in sorted(bodies, key=lambda body: (body.partition - first) % (count + 1)):
+            unsent.setdefault(body.partition, deque()).append(body)
+        keyless = unsent.pop(count, deque())
+        while unsent:
+            place, sequence, add = self._turn(topic, list(islice(unsent, CANDIDATES)))
+            left = unsent[place.partition]
+            self._send_one(place, left.popleft(), sequence, add)
+            if not left:
+                del unsent[place.partition]
+        for body in keyless:
+            anywhere = [(first + step) % count for step in range(min(count, CANDIDATES))]
+            place, sequence, add = self._turn(topic, anywhere)
+            self._send_one(place, body, sequence, add)
+
+    def _turn(self, topic: str, partitions: list[int]) -> tuple[TopicPartition, int, bool]:
+        partition, sequence, add = self._sequencer.ask_any(topic, partitions)
+        return TopicPartition(topic, partition), sequence, add
+
+    def _send_one(self, place: TopicPartition, body: Body, sequence: int, add: bool) -> None:
+        offset = self._append(place, body, sequence, add)
+        self._sequencer.release(place, body.records, offset)
+        sums = self._sums.setdefault(place, _Sums())
+        sums.rows += body.records
+        sums.digest = (sums.digest + body.digest) % 2**64
 
     def _append(self, place: TopicPartition, body: Body, sequence: int, add: bool) -> int:
         task = self._task

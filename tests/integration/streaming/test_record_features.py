@@ -173,7 +173,7 @@ def test_a_topic_column_sends_rows_to_many_topics_in_one_transaction(
     )
     assert record.sink_topic_ids.keys() == record.sink.keys()
     missing = spark.createDataFrame([("k", "v", "absent")], "key STRING, value STRING, t STRING")
-    with pytest.raises(RecordRefusedError, match="absent does not exist"):
+    with pytest.raises(RecordRefusedError, match="sink topic absent: not on this cluster"):
         out.coordinator.process(missing, 1)
     assert len(out.commits) == 1
 

@@ -153,3 +153,18 @@ def test_any_interleaving_gives_each_partition_one_writer_and_gapless_sequences(
     assert {place: written.rows for place, written in result.items()} == {
         place: len(log) for place, log in logs.items()
     }
+
+
+def test_a_task_without_a_preference_gets_the_first_free_partition_or_the_shortest_queue() -> None:
+    sequencer = Sequencer()
+    for task in range(5):
+        sequencer.register(task, 0)
+    places = [TopicPartition("t", partition) for partition in (1, 2, 0)]
+    granted = [sequencer.ask_any(task, places) for task in range(3)]
+    assert [grant and grant.place.partition for grant in granted] == [1, 2, 0]
+    assert sequencer.ask_any(3, places[1:]) is None, "all are held: it waits for the first one asked for"
+    assert sequencer.ask_any(4, places[1:]) is None, "and the next one elsewhere"
+    following = sequencer.release(1, TopicPartition("t", 2), 10, 0)
+    assert following is not None and (following.task, following.sequence) == (3, 10)
+    following = sequencer.release(2, TopicPartition("t", 0), 10, 0)
+    assert following is not None and following.task == 4

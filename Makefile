@@ -10,7 +10,7 @@ VENV_PYTHON := .venv/bin/python
 STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all crash-matrix lint format lock checksums bench-commit bench-ledger bench-sequencer model wheel clean clean-cache
+.PHONY: help setup demo test test-all crash-matrix lint format lock checksums bench-commit bench-ledger bench-sequencer bench-sink model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -60,6 +60,9 @@ bench-ledger: setup ## measure how long a ledger of a million commits takes to o
 
 bench-sequencer: setup ## measure what share of a batch of 200 tasks x 200 partitions is their taking turns
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/sequencer.py $(ARGS)
+
+bench-sink: setup ## measure the sink against Spark's own: one run, one broker, interleaved; draws a plot
+	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/sink.py $(ARGS)
 
 model: ## check the model of the protocol and its mutations; BOUNDS=full in wider bounds too (needs spin and gcc)
 	@docs/model/check.sh $(BOUNDS)

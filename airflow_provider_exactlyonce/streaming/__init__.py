@@ -9,11 +9,13 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
     from airflow_provider_exactlyonce.streaming.definition import Pipeline, pipeline
     from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
+    from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import AvroFormat
     from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
 
-__all__ = ["KafkaSink", "KafkaSource", "LedgerRetention", "Pipeline", "pipeline"]
+__all__ = ["AvroFormat", "KafkaSink", "KafkaSource", "LedgerRetention", "Pipeline", "pipeline"]
 
 _HOMES: Final = {
+    "AvroFormat": "sinks.kafka_columns",
     "KafkaSink": "sinks.kafka",
     "KafkaSource": "sources.kafka",
     "LedgerRetention": "definition",

@@ -29,7 +29,7 @@ _HEADER_OVERHEAD_BYTES: Final = 10
 _MAGIC_BYTE: Final = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AvroFormat:
     """Values as Avro in the wire format of schema registries: a zero byte, the schema's id, the Avro binary.
 

@@ -72,7 +72,7 @@ wheel: setup ## build dist/*.whl
 
 clean: ## remove what was made here, stopping a broker first; not the per-user cache
 	@if [ -d .exactlyonce ]; then PYTHONPATH=. $(PYTHON) scripts/clean.py; fi
-	@rm -rf .venv .exactlyonce .mypy_cache .ruff_cache .pytest_cache build dist demo-report spark-warehouse metastore_db
+	@rm -rf .venv .exactlyonce .mypy_cache .ruff_cache .pytest_cache build dist demo-report bench-report spark-warehouse metastore_db
 	@rm -rf derby.log *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "Removed what was made here. The jars stay in the per-user cache: make clean-cache"

@@ -328,6 +328,27 @@ def line(result: dict[str, Any]) -> str:
     )
 
 
+def draw(results: list[dict[str, Any]], path: Path) -> None:
+    """Draw each case's ratio, with a dot for every round."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(11, 1.2 + 0.34 * len(results)))
+    for row, result in enumerate(reversed(results)):
+        tuned = result["medians"][SPARK_TUNED]["add_batch_milliseconds"]
+        ratio = result["ratio_to_spark_tuned"]
+        axes.barh(row, ratio, color="tab:green" if ratio >= 1 else "tab:orange", height=0.6)
+        rounds = [tuned / one["add_batch_milliseconds"] for one in result["raw"] if one["variant"] == OURS]
+        axes.plot(rounds, [row] * len(rounds), "k.", markersize=3)
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_yticks(range(len(results)), [str(Case(**one["case"])) for one in reversed(results)], family="monospace")
+    axes.set_xlabel("speed of this sink / speed of Spark's own Kafka sink, tuned (addBatch, medians; dots: rounds)")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
 def open_session() -> SparkSession:
     """Make the session with the settings that every driver gets."""
     from pyspark.sql import SparkSession
@@ -371,6 +392,8 @@ def main() -> int:
         spark.stop()
     given.output.mkdir(exist_ok=True)
     (given.output / "sink.json").write_text(json.dumps(results, indent=1))
+    draw(results, given.output / "sink.svg")
+    print(f"raw figures and plot: {given.output}/sink.json, {given.output}/sink.svg")
     return 0
 
 

@@ -185,7 +185,7 @@ def check_topics(
             )
         for name in described.keys() - absent:
             _check_topic(described[name], uses[name], settings[name])
-        waiting = [text for name in uses for text in _waiting_for(described[name], settings[name])]
+        waiting = [text for name, use in uses.items() for text in _waiting_for(described[name], use, settings[name])]
         if not waiting:
             break
         if time.monotonic() - began >= patience_seconds:
@@ -420,10 +420,12 @@ def _check_topic(topic: Mapping[str, Any], use: Use, settings: Mapping[str, str]
         )
 
 
-def _waiting_for(topic: Mapping[str, Any], settings: Mapping[str, str]) -> Iterable[str]:
+def _waiting_for(topic: Mapping[str, Any], use: Use, settings: Mapping[str, str]) -> Iterable[str]:
     if topic["error_code"] != Code.NONE:
         yield f"topic {topic['name']}: {describe(topic['error_code'])}"
         return
+    if use is Use.SINK and not settings:  # the right to see them is there, and bodies can't be cut without
+        yield f"the settings of topic {topic['name']} are not told"
     needed = int(settings.get("min.insync.replicas", 1))
     for one in topic["partitions"]:
         place = f"{topic['name']}-{one['partition_index']}"

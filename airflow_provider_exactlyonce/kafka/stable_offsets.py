@@ -6,6 +6,7 @@ asked, not when this module is.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -13,9 +14,14 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.config import for_confluent
 
 _TIMEOUT_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.2
 
 #: (topic, partition)
 Place = tuple[str, int]
+
+
+class MissingPartitionError(ExactlyOnceError):
+    """A partition does not exist, or is not there yet."""
 
 
 class StableOffsets:
@@ -25,9 +31,13 @@ class StableOffsets:
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config: Final = for_confluent(config)
+        self._connect()
+
+    def _connect(self) -> None:
         from confluent_kafka.admin import AdminClient
 
-        self._admin = AdminClient(for_confluent(config))
+        self._admin = AdminClient(self._config)
 
     def partitions(self, topics: Iterable[str]) -> list[Place]:
         """Return all partitions of topics.
@@ -56,6 +66,12 @@ class StableOffsets:
 
         return self._ask({place: OffsetSpec.latest() for place in places}, committed=True)
 
+    def starts(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Return where the logs start."""
+        from confluent_kafka.admin import OffsetSpec
+
+        return self._ask({place: OffsetSpec.earliest() for place in places}, committed=True)
+
     def ends(self, places: Iterable[Place]) -> dict[Place, int]:
         """Return the offsets after the last records, whether their transactions are decided or not."""
         from confluent_kafka.admin import OffsetSpec
@@ -70,10 +86,29 @@ class StableOffsets:
         return {place: offset if offset >= 0 else None for place, offset in found.items()}
 
     def _ask(self, specs: Mapping[Place, Any], *, committed: bool) -> dict[Place, int]:
-        from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+        from confluent_kafka import KafkaError, KafkaException
 
         if not specs:
             return {}
+        moved = {
+            KafkaError.NOT_LEADER_FOR_PARTITION,
+            KafkaError.FENCED_LEADER_EPOCH,
+            KafkaError.UNKNOWN_LEADER_EPOCH,
+        }
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        while True:
+            try:
+                return self._ask_once(specs, committed=committed)
+            except KafkaException as error:
+                if error.args[0].code() not in moved or time.monotonic() > deadline:
+                    raise
+            # After a broker's restart a client goes on asking with the leader's old epoch; a new one asks who leads.
+            self._connect()
+            time.sleep(_PAUSE_SECONDS)
+
+    def _ask_once(self, specs: Mapping[Place, Any], *, committed: bool) -> dict[Place, int]:
+        from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         futures = self._admin.list_offsets(
             {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
@@ -87,7 +122,7 @@ class StableOffsets:
             except KafkaException as error:
                 if error.args[0].code() not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT):
                     raise
-                raise ExactlyOnceError(
+                raise MissingPartitionError(
                     f"partition {place.topic}-{place.partition} does not exist on this cluster, or has no leader"
                 ) from error
         return answers

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.config import for_confluent
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger.records import (
     CommitRecord,
     Place,
@@ -75,6 +76,7 @@ class LedgerReader:
         self.pipeline: Final = pipeline
         self.topic: Final = ledger_topic(pipeline)
         self._admin = AdminClient(for_confluent(config))
+        self._offsets = StableOffsets(config)
         self._consumer = Consumer(
             {
                 **for_confluent(config),
@@ -161,18 +163,8 @@ class LedgerReader:
 
     def _bounds(self) -> tuple[int, int]:
         """Return (log start, last stable offset)."""
-        from confluent_kafka import IsolationLevel, TopicPartition
-        from confluent_kafka.admin import OffsetSpec
-
-        partition = TopicPartition(self.topic, 0)
-
-        def ask(spec: Any) -> int:
-            futures = self._admin.list_offsets(
-                {partition: spec}, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT_SECONDS
-            )
-            return int(futures[partition].result().offset)
-
-        return ask(OffsetSpec.earliest()), ask(OffsetSpec.latest())
+        place = (self.topic, 0)
+        return self._offsets.starts([place])[place], self._offsets.last_stable([place])[place]
 
     def _newest(self, begin: int, end: int) -> tuple[int, Record] | None:
         window = _FIRST_WINDOW  # aborted records and control markers take offsets too, so a window may hold no record

@@ -217,7 +217,11 @@ class Driver:
             "run %d of %s, lineage %s, after commit %d", run.number, run.pipeline, run.lineage.id, self._status.commit
         )
         checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
-        reconcile(checkpoint, run.lineage.id, run.tail)
+        try:
+            reconcile(checkpoint, run.lineage.id, run.tail)
+        except RefusedError:
+            run.check_superseded()  # frozen since its claim, it may see what its successor has done since
+            raise
         coordinator = CommitCoordinator(
             sink,
             Callbacks(

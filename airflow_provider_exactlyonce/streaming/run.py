@@ -33,6 +33,7 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.preflight import unreachable
+from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, State, TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
@@ -300,7 +301,7 @@ def _tail_of(reader: LedgerReader) -> LedgerTail | None:
 
     try:
         return reader.tail()
-    except KafkaException as error:
+    except (KafkaException, MissingPartitionError) as error:
         raise UnansweredError(f"ledger {reader.topic}: {error.args[0]}") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -365,3 +366,44 @@ def test_what_does_not_go_together_is_refused_when_it_is_declared() -> None:
     ):
         with pytest.raises(RefusedError, match=reason):
             KafkaSink(**arguments)
+
+
+def worker_peaks() -> list[int]:
+    """Return the peak resident bytes of this process's Python workers."""
+    peaks = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdecimal() and b"pyspark.daemon" in (folder / "cmdline").read_bytes():
+                status = (folder / "status").read_text()
+                peaks.append(int(status.split("VmHWM:")[1].split()[0]) * 1024)
+        except (OSError, IndexError):
+            continue
+    return peaks
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_tasks_memory_does_not_grow_with_the_batch(
+    spark: Any, open_sink: Callable[..., Written], make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic(partitions=4)
+    out = open_sink(KafkaSink(topic))
+    peaks: list[int] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.2):
+            peaks.extend(worker_peaks())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        frame = spark.range(10_000_000, numPartitions=2).selectExpr(
+            "cast(id as string) key", "rpad(cast(id as string), 100, 'x') value"
+        )
+        out.coordinator.process(frame, 0)
+    finally:
+        ended.set()
+        watcher.join()
+    assert out.commits[0].rows == 10_000_000
+    assert 0 < max(peaks) < 600_000_000

@@ -87,7 +87,7 @@ def test_a_second_call_starts_no_process_and_takes_milliseconds(monkeypatch: pyt
     started = time.perf_counter()
     found = [*jars.broker_jars(), *jars.spark_connector_jars()]
     assert time.perf_counter() - started < 0.05
-    assert len(found) == 52
+    assert len(found) == 53
     assert all(path.is_file() for path in found)
 
 
@@ -98,6 +98,7 @@ def test_spark_is_handed_just_what_pyspark_lacks() -> None:
         "jsr305",
         "kafka-clients",
         "scala-parallel-collections_2.13",
+        "spark-avro_2.13",
         "spark-sql-kafka-0-10_2.13",
         "spark-token-provider-kafka-0-10_2.13",
     }

@@ -263,7 +263,12 @@ class KafkaTransaction(TransactionalSink):
         self._run.reclaim(self._stop_requested)
 
     def _check_topics(self) -> None:
-        """Check that all topics are those that the attempt began with; later attempts see added partitions."""
+        """Check that all topics are those that the attempt began with; later attempts see added partitions.
+
+        Topics that rows have named in earlier batches only are forgotten: they may be gone by now.
+        """
+        named = {*self._definition.topics, *self._sink}
+        self._targets = {topic: target for topic, target in self._targets.items() if topic in named}
         known = {topic: target.topic_id for topic, target in self._targets.items()}
         partitions = preflight.check_topic_ids(self._run.client, {**self._open_batch().source_topic_ids, **known})
         for topic, target in self._targets.items():

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from airflow_provider_exactlyonce.ledger.records import RunRecord
 from tests.crash_matrix.cases import CLAIM, LONG_TIMEOUT_SECONDS, Case, Fault, Life, lives
 from tests.crash_matrix.pipeline import HangingError, Pipeline
 from tests.crash_matrix.shapes import NO_DATA
@@ -161,11 +162,12 @@ class _World:
         self.current = next(iter([*self._dead, *life.cases]), None)
         outlives_restart = self._dead and pipeline.timeout_seconds == LONG_TIMEOUT_SECONDS
         is_hidden = outlives_restart and pipeline.observer.is_held_back()
+        claim_before = pipeline.newest_claim()
         pipeline.start(life.timeout_seconds, arm=CLAIM if life.claim else None)
         if life.claim is not None:
             pipeline.wait_for_hold("the driver claims")
         if is_hidden:
-            self._measure_held()
+            self._measure_held(claim_before)
         if life.claim is not None:
             fault(pipeline, self._broker, life.claim)
             self._dead.append(life.claim)
@@ -177,9 +179,8 @@ class _World:
                 return
             self._inject(case)
 
-    def _measure_held(self) -> None:
+    def _measure_held(self, before: RunRecord | None) -> None:
         pipeline = self._pipeline
-        before = pipeline.newest_claim()
         freed = 0.0
 
         def claimed_and_freed() -> bool:

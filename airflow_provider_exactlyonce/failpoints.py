@@ -33,6 +33,15 @@ NAMES: Final = (
     "after-end-transaction",
     "after-commit",
 )
+#: The durable steps of taking and deleting a savepoint.
+SAVEPOINT_NAMES: Final = (
+    "before-savepoint",
+    "during-savepoint",
+    "before-savepoint-manifest",
+    "after-savepoint-manifest",
+    "during-savepoint-delete",
+)
+_KNOWN: Final = (*NAMES, *SAVEPOINT_NAMES)
 
 _POLL_SECONDS: Final = 0.01
 
@@ -71,8 +80,8 @@ def parse(text: str) -> list[Step]:
     steps = []
     for item in filter(None, text.split(",")):
         name, *conditions = item.strip().split(":")
-        if name not in NAMES:
-            raise ValueError(f"{VARIABLE} names {name!r}; known are {', '.join(NAMES)}")
+        if name not in _KNOWN:
+            raise ValueError(f"{VARIABLE} names {name!r}; known are {', '.join(_KNOWN)}")
         pairs = dict(condition.split("=", 1) for condition in conditions if "=" in condition)
         if len(pairs) < len(conditions):
             raise ValueError(f"{VARIABLE}: {item!r} is not name[:key=value]*")
@@ -97,7 +106,7 @@ def note(**facts: object) -> None:
 def reach(name: str) -> None:
     """Fire here if a test asked for it.
 
-    :param name: one of :data:`NAMES`
+    :param name: one of :data:`NAMES` or :data:`SAVEPOINT_NAMES`
     """
     if not _TEXT:
         return

@@ -1,13 +1,17 @@
 """Reads and repairs the offset and commit logs of a Spark checkpoint (log format 1 of Spark 4.2).
 
+:mod:`~airflow_provider_exactlyonce.checkpoint.state` reads the directories below ``state/``. Reading asks of a path no
+more than :class:`pathlib.Path` and universal_pathlib have in common, so that a checkpoint may lie on an object store.
+
 ::
 
+    metadata    {"id":"<query id>"}
     offsets/N   v1
                 {"batchWatermarkMs":0,"batchTimestampMs":…,"conf":{…}}
                 one line a source: its end offsets as JSON, or -
-    commits/N   v1
-                {"nextBatchWatermarkMs":0, …}
-    sources/<i>/0   where source i began
+    commits/N   v1, or v2 with state of checkpoint format 2
+                {"nextBatchWatermarkMs":0, "stateUniqueIds":{"<operator>":[["<id of a store's files>", …], …]}}
+    sources/<i>/0   where source i began; a file source logs its files in 0, 1, … and 9.compact
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,12 +42,14 @@ class BatchOffsets:
     :param watermark: event-time watermark of the batch, milliseconds since the epoch, 0 for none
     :param timestamp: the batch's timestamp, milliseconds since the epoch
     :param sources: a line a source, None for a source without an offset yet
+    :param conf: the Spark settings that are fixed for the checkpoint's life
     """
 
     text: str
     watermark: int
     timestamp: int
     sources: tuple[str | None, ...]
+    conf: Mapping[str, str] = field(default_factory=dict)
 
     def kafka_ends(self) -> KafkaOffsets:
         """Return where the batch ends in each topic-partition of its Kafka sources."""
@@ -79,9 +85,44 @@ def parse_offsets(text: str) -> BatchOffsets:
             watermark=int(metadata["batchWatermarkMs"]),
             timestamp=int(metadata["batchTimestampMs"]),
             sources=lines,
+            conf=metadata.get("conf", {}),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise TornFileError(f"offset log entry is not whole: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchCommit:
+    """One ``commits/N``.
+
+    :param next_watermark: watermark of the batch after it, milliseconds since the epoch
+    :param state_ids: {operator: a set of ids per state partition} of the files that the batch's state is in; None with
+        state of checkpoint format 1, whose file names have no id
+    """
+
+    next_watermark: int
+    state_ids: Mapping[int, tuple[frozenset[str], ...]] | None
+
+
+def parse_commit(text: str) -> BatchCommit:
+    """Read the text of a ``commits/N``.
+
+    :raises TornFileError: when it isn't whole
+    """
+    version, _, body = text.partition("\n")
+    try:
+        fields: Mapping[str, Any] = json.loads(body)
+        ids: Mapping[str, Any] | None = fields.get("stateUniqueIds")
+        if version not in ("v1", "v2", "v3"):
+            raise TornFileError(f"commit log entry of version {version!r}; v1 to v3 are read")
+        return BatchCommit(
+            next_watermark=int(fields["nextBatchWatermarkMs"]),
+            state_ids=None
+            if ids is None
+            else {int(operator): tuple(map(frozenset, partitions)) for operator, partitions in ids.items()},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TornFileError(f"commit log entry is not whole: {error}") from error
 
 
 class Checkpoint:
@@ -96,8 +137,20 @@ class Checkpoint:
     def batches(self, log: str) -> list[int]:
         """Return the batch ids in ``offsets`` or ``commits``, oldest first."""
         directory = self.path / log
-        names = os.listdir(directory) if directory.is_dir() else []
+        names = [file.name for file in directory.iterdir()] if directory.is_dir() else []
         return sorted(int(name) for name in names if name.isdecimal())
+
+    def query_id(self) -> str | None:
+        """Read Spark's query id; None when there is none.
+
+        :raises TornFileError: when the file isn't whole
+        """
+        try:
+            return str(json.loads((self.path / "metadata").read_text())["id"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise TornFileError(f"metadata is not whole: {error}") from error
 
     def newest_offsets(self) -> int | None:
         """Return the id of the newest planned batch."""
@@ -121,12 +174,23 @@ class Checkpoint:
         except UnicodeDecodeError as error:
             raise TornFileError(f"offsets/{batch} is not text: {error}") from error
 
+    def commit(self, batch: int) -> BatchCommit | None:
+        """Read ``commits/<batch>``; None when there is none.
+
+        :raises TornFileError: when the file isn't whole
+        """
+        try:
+            return parse_commit((self.path / "commits" / str(batch)).read_text())
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError as error:
+            raise TornFileError(f"commits/{batch} is not text: {error}") from error
+
     def commit_is_whole(self, batch: int) -> bool:
         """Tell whether ``commits/<batch>`` can be read."""
         try:
-            version, _, body = (self.path / "commits" / str(batch)).read_text().partition("\n")
-            return version.startswith("v") and isinstance(json.loads(body), dict)
-        except ValueError:
+            return self.commit(batch) is not None
+        except TornFileError:
             return False
 
     def initial_kafka_offsets(self) -> KafkaOffsets:

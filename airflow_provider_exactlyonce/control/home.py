@@ -7,7 +7,8 @@
     <home>/lineages/<id>/lineage.json     which ledger the lineage belongs to
     <home>/lineages/<id>/progress.json    the last commit that its driver has seen
     <home>/lineages/<id>/checkpoint/      Spark's checkpoint, Spark's query id is <id>
-    <home>/savepoints/
+    <home>/lineages/<id>/jobs/            what the jobs that ran in it say of themselves, by version
+    <home>/savepoints/<id>/               see checkpoint/savepoints.py
     <home>/control/lease.json, status.json, intent.json, commands/, logs/
 """
 
@@ -58,6 +59,7 @@ class Home:
         self.intent: Final = self.control / "intent.json"
         self.commands: Final = self.control / "commands"
         self.logs: Final = self.control / "logs"
+        self.savepoints: Final = self.path / "savepoints"
 
     def __repr__(self) -> str:
         return f"Home({str(self.path)!r})"

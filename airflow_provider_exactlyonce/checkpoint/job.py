@@ -1,0 +1,48 @@
+"""What a job says of itself, kept beside the lineage that it runs in: for savepoints of a pipeline that is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control.home import Home
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobDescription:
+    """One version of a job.
+
+    :param version: content hash of the job, as in the ledger's records
+    :param job_hash: SHA-256 of the job's file
+    :param spark_version: of the session that it runs in
+    :param output_mode: ``append``, ``update`` or ``complete``
+    :param sources: {topic: schema of the rows that the job reads from it, as Spark's JSON}
+    :param sinks: the topics that are known before the first row
+    :param result_schema: of the rows that go to the sink, as Spark's JSON
+    """
+
+    version: str
+    job_hash: str
+    spark_version: str
+    output_mode: str
+    sources: Mapping[str, str]
+    sinks: tuple[str, ...]
+    result_schema: str
+
+
+def write(home: Home, lineage: str, job: JobDescription) -> None:
+    """Keep the description of a job that is about to run in a lineage."""
+    documents.write(_path(home, lineage, job.version), asdict(job))
+
+
+def read(home: Home, lineage: str, version: str) -> JobDescription | None:
+    """Return the description of a version that ran in a lineage, None when there is none."""
+    body: dict[str, Any] | None = documents.read(_path(home, lineage, version))
+    return JobDescription(**{**body, "sinks": tuple(body["sinks"])}) if body else None
+
+
+def _path(home: Home, lineage: str, version: str) -> Path:
+    return home.checkpoint(lineage).parent / "jobs" / f"{version}.json"

@@ -1,0 +1,455 @@
+"""Savepoints: immutable copies of a checkpoint at a commit.
+
+::
+
+    <home>/savepoints/<id>/taking.json     who takes it; gone when it is whole
+    <home>/savepoints/<id>/checkpoint/     the files that a restart after the batch needs, laid out as Spark does
+    <home>/savepoints/<id>/manifest.json   written last: what it is, and every file's size and checksum
+    <home>/savepoints/<id>/deleting.json   it is being deleted
+
+A directory is a savepoint when it has a manifest and isn't being deleted. Spark replaces files and never changes them
+in place, so the files of state are hard links where the file system has them: a savepoint costs no space until Spark
+forgets what it holds. Its directory may be moved, and its name changed: nothing depends on where it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.checkpoint import storage, sums, whole
+from airflow_provider_exactlyonce.checkpoint.job import JobDescription
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.state import Defect, StateDirectory, StatefulOperator
+from airflow_provider_exactlyonce.control import documents, lease
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+
+SCHEMA: Final = 1
+_ID: Final = re.compile(r"(\d+)-[0-9a-z]+")
+#: The name says that the bytes never change: RocksDB's tables and logs, and all state of checkpoint format 2.
+_UNIQUE: Final = re.compile(r"state/.*[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.(sst|log|zip|changelog)(\.crc)?")
+_STATE_DATA: Final = re.compile(r"state/.*\.(sst|log|zip|changelog|delta|snapshot|crc)")
+#: After so long a directory that was begun on another machine, and never got a manifest, is a leftover.
+_FOREIGN_LEFTOVER_SECONDS: Final = 24 * 60 * 60.0
+_FRESH_SECONDS: Final = 60.0
+_DAY_MILLISECONDS: Final = 24 * 60 * 60 * 1000
+
+
+class BatchGoneError(ExactlyOnceError):
+    """Spark has removed files of the batch while they were taken; a newer one can be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavepointRetention:
+    """Which savepoints are kept: one goes only when both say so. The newest and the pinned ones always stay.
+
+    :param count: the newest so many
+    :param days: everything younger
+    :raises RefusedError: when a value is negative
+    """
+
+    count: int = 10
+    days: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.count < 0 or self.days < 0:
+            raise RefusedError(f"{self}: neither count nor days may be negative")
+
+
+DEFAULT_RETENTION: Final = SavepointRetention()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Savepoint:
+    """One savepoint's manifest.
+
+    :param id: ``<commit>-<hexadecimal digits>``
+    :param commit: the ledger's commit whose state it holds
+    :param lineage: Spark's query id of the checkpoint that it was taken of
+    :param batch: Spark's batch id in that lineage
+    :param version: content hash of the job that committed the batch
+    :param run: the run that committed the batch
+    :param source: {topic: {partition: end}}, end exclusive
+    :param sink: {topic: {partition: last offset}} of what the batch wrote
+    :param watermark: the batch's event-time watermark, milliseconds since the epoch, 0 for none
+    :param batch_timestamp: Spark's batch timestamp, milliseconds since the epoch
+    :param state_backend: ``hashmap``, ``rocksdb``, ``rocksdb+changelog`` or another provider's class name; None without
+        state
+    :param state_format: Spark's checkpoint format of the state, 1 or 2
+    :param spark_version: of the job that committed the batch, None when it left no description
+    :param job_hash: SHA-256 of that job's file, None as above
+    :param result_schema: of the rows that go to the sink, as Spark's JSON, None as above
+    :param size: bytes of all files
+    :param files: {path below ``checkpoint/``: (bytes, checksum)}
+    :param created: milliseconds since the epoch
+    :param pinned: it stays, whatever retention says
+    """
+
+    id: str
+    label: str | None
+    pipeline: str
+    commit: int
+    lineage: str
+    batch: int
+    version: str
+    run: int
+    source: Mapping[str, Mapping[int, int]]
+    sink: Mapping[str, Mapping[int, int]]
+    watermark: int
+    batch_timestamp: int
+    operators: tuple[StatefulOperator, ...]
+    state_backend: str | None
+    state_format: int
+    spark_version: str | None
+    job_hash: str | None
+    result_schema: str | None
+    size: int
+    files: Mapping[str, tuple[int, str]]
+    created: int
+    pinned: bool = False
+
+
+class Savepoints:
+    """The savepoints in one directory.
+
+    :param directory: a home's ``savepoints``
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory: Final = directory
+
+    def checkpoint(self, savepoint_id: str) -> Checkpoint:
+        """Return the checkpoint that a savepoint holds."""
+        return Checkpoint(self.directory / savepoint_id / "checkpoint")
+
+    def list(self) -> Sequence[Savepoint]:
+        """Return all savepoints, oldest commit first."""
+        found = [savepoint for name in self._names() if (savepoint := self._read(name))]
+        return sorted(found, key=lambda one: (one.commit, one.created))
+
+    def get(self, savepoint_id: str) -> Savepoint:
+        """Return one savepoint.
+
+        :raises RefusedError: when there is none of this id, or its manifest is torn
+        """
+        found = self._read(savepoint_id)
+        if found is not None:
+            return found
+        if (self.directory / savepoint_id / "manifest.json").exists():
+            raise RefusedError(
+                f"the manifest of savepoint {savepoint_id} in {self.directory} is torn, was changed by hand, or the "
+                "savepoint is being deleted; use another one"
+            )
+        known = ", ".join(one.id for one in self.list()) or "none"
+        raise RefusedError(f"there is no savepoint {savepoint_id!r} in {self.directory}; there are: {known}")
+
+    def oldest_commit(self) -> int | None:
+        """Return the oldest commit that a savepoint holds, or one that is being taken; cheap."""
+        commits = []
+        for name in self._names():
+            if match := _ID.fullmatch(name):
+                commits.append(int(match[1]))
+            elif savepoint := self._read(name):  # somebody has renamed it
+                commits.append(savepoint.commit)
+        return min(commits, default=None)
+
+    def take(
+        self,
+        checkpoint: Checkpoint,
+        record: CommitRecord,
+        job: JobDescription | None,
+        *,
+        label: str | None = None,
+        request: str | None = None,
+    ) -> Savepoint:
+        """Take a savepoint of a batch that is committed in the ledger and in Spark; the query may go on meanwhile.
+
+        :param record: the batch's record in the ledger
+        :param job: what the job that committed it said of itself, None when it said nothing
+        :param request: hexadecimal digits that end the id; a savepoint that ends so is returned and none is taken
+        :raises RefusedError: when the batch isn't whole
+        :raises BatchGoneError: when Spark has removed its files meanwhile
+        """
+        request = request or uuid.uuid4().hex[:8]
+        for known in self.list():
+            if known.id.endswith(f"-{request}"):
+                return known
+        needed = whole.files_of(checkpoint, record.batch)
+        if needed.defects:
+            raise RefusedError(
+                f"batch {record.batch} of {checkpoint.path} is not whole, so no savepoint is taken of it: "
+                + "; ".join(map(str, needed.defects[:3]))
+            )
+        savepoint_id = f"{record.commit}-{request}"
+        directory = self.directory / savepoint_id
+        failpoints.reach("before-savepoint")
+        documents.write(directory / "taking.json", _taker())
+        try:
+            known_sums = self._known_sums()
+            _copy(checkpoint.path, directory / "checkpoint", needed.files, known_sums)
+            savepoint = _describe(checkpoint, directory / "checkpoint", needed.files, known_sums, record, job)
+            savepoint = replace(savepoint, id=savepoint_id, label=label)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        failpoints.reach("before-savepoint-manifest")
+        self._write(savepoint)
+        (directory / "taking.json").unlink()
+        failpoints.reach("after-savepoint-manifest")
+        return savepoint
+
+    def pin(self, savepoint_id: str, *, pinned: bool = True) -> Savepoint:
+        """Keep a savepoint whatever retention says, or no longer.
+
+        :raises RefusedError: when there is none of this id
+        """
+        savepoint = replace(self.get(savepoint_id), pinned=pinned)
+        self._write(savepoint)
+        return savepoint
+
+    def delete(self, savepoint_id: str) -> None:
+        """Delete a savepoint: from its first step on it is none, its record goes last.
+
+        :raises RefusedError: when there is none of this id, or it is pinned
+        """
+        if self.get(savepoint_id).pinned:
+            raise RefusedError(f"savepoint {savepoint_id} is pinned: exactlyonce savepoint unpin it before")
+        self._delete(savepoint_id)
+
+    def clean_up(self, retention: SavepointRetention = DEFAULT_RETENTION) -> Sequence[str]:
+        """Delete what retention lets go, and what interrupted saves and deletes have left; returns their ids."""
+        gone = [name for name in self._names() if self._is_leftover(name)]
+        for name in gone:
+            self._remove(name)
+        savepoints = self.list()
+        oldest_kept = int(time.time() * 1000 - retention.days * _DAY_MILLISECONDS)
+        for savepoint in savepoints[: len(savepoints) - max(retention.count, 1)]:
+            if not savepoint.pinned and savepoint.created < oldest_kept:
+                self._delete(savepoint.id)
+                gone.append(savepoint.id)
+        return gone
+
+    def verify(self, savepoint_id: str) -> Sequence[Defect]:
+        """Read all bytes of a savepoint and compare them with its manifest; returns what is wrong.
+
+        :raises RefusedError: when there is none of this id
+        """
+        savepoint = self.get(savepoint_id)
+        checkpoint = self.checkpoint(savepoint_id)
+        needed = whole.files_of(checkpoint, savepoint.batch)
+        defects = {defect.path: defect for defect in needed.defects}
+        for path in needed.files:
+            if path not in savepoint.files:
+                defects.setdefault(path, Defect(path=path, reason="is not in the manifest"))
+        for path, (size, checksum) in savepoint.files.items():
+            if path not in defects and (reason := _difference(checkpoint.path / path, size, checksum)):
+                defects[path] = Defect(path=path, reason=reason)
+        return [defects[path] for path in sorted(defects)]
+
+    def newest_good(self, *, lineage: str | None = None) -> tuple[Savepoint | None, dict[str, Sequence[Defect]]]:
+        """Return the newest savepoint whose bytes are as they were, None for none, and what is wrong with newer ones.
+
+        :param lineage: only savepoints of this lineage
+        """
+        wrong: dict[str, Sequence[Defect]] = {}
+        for savepoint in reversed(self.list()):
+            if lineage is not None and savepoint.lineage != lineage:
+                continue
+            defects = self.verify(savepoint.id)
+            if not defects:
+                return savepoint, wrong
+            wrong[savepoint.id] = defects
+        return None, wrong
+
+    def _names(self) -> Sequence[str]:
+        return sorted(entry.name for entry in self.directory.iterdir()) if self.directory.is_dir() else []
+
+    def _read(self, name: str) -> Savepoint | None:
+        directory = self.directory / name
+        if (directory / "deleting.json").exists():
+            return None
+        body = documents.read(directory / "manifest.json")
+        return decode({**body, "id": name}) if body else None
+
+    def _write(self, savepoint: Savepoint) -> None:
+        documents.write(self.directory / savepoint.id / "manifest.json", encode(savepoint))
+
+    def _delete(self, name: str) -> None:
+        documents.write(self.directory / name / "deleting.json", _taker())
+        failpoints.reach("during-savepoint-delete")
+        self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        """Remove what is no savepoint: bytes first, then the records of what it was."""
+        directory = self.directory / name
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(directory / "checkpoint")
+        (directory / "manifest.json").unlink(missing_ok=True)
+        shutil.rmtree(directory, ignore_errors=True)
+
+    def _is_leftover(self, name: str) -> bool:
+        directory = self.directory / name
+        if (directory / "deleting.json").exists():
+            return True
+        if (directory / "manifest.json").exists() or not _ID.fullmatch(name):
+            return False
+        taker = documents.read(directory / "taking.json")
+        age = time.time() - directory.stat().st_mtime
+        if taker is None:
+            return age > _FRESH_SECONDS
+        if taker["machine"] != lease.this_machine():
+            return age > _FOREIGN_LEFTOVER_SECONDS
+        return bool(lease.process_start(taker["pid"]) != taker["process_started"])
+
+    def _known_sums(self) -> dict[str, tuple[int, str]]:
+        """Return sizes and checksums of the files in savepoints whose bytes never change."""
+        return {
+            path: facts
+            for savepoint in self.list()
+            for path, facts in savepoint.files.items()
+            if _UNIQUE.fullmatch(path)
+        }
+
+
+def encode(savepoint: Savepoint) -> dict[str, Any]:
+    """Return a manifest's JSON form."""
+    return {"schema": SCHEMA, **asdict(savepoint)}
+
+
+def decode(body: Mapping[str, Any]) -> Savepoint:
+    """Read a manifest.
+
+    :raises RefusedError: when it is of another schema
+    """
+    fields = dict(body)
+    schema = fields.pop("schema", None)
+    if schema != SCHEMA:
+        raise RefusedError(
+            f"savepoint {fields.get('id')} has a manifest of schema {schema!r}; this release reads {SCHEMA}. Use the "
+            "release that wrote it, or a newer one"
+        )
+    for name in ("source", "sink"):
+        fields[name] = {
+            topic: {int(partition): offset for partition, offset in offsets.items()}
+            for topic, offsets in fields[name].items()
+        }
+    fields["files"] = {path: (size, checksum) for path, (size, checksum) in fields["files"].items()}
+    fields["operators"] = tuple(
+        StatefulOperator(
+            **{
+                **operator,
+                "stores": tuple(operator["stores"]),
+                "schemas": {store: (key, value) for store, (key, value) in operator["schemas"].items()},
+            }
+        )
+        for operator in fields["operators"]
+    )
+    return Savepoint(**fields)
+
+
+def _taker() -> dict[str, Any]:
+    return {
+        "machine": lease.this_machine(),
+        "pid": os.getpid(),
+        "process_started": lease.process_start(os.getpid()) or 0,
+    }
+
+
+def _copy(source: Path, target: Path, paths: Iterable[str], known: Mapping[str, tuple[int, str]]) -> None:
+    """Link or copy files, and flush what no savepoint before has flushed."""
+    directories = {target, *((target / path).parent for path in paths)}
+    for directory in sorted(directories):
+        directory.mkdir(parents=True, exist_ok=True)
+    for number, path in enumerate(paths):
+        try:
+            (storage.link if _STATE_DATA.fullmatch(path) else storage.copy)(source / path, target / path)
+        except FileNotFoundError as error:
+            raise BatchGoneError(
+                f"{source / path} is gone: Spark keeps fewer batches than pass while a savepoint is taken; raise "
+                "spark.sql.streaming.minBatchesToRetain"
+            ) from error
+        if number == 0:
+            failpoints.reach("during-savepoint")
+    for path in paths:
+        if path not in known:
+            storage.flush(target / path)
+    for directory in directories:
+        storage.flush(directory)
+
+
+def _describe(
+    checkpoint: Checkpoint,
+    copy: Path,
+    paths: Iterable[str],
+    known: Mapping[str, tuple[int, str]],
+    record: CommitRecord,
+    job: JobDescription | None,
+) -> Savepoint:
+    files = {path: _size_and_sum(checkpoint.path / path, copy / path, known.get(path)) for path in paths}
+    own = Checkpoint(copy)
+    offsets, commit = own.offsets(record.batch), own.commit(record.batch)
+    operators = tuple(StateDirectory(copy).operators(record.batch))
+    return Savepoint(
+        id="",
+        label=None,
+        pipeline=record.pipeline,
+        commit=record.commit,
+        lineage=record.lineage,
+        batch=record.batch,
+        version=record.version,
+        run=record.run,
+        source=offsets.kafka_ends() if offsets else {},
+        sink={topic: {number: of.last for number, of in ranges.items()} for topic, ranges in record.sink.items()},
+        watermark=record.watermark,
+        batch_timestamp=record.batch_timestamp,
+        operators=operators,
+        state_backend=backend_of(offsets.conf if offsets else {}, files) if operators else None,
+        state_format=2 if commit and commit.state_ids is not None else 1,
+        spark_version=job.spark_version if job else None,
+        job_hash=job.job_hash if job else None,
+        result_schema=job.result_schema if job else None,
+        size=sum(size for size, _ in files.values()),
+        files=files,
+        created=int(time.time() * 1000),
+    )
+
+
+def backend_of(conf: Mapping[str, str], paths: Iterable[str]) -> str:
+    """Return the name of the state backend.
+
+    :param conf: the checkpoint's settings
+    :param paths: its files
+    """
+    provider = conf.get("spark.sql.streaming.stateStore.providerClass", "")
+    if provider.endswith(".RocksDBStateStoreProvider"):
+        return "rocksdb+changelog" if any(path.endswith(".changelog") for path in paths) else "rocksdb"
+    return "hashmap" if provider.endswith(".HDFSBackedStateStoreProvider") else provider
+
+
+def _size_and_sum(source: Path, copy: Path, known: tuple[int, str] | None) -> tuple[int, str]:
+    """Return size and checksum of a file, read only where nobody has left a checksum of it."""
+    size = copy.stat().st_size
+    if known is not None and known[0] == size:
+        return known
+    return size, sums.left_by_writers(source, size) or sums.read(copy)
+
+
+def _difference(file: Path, size: int, checksum: str) -> str | None:
+    try:
+        found = file.stat().st_size
+    except FileNotFoundError:
+        return "is missing"
+    if found != size:
+        return f"has {found} bytes, and {size} were saved"
+    actual = sums.read(file, checksum)
+    return f"has checksum {actual}, and {checksum} was saved" if actual != checksum else None

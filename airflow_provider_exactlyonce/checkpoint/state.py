@@ -1,0 +1,331 @@
+"""The state directories of a Spark checkpoint: which operators have state, and which files hold the state of a version.
+
+::
+
+    state/<operator>/_metadata/metadata            the operator and its stores
+    state/<operator>/_metadata/v2/<batch>          the same of transformWithState, rewritten at every start
+    state/<operator>/_stateSchema/<store>/<file>   schemas, named by the entries of _metadata/v2 with absolute paths
+    state/<operator>/<partition>/[<store>/]        a store; the one called default has no directory of its own
+        _metadata/schema                           schemas of all others
+        <version>.delta, <version>.snapshot        in memory, files on the checkpoint's file system ("hashmap")
+        <version>.zip, SSTs/*.sst, logs/*.log      RocksDB; the zip names what else belongs to the version
+        <version>.changelog                        RocksDB with changelog
+        <version>_<id>.zip, <version>_<id>.zip.crc checkpoint format 2: commits/<batch> names the ids
+
+The state after batch N is version N + 1: the newest zip or snapshot up to it, and every delta or changelog after that.
+Names that begin with a dot are of Hadoop's local file system, and left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+DEFAULT_STORE: Final = "default"
+_VERSIONED: Final = re.compile(r"(\d+)(?:_([0-9A-Za-z-]+))?\.(zip|snapshot|delta|changelog)")
+_ID_BYTES: Final = 2  # a schema's number, before each in version 3
+_BASES: Final = frozenset({"zip", "snapshot"})
+#: What precedes ``state/<operator>/_stateSchema/…`` in an entry of ``_metadata/v2`` is where the checkpoint was then.
+_SCHEMA_PATH: Final = re.compile(r'"[^"]*/(state/\d+/_stateSchema/[^"]+)"')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defect:
+    """One file of a checkpoint that isn't as it should be.
+
+    :param path: relative to the checkpoint
+    :param reason: a clause that follows the path in a sentence
+    """
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatefulOperator:
+    """One operator of a query that keeps state.
+
+    :param name: Spark's name for its kind, such as ``stateStoreSave`` or ``symmetricHashJoin``
+    :param stores: names of the stores that each state partition has
+    :param schemas: {store or store/column family: (key schema, value schema)}, as Spark's JSON; empty where its schema
+        files can't be read
+    """
+
+    id: int
+    name: str
+    stores: tuple[str, ...]
+    partitions: int
+    schemas: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+@dataclass
+class FileSet:
+    """Files that belong together, relative to the checkpoint, and what is wrong with them.
+
+    :param sizes: bytes, of those whose size another file tells
+    """
+
+    files: set[str] = field(default_factory=set)
+    sizes: dict[str, int] = field(default_factory=dict)
+    defects: list[Defect] = field(default_factory=list)
+
+
+class StateDirectory:
+    """The directory ``state`` of a checkpoint.
+
+    :param checkpoint: the checkpoint's directory
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint: Final = checkpoint
+
+    def operators(self, batch: int) -> list[StatefulOperator]:
+        """Return the stateful operators as of a batch.
+
+        :raises ValueError: when an operator's metadata is not whole
+        """
+        return [self._operator(number, file) for number in self._ids() if (file := self._metadata_file(number, batch))]
+
+    def needed(self, batch: int, state_ids: Mapping[int, Mapping[int, tuple[frozenset[str], ...]]]) -> FileSet:
+        """Return the files of all state as of a batch.
+
+        :param state_ids: {batch: what its commit tells of ids}, of as many batches as are known
+        """
+        found = FileSet()
+        for number in sorted({*self._ids(), *state_ids.get(batch, {})}):
+            metadata = self._metadata_file(number, batch)
+            if metadata is None:
+                if number in state_ids.get(batch, {}) or self._has_partitions(number):
+                    found.defects.append(Defect(path=f"state/{number}/_metadata", reason="is missing"))
+                continue  # else a start that failed left it behind
+            found.files.add(metadata)
+            try:
+                operator = self._operator(number, metadata)
+            except ValueError as error:
+                found.defects.append(Defect(path=metadata, reason=f"is not whole: {error}"))
+                continue
+            for path in self._schema_files(number, metadata):
+                self._add(found, path)
+            for partition in range(operator.partitions):
+                ids = {
+                    of + 1: known[number][partition]
+                    for of, known in state_ids.items()
+                    if partition < len(known.get(number, ()))
+                }
+                for store in operator.stores:
+                    place = f"state/{number}/{partition}" + ("" if store == DEFAULT_STORE else f"/{store}")
+                    _Store(self._checkpoint, place).needed(batch + 1, ids, found)
+        return found
+
+    def _ids(self) -> list[int]:
+        directory = self._checkpoint / "state"
+        names = [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def _has_partitions(self, operator: int) -> bool:
+        return any(entry.name.isdecimal() for entry in (self._checkpoint / "state" / str(operator)).iterdir())
+
+    def _metadata_file(self, operator: int, batch: int) -> str | None:
+        """Return the metadata that holds for a batch, None when the operator has none."""
+        place = f"state/{operator}/_metadata"
+        v2 = self._checkpoint / place / "v2"
+        batches = [int(file.name) for file in v2.iterdir() if file.name.isdecimal()] if v2.is_dir() else []
+        started = max((known for known in batches if known <= batch), default=None)
+        if started is not None:
+            return f"{place}/v2/{started}"
+        return f"{place}/metadata" if (self._checkpoint / place / "metadata").is_file() else None
+
+    def _read_metadata(self, file: str) -> dict[str, Any]:
+        _, _, body = (self._checkpoint / file).read_text().partition("\n")
+        fields = json.loads(body)
+        if not isinstance(fields, dict):
+            raise ValueError(f"{body[:40]!r} is no operator")
+        return fields
+
+    def _operator(self, number: int, file: str) -> StatefulOperator:
+        try:
+            body = self._read_metadata(file)
+            stores = body["stateStoreInfo"]
+            return StatefulOperator(
+                id=number,
+                name=str(body["operatorInfo"]["operatorName"]),
+                stores=tuple(str(store["storeName"]) for store in stores),
+                partitions=max(int(store["numPartitions"]) for store in stores),
+                schemas=self._schemas(number, file, tuple(str(store["storeName"]) for store in stores)),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"it lacks {error}") from error
+
+    def _schema_files(self, operator: int, metadata: str) -> list[str]:
+        """Return the schema files of an operator; those of a store are named, or in its first partition."""
+        text = (self._checkpoint / metadata).read_text()
+        named = _SCHEMA_PATH.findall(text)
+        if named:
+            return sorted(set(named))
+        directory = self._checkpoint / "state" / str(operator) / "0"
+        if not directory.is_dir():
+            return []
+        stores = [directory, *(entry for entry in directory.iterdir() if entry.is_dir())]
+        return sorted(
+            str(file.relative_to(self._checkpoint))
+            for store in stores
+            if (file := store / "_metadata" / "schema").is_file()
+        )
+
+    def _schemas(self, operator: int, metadata: str, stores: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+        found: dict[str, tuple[str, str]] = {}
+        for path in self._schema_files(operator, metadata):
+            store = next((name for name in stores if f"/{name}/" in path), DEFAULT_STORE)
+            try:
+                families = read_schemas((self._checkpoint / path).read_bytes())
+            except (OSError, ValueError):
+                continue
+            found |= {
+                store if family == DEFAULT_STORE else f"{store}/{family}": pair for family, pair in families.items()
+            }
+        return found
+
+    def _add(self, found: FileSet, path: str) -> None:
+        if (self._checkpoint / path).is_file():
+            found.files.add(path)
+        else:
+            found.defects.append(Defect(path=path, reason="is missing"))
+
+
+@dataclass(frozen=True)
+class _Versioned:
+    version: int
+    id: str | None
+    kind: str
+    name: str
+
+
+class _Store:
+    """One store of one state partition."""
+
+    def __init__(self, checkpoint: Path, place: str) -> None:
+        self._checkpoint: Final = checkpoint
+        self._place: Final = place
+
+    def needed(self, version: int, ids: Mapping[int, frozenset[str]], found: FileSet) -> None:
+        """Add the files of a version.
+
+        :param ids: {version: ids that its files may have}; of a version that isn't in it, every file is taken
+        """
+        directory = self._checkpoint / self._place
+        if not directory.is_dir():
+            found.defects.append(Defect(path=self._place, reason="is missing"))
+            return
+        names = {entry.name for entry in directory.iterdir()}
+        files = [
+            file
+            for file in _versioned(names)
+            if file.version <= version and (file.id is None or file.id in ids.get(file.version, {file.id}))
+        ]
+        bases = [file for file in files if file.kind in _BASES]
+        certain = [file for file in bases if file.id is None or file.version in ids]
+        if certain:
+            base = max(file.version for file in certain)
+            files = [file for file in files if file.version > base or (file.version == base and file.kind in _BASES)]
+        else:  # its commit is forgotten, so it may be of an attempt that failed: all that is before it is taken, too
+            base = max((file.version for file in bases), default=0)
+        self._check_for_gaps(files, base, version, found)
+        for file in files:
+            self._take(file, names, found)
+
+    def _check_for_gaps(self, files: list[_Versioned], base: int, version: int, found: FileSet) -> None:
+        logs = {file.version for file in files if file.kind not in _BASES}
+        missing = next((of for of in range(base + 1, version + 1) if of not in logs), None)
+        if missing is not None:
+            kind = min({file.kind for file in files} - _BASES or {file.kind for file in files} or {"zip"})
+            found.defects.append(Defect(path=f"{self._place}/{missing}*.{kind}", reason="is missing"))
+
+    def _take(self, file: _Versioned, names: set[str], found: FileSet) -> None:
+        path = f"{self._place}/{file.name}"
+        found.files.add(path)
+        if f"{file.name}.crc" in names:
+            found.files.add(f"{path}.crc")
+        if file.kind == "zip":
+            try:
+                contents = _zip_contents(self._checkpoint / path)
+            except (zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError) as error:
+                found.defects.append(Defect(path=path, reason=f"is torn: {error}"))
+                return
+            for name, size in contents:
+                inner = f"{self._place}/{name}"
+                found.files.add(inner)
+                found.sizes[inner] = size
+
+
+def _versioned(names: set[str]) -> Iterator[_Versioned]:
+    for name in sorted(names):
+        if match := _VERSIONED.fullmatch(name):
+            yield _Versioned(int(match[1]), match[2], match[3], name)
+
+
+def _zip_contents(file: Path) -> list[tuple[str, int]]:
+    """Return what the zip of a RocksDB version names: (path in the store, bytes)."""
+    with file.open("rb") as opened, zipfile.ZipFile(opened) as archive:
+        _, _, body = archive.read("metadata").decode().partition("\n")
+    fields = json.loads(body)
+    tables = [(f"SSTs/{entry['dfsSstFileName']}", int(entry["sizeBytes"])) for entry in fields["sstFiles"]]
+    return tables + [
+        (f"logs/{entry['dfsLogFileName']}", int(entry["sizeBytes"])) for entry in fields.get("logFiles") or []
+    ]
+
+
+def read_schemas(data: bytes) -> dict[str, tuple[str, str]]:
+    """Read a state schema file of version 2 or 3; returns {column family: (key schema, value schema)}.
+
+    :raises ValueError: when it is of another version or torn
+    """
+    try:
+        version, at = _text(data, 0)
+        families = {}
+        if version == "v2":
+            key, at = _long_text(data, at)
+            value, at = _long_text(data, at)
+            return {DEFAULT_STORE: (key, value)}
+        if version != "v3":
+            raise ValueError(f"a state schema of version {version!r}; v2 and v3 are read")
+        (count,) = struct.unpack_from(">i", data, at)
+        at += 4
+        for _ in range(count):
+            name, at = _text(data, at)
+            key, at = _long_text(data, at + _ID_BYTES)
+            value, at = _long_text(data, at + _ID_BYTES)
+            for _ in range(2):  # how keys are encoded, and the schema of the user's values
+                _, at = _long_text(data, at)
+            families[name] = (key, value)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ValueError(f"a torn state schema: {error}") from error
+    return families
+
+
+def _long_text(data: bytes, at: int) -> tuple[str, int]:
+    """Read a text that was cut into pieces of what writeUTF can take."""
+    (count,) = struct.unpack_from(">i", data, at)
+    at += 4
+    pieces = []
+    for _ in range(count):
+        piece, at = _text(data, at)
+        pieces.append(piece)
+    return "".join(pieces), at
+
+
+def _text(data: bytes, at: int) -> tuple[str, int]:
+    """Read what Java's DataOutput.writeUTF wrote."""
+    (length,) = struct.unpack_from(">H", data, at)
+    end = at + 2 + length
+    if end > len(data):
+        raise ValueError("a torn state schema")
+    return data[at + 2 : end].decode(), end

@@ -1,0 +1,89 @@
+"""Checkpoints in the layout of Spark 4.2, made without Spark: RocksDB, checkpoint format 2, one aggregation."""
+
+from __future__ import annotations
+
+import json
+import uuid
+import zipfile
+from pathlib import Path
+
+from crc32c import crc32c
+
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, SinkRange
+
+LINEAGE = "4a5e4b1e-0000-4000-8000-000000000001"
+CONF = {"spark.sql.streaming.stateStore.providerClass": "o.a.s.s.e.s.state.RocksDBStateStoreProvider"}
+PARTITIONS = 2
+
+
+def offsets_text(batch: int) -> str:
+    header = {"batchWatermarkMs": 1000 * batch, "batchTimestampMs": 1_790_000_000_000 + batch, "conf": CONF}
+    return f"v1\n{json.dumps(header)}\n" + json.dumps({"in": {"0": 10 * (batch + 1), "1": 5 * (batch + 1)}})
+
+
+def _with_crc(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+    note = {"algorithm": "CRC32C", "value": crc32c(data), "mainFileSize": len(data)}
+    file.with_name(f"{file.name}.crc").write_text(json.dumps(note))
+
+
+def checkpoint(path: Path, batches: int = 3, table_bytes: int = 1000) -> Checkpoint:
+    """Make a checkpoint whose last batch is ``batches - 1``; every batch adds a table to each state partition."""
+    for name in ("offsets", "commits", "sources/0", "state/0/_metadata"):
+        (path / name).mkdir(parents=True)
+    (path / "metadata").write_text(json.dumps({"id": LINEAGE}))
+    (path / "sources/0/0").write_bytes(b'\x00v1\n{"in":{"0":0,"1":0}}')
+    stores = [{"storeName": "default", "numColsPrefixKey": 0, "numPartitions": PARTITIONS}]
+    operator = {"operatorInfo": {"operatorId": 0, "operatorName": "stateStoreSave"}, "stateStoreInfo": stores}
+    (path / "state/0/_metadata/metadata").write_text("v1\n" + json.dumps(operator))
+    tables: dict[int, list[tuple[str, int]]] = {partition: [] for partition in range(PARTITIONS)}
+    for batch in range(batches):
+        ids = []
+        for partition in range(PARTITIONS):
+            store = path / f"state/0/{partition}"
+            (store / "SSTs").mkdir(parents=True, exist_ok=True)
+            name = f"{batch:06d}-{uuid.uuid4()}.sst"
+            (store / "SSTs" / name).write_bytes(bytes([batch + 1]) * table_bytes)
+            tables[partition].append((name, table_bytes))
+            ids.append([str(uuid.uuid4())])
+            _write_zip(store / f"{batch + 1}_{ids[-1][0]}.zip", tables[partition])
+        (path / f"offsets/{batch}").write_text(offsets_text(batch))
+        commit = {"nextBatchWatermarkMs": 1000 * (batch + 1), "stateUniqueIds": {"0": ids}}
+        (path / f"commits/{batch}").write_text("v2\n" + json.dumps(commit))
+    return Checkpoint(path)
+
+
+def _write_zip(file: Path, tables: list[tuple[str, int]]) -> None:
+    listed = [{"localFileName": name[:6], "dfsSstFileName": name, "sizeBytes": size} for name, size in tables]
+    plain = file.with_suffix(".tmp")
+    with zipfile.ZipFile(plain, "w") as archive:
+        archive.writestr("MANIFEST-000005", "manifest")
+        archive.writestr("metadata", "v1\n" + json.dumps({"sstFiles": listed, "numKeys": 1}))
+    _with_crc(file, plain.read_bytes())
+    plain.unlink()
+
+
+def record(batch: int, commit: int | None = None) -> CommitRecord:
+    """Return what the ledger has of a batch."""
+    return CommitRecord(
+        pipeline="p",
+        commit=batch + 1 if commit is None else commit,
+        lineage=LINEAGE,
+        batch=batch,
+        run=1,
+        version="abc",
+        source={"in": {0: (10 * batch, 10 * (batch + 1)), 1: (5 * batch, 5 * (batch + 1))}},
+        source_topic_ids={"in": "id"},
+        sink={"out": {0: SinkRange(first=batch, last=batch, rows=1, digest=7)}},
+        offsets=offsets_text(batch),
+        watermark=1000 * batch,
+        batch_timestamp=1_790_000_000_000 + batch,
+        rows=1,
+        digest=7,
+        producer_id=1,
+        epoch=1,
+        started=0,
+        committed=1,
+        before=Place(),
+    )

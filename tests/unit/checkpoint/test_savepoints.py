@@ -1,0 +1,244 @@
+"""Savepoints of crafted checkpoints: what they hold, what damage is found, what is kept, and what a crash leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.checkpoint import savepoints as module
+from airflow_provider_exactlyonce.checkpoint import storage
+from airflow_provider_exactlyonce.checkpoint.job import JobDescription
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, SavepointRetention, Savepoints
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from tests.unit.checkpoint import crafted
+
+JOB = JobDescription(
+    version="abc",
+    job_hash="h",
+    spark_version="4.2.0",
+    output_mode="update",
+    sources={"in": "{}"},
+    sinks=("out",),
+    result_schema='{"type":"struct"}',
+)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Checkpoint:
+    return crafted.checkpoint(tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Savepoints:
+    return Savepoints(tmp_path / "savepoints")
+
+
+def contents(checkpoint: Checkpoint) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(checkpoint.path)): file.read_bytes()
+        for file in checkpoint.path.rglob("*")
+        if file.is_file()
+    }
+
+
+def test_a_savepoint_holds_the_batchs_files_and_says_what_it_is(made: Checkpoint, store: Savepoints) -> None:
+    taken = store.take(made, crafted.record(2, commit=40), JOB, label="before the upgrade", request="c0ffee")
+    assert store.list() == [taken] == [store.get("40-c0ffee")]
+    original = contents(made)
+    assert contents(store.checkpoint(taken.id)) == {path: original[path] for path in taken.files}
+    assert (taken.commit, taken.batch, taken.label, taken.pipeline) == (40, 2, "before the upgrade", "p")
+    assert taken.source == {"in": {0: 30, 1: 15}}
+    assert taken.sink == {"out": {0: 2}}
+    assert (taken.state_backend, taken.state_format, taken.spark_version) == ("rocksdb", 2, "4.2.0")
+    assert [(one.name, one.partitions) for one in taken.operators] == [("stateStoreSave", 2)]
+    assert taken.size == sum(len(original[path]) for path in taken.files)
+    assert store.verify(taken.id) == []
+    assert store.oldest_commit() == 40
+
+
+def test_the_same_request_is_served_once(made: Checkpoint, store: Savepoints) -> None:
+    first = store.take(made, crafted.record(1), None, request="aa")
+    assert store.take(made, crafted.record(2), None, request="aa") == first
+    assert len(store.list()) == 1
+
+
+def test_it_outlives_the_checkpoint_and_may_be_moved_and_renamed(
+    made: Checkpoint, store: Savepoints, tmp_path: Path
+) -> None:
+    taken = store.take(made, crafted.record(2), JOB)
+    shutil.rmtree(made.path)
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(store.directory / taken.id, tmp_path / "elsewhere/mine")
+    moved = Savepoints(tmp_path / "elsewhere")
+    assert moved.list() == [replace(taken, id="mine")]
+    assert moved.verify("mine") == []
+    assert moved.oldest_commit() == 3
+
+
+def test_a_change_of_any_saved_file_is_found_and_named(made: Checkpoint, store: Savepoints) -> None:
+    taken = store.take(made, crafted.record(2), JOB)
+    for path in taken.files:
+        file = store.checkpoint(taken.id).path / path
+        data = file.read_bytes()
+        for damage in (data[:-1], bytes([data[0] ^ 1]) + data[1:], data + b"x"):
+            file.unlink()  # the original is the same file
+            file.write_bytes(damage)
+            assert [defect.path for defect in store.verify(taken.id)] in ([path], [path.removesuffix(".crc")]), path
+        file.unlink()
+        assert path in [defect.path for defect in store.verify(taken.id)]
+        file.write_bytes(data)
+    assert store.verify(taken.id) == []
+
+
+def test_the_newest_good_one_is_found_past_damaged_ones(made: Checkpoint, store: Savepoints) -> None:
+    good, bad = (store.take(made, crafted.record(batch), JOB) for batch in (1, 2))
+    table = next(path for path in bad.files if "000002-" in path)
+    (store.checkpoint(bad.id).path / table).unlink()
+    found, wrong = store.newest_good()
+    assert found == good
+    assert [defect.path for defect in wrong[bad.id]] == [table]
+
+
+def test_a_batch_that_is_not_whole_is_refused_by_the_files_name(made: Checkpoint, store: Savepoints) -> None:
+    (table,) = made.path.glob("state/0/1/SSTs/000002-*")
+    table.unlink()
+    with pytest.raises(RefusedError, match=f"{table.relative_to(made.path)} is missing"):
+        store.take(made, crafted.record(2), JOB)
+    assert list(store.directory.iterdir() if store.directory.exists() else []) == []
+
+
+def test_immutable_files_that_a_savepoint_has_summed_are_not_read_again(
+    made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.take(made, crafted.record(1), JOB)
+    read: list[str] = []
+    original = module.sums.read
+    monkeypatch.setattr(module.sums, "read", lambda file, *like: read.append(file.name) or original(file, *like))
+    store.take(made, crafted.record(2), JOB)
+    tables = [name for name in read if name.endswith(".sst")]
+    assert sorted(name[:6] for name in tables) == ["000002", "000002"]
+
+
+def test_without_hard_links_files_are_copied(
+    made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked = store.take(made, crafted.record(2), JOB)
+    (table,) = made.path.glob("state/0/0/SSTs/000000-*")
+    relative = table.relative_to(made.path)
+    assert (store.checkpoint(linked.id).path / relative).samefile(table)
+
+    def refuse(*_: object) -> None:
+        raise OSError(storage.errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(module.documents, "_create", os.replace)
+    copied = store.take(made, crafted.record(2), JOB)
+    assert not (store.checkpoint(copied.id).path / relative).samefile(table)
+    assert store.verify(copied.id) == []
+    assert copied.files == linked.files
+
+
+def aged(store: Savepoints, savepoint: Savepoint, days: float) -> None:
+    """Make a savepoint look older than it is."""
+    store._write(replace(savepoint, created=savepoint.created - int(days * 86_400_000)))
+
+
+def test_retention_keeps_the_newest_the_young_the_pinned_and_always_the_last(
+    made: Checkpoint, store: Savepoints
+) -> None:
+    taken = [store.take(made, crafted.record(2, commit=commit), JOB) for commit in range(1, 7)]
+    for savepoint, days in zip(taken, (9, 8, 7, 6, 5, 4), strict=True):
+        aged(store, savepoint, days)
+    store.pin(taken[0].id)
+    assert store.clean_up(SavepointRetention(count=3, days=7.5)) == [taken[1].id]
+    assert store.clean_up(SavepointRetention(count=2, days=1)) == [taken[2].id, taken[3].id]
+    assert store.clean_up(SavepointRetention(count=0, days=0)) == [taken[4].id]
+    assert [one.id for one in store.list()] == [taken[0].id, taken[5].id]
+    with pytest.raises(RefusedError, match="is pinned"):
+        store.delete(taken[0].id)
+    store.pin(taken[0].id, pinned=False)
+    store.delete(taken[0].id)
+    with pytest.raises(RefusedError, match=f"there are: {taken[5].id}"):
+        store.get(taken[0].id)
+
+
+def test_a_torn_manifest_is_no_savepoint_and_is_not_cleaned_up(made: Checkpoint, store: Savepoints) -> None:
+    taken = store.take(made, crafted.record(2), JOB)
+    manifest = store.directory / taken.id / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"commit": 3', '"commit": 4'))
+    assert store.list() == []
+    with pytest.raises(RefusedError, match=f"the manifest of savepoint {taken.id}"):
+        store.get(taken.id)
+    assert store.clean_up(SavepointRetention(count=0, days=0)) == []
+    assert manifest.exists()
+
+
+CRASH = """
+import sys
+from pathlib import Path
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from tests.unit.checkpoint import crafted
+store = Savepoints(Path(sys.argv[2]))
+taken = store.take(Checkpoint(Path(sys.argv[1])), crafted.record(2), None, request="dead")
+store.delete(taken.id)
+"""
+
+
+@pytest.mark.parametrize("step", failpoints.SAVEPOINT_NAMES)
+def test_a_crash_at_any_step_leaves_a_whole_savepoint_or_none_and_what_is_left_is_cleaned_up(
+    made: Checkpoint, store: Savepoints, step: str
+) -> None:
+    before = store.take(made, crafted.record(1), JOB)
+    original = contents(made)
+    done = subprocess.run(
+        [sys.executable, "-c", CRASH, made.path, store.directory],
+        env={**os.environ, failpoints.VARIABLE: step},
+        start_new_session=True,
+        check=False,
+        timeout=60,
+        cwd=Path(__file__).parents[3],
+    )
+    assert done.returncode == -signal.SIGKILL
+    names = [one.id for one in store.list()]
+    assert names == ([before.id, "3-dead"] if step == "after-savepoint-manifest" else [before.id])
+    for name in names:
+        assert store.verify(name) == []
+    store.clean_up()
+    assert [entry.name for entry in sorted(store.directory.iterdir())] == names
+    assert contents(made) == original
+    again = store.take(made, crafted.record(2), None, request="dead")
+    assert (again.id, store.verify(again.id)) == ("3-dead", [])
+
+
+def test_a_savepoint_that_is_being_taken_is_no_leftover(made: Checkpoint, store: Savepoints, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    process = subprocess.Popen(
+        [sys.executable, "-c", CRASH, made.path, store.directory],
+        env={**os.environ, failpoints.VARIABLE: f"during-savepoint:hold={hold}"},
+        cwd=Path(__file__).parents[3],
+    )
+    while not hold.exists():
+        assert process.poll() is None
+    assert store.clean_up() == []
+    assert (store.list(), store.oldest_commit()) == ([], 3)
+    hold.unlink()
+    assert process.wait(30) == 0
+    assert list(store.directory.iterdir()) == []
+
+
+def test_a_manifest_of_another_schema_is_refused(made: Checkpoint, store: Savepoints) -> None:
+    body = module.encode(store.take(made, crafted.record(2), JOB))
+    assert module.decode(json.loads(json.dumps(body))) == store.list()[0]
+    with pytest.raises(RefusedError, match="schema 9"):
+        module.decode({**body, "schema": 9})

@@ -1,8 +1,13 @@
 """Measure what share of a batch's time goes to its tasks' taking turns.
 
-Simulates a batch whose every task sends one body to every partition, as a keyed batch does, with the real server and
-the real client over real sockets; only a body's send is a pause. The same pauses without a sequencer are what the batch
-would take if nobody had to take turns; the difference is the sequencer's: waiting for grants, and messages.
+Simulates a batch whose every task sends one body to every partition, as a keyed batch does, with the real server over
+real sockets; only a body's send is a pause. All tasks' ends of the connections are in one other process, which waits
+for what comes next of all of them: a thread or process for each would measure this machine's scheduler. The share is
+what the batch takes beyond its lower bound: no order of turns can end before the task with the longest bodies has sent
+them one after the other, nor before the partition with the longest bodies has taken them so. In it are waiting for
+grants, messages, and how late the simulating process is; that is told beside it.
+
+It wants two idle cores, one for the server and one for the simulation: look at the load in its answer.
 
     python benchmarks/sequencer.py --tasks 200 --partitions 200 --send-milliseconds 25
 """
@@ -10,18 +15,20 @@ would take if nobody had to take turns; the difference is the sequencer's: waiti
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
 import multiprocessing
+import os
 import random
+import selectors
+import socket
 import statistics
-import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from multiprocessing.connection import Connection
 
-from airflow_provider_exactlyonce.streaming.sequencer import TopicPartition
-from airflow_provider_exactlyonce.streaming.sequencer_client import Address, SequencerClient, first_place
+from airflow_provider_exactlyonce.streaming.sequencer_client import Address, first_place
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sequencer_server import SequencerServer
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
@@ -32,65 +39,120 @@ ROWS = 5  # of a body; nothing depends on it
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """One batch; the pauses come from the seed, so that every way of running it has the same."""
+    """One batch; the pauses come from the seed, so that every run has the same."""
 
     tasks: int
     partitions: int
-    bodies: int
     send_seconds: float
     spread: float
-    seed: int
+    seed: int = 7
 
-    def pauses(self, task: int) -> list[tuple[int, float]]:
-        """Return a task's bodies in the order in which the sink sends them: (partition, seconds)."""
+    def pauses(self, task: int) -> dict[int, float]:
+        """Return a task's bodies in the order in which the sink offers them: {partition: seconds}."""
         chance = random.Random(self.seed * 100_003 + task)
         first = first_place(task, self.partitions)
-        places = [(first + at) % self.partitions for at in range(self.bodies)]
-        return [
-            (place, self.send_seconds * chance.lognormvariate(-(self.spread**2) / 2, self.spread)) for place in places
-        ]
+        places = [(first + at) % self.partitions for at in range(self.partitions)]
+        return {
+            place: self.send_seconds * chance.lognormvariate(-(self.spread**2) / 2, self.spread) for place in places
+        }
+
+    def bound_seconds(self) -> float:
+        """Return what the batch takes at least."""
+        pauses = [self.pauses(task) for task in range(self.tasks)]
+        partitions = [sum(of[place] for of in pauses) for place in range(self.partitions)]
+        return max(*(sum(of.values()) for of in pauses), *partitions)
 
 
-def run_task(load: Load, task: int, address: Address | None, waits: list[float]) -> None:
-    if address is None:
-        for _, seconds in load.pauses(task):
-            time.sleep(seconds)
-        return
-    with SequencerClient(address, task, 0) as sequencer:
-        unsent = dict(load.pauses(task))
-        while unsent:
-            asked = time.perf_counter()
-            partition, sequence, _ = sequencer.ask_any("t", list(islice(unsent, CANDIDATES)))
-            waits.append(time.perf_counter() - asked)
-            time.sleep(unsent.pop(partition))
-            sequencer.release(TopicPartition("t", partition), ROWS, sequence)
-        sequencer.done()
+@dataclass
+class Task:
+    """One task's connection: what it still has to send, and what it sends now."""
+
+    socket: socket.socket
+    unsent: dict[int, float]
+    asked: float = 0.0
+    sending: tuple[int, int] | None = None  # (partition, sequence)
 
 
-def run_tasks(load: Load, tasks: range, pipe: Connection) -> None:
-    """One process; runs its tasks as threads each time that it is told an address, None for no sequencer."""
+@dataclass
+class Observed:
+    seconds: float = 0.0
+    waits: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+
+
+class Batch:
+    """All tasks of one batch, served by one loop."""
+
+    def __init__(self, load: Load, address: Address) -> None:
+        self.load = load
+        self.address = address
+        self.observed = Observed()
+        self.selector = selectors.DefaultSelector()
+        self.due: list[tuple[float, int]] = []  # when a task's body is sent
+        self.tasks: list[Task] = []
+
+    def run(self) -> Observed:
+        pauses = [self.load.pauses(task) for task in range(self.load.tasks)]
+        began = time.perf_counter()
+        for number, unsent in enumerate(pauses):
+            task = Task(socket.create_connection((self.address.host, self.address.port)), unsent)
+            task.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.tasks.append(task)
+            self.selector.register(task.socket, selectors.EVENT_READ, number)
+            self.say(task, {"secret": self.address.secret, "task": number, "attempt": 0})
+        running = len(self.tasks)
+        while running:
+            timeout = max(0.0, self.due[0][0] - time.perf_counter()) if self.due else None
+            running -= sum(self.heard(key.data) for key, _ in self.selector.select(timeout))
+            while self.due and self.due[0][0] <= time.perf_counter():
+                self.sent(*heapq.heappop(self.due))
+        self.observed.seconds = time.perf_counter() - began
+        for task in self.tasks:
+            task.socket.close()
+        self.selector.close()
+        return self.observed
+
+    def say(self, task: Task, *messages: dict[str, object]) -> None:
+        task.socket.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
+
+    def next(self, task: Task) -> dict[str, object]:
+        """Return the question for the next turn, or the end."""
+        task.asked = time.perf_counter()
+        return {"ask": ("t", list(islice(task.unsent, CANDIDATES)))} if task.unsent else {"done": True}
+
+    def heard(self, number: int) -> bool:
+        """Read an answer, which is one line; tell whether it was the last one."""
+        task = self.tasks[number]
+        answer = json.loads(task.socket.recv(4096))
+        if answer:
+            now = time.perf_counter()
+            self.observed.waits.append(now - task.asked)
+            task.sending = answer["partition"], answer["sequence"]
+            heapq.heappush(self.due, (now + task.unsent.pop(answer["partition"]), number))
+        elif task.unsent:
+            self.say(task, self.next(task))
+        else:
+            self.selector.unregister(task.socket)
+            return True
+        return False
+
+    def sent(self, due: float, number: int) -> None:
+        """A body's pause is over."""
+        task = self.tasks[number]
+        assert task.sending is not None
+        partition, sequence = task.sending
+        self.observed.late.append(time.perf_counter() - due)
+        self.say(task, {"release": ("t", partition), "rows": ROWS, "first": sequence}, self.next(task))
+
+
+def run_tasks(load: Load, pipe: Connection) -> None:
+    """The process with all tasks; runs a batch each time that it is told an address."""
     pipe.send("ready")
-    while (order := pipe.recv()) != "end":
-        waits: list[float] = []
-        threads = [threading.Thread(target=run_task, args=(load, task, order, waits)) for task in tasks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        pipe.send(waits)
+    while (address := pipe.recv()) != "end":
+        pipe.send(Batch(load, address).run())
 
 
-def run_batch(pipes: list[Connection], address: Address | None) -> tuple[float, list[float]]:
-    """Return the batch's seconds and how long each grant was waited for."""
-    began = time.perf_counter()
-    for pipe in pipes:
-        pipe.send(address)
-    waits = [wait for pipe in pipes for wait in pipe.recv()]
-    return time.perf_counter() - began, waits
-
-
-def measure(load: Load, pipes: list[Connection]) -> dict[str, float]:
-    free, _ = run_batch(pipes, None)
+def measure(load: Load, pipe: Connection) -> dict[str, float]:
     failures: list[str] = []
     with (
         SequencerListener(SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1")) as listener,
@@ -102,18 +164,23 @@ def measure(load: Load, pipes: list[Connection]) -> dict[str, float]:
         ) as server,
     ):
         cpu = time.process_time()
-        turns, waits = run_batch(pipes, server.address)
+        pipe.send(server.address)
+        observed = pipe.recv()
         cpu = time.process_time() - cpu
         written = server.result(load.tasks)
-    assert sum(of.rows for of in written.values()) == load.tasks * load.bodies * ROWS, "not every body was written"
-    waits.sort()
+    bodies = load.tasks * load.partitions
+    assert sum(of.rows for of in written.values()) == bodies * ROWS, "not every body was written"
+    waits = sorted(observed.waits)
+    bound = load.bound_seconds()
     return {
-        "batch_without_turns_seconds": free,
-        "batch_seconds": turns,
-        "share": 1 - free / turns,
+        "bound_seconds": bound,
+        "batch_seconds": observed.seconds,
+        "share": 1 - bound / observed.seconds,
+        "own_share": load.partitions * statistics.fmean(observed.late) / observed.seconds,
         "wait_median_milliseconds": 1000 * waits[len(waits) // 2],
         "wait_p99_milliseconds": 1000 * waits[len(waits) * 99 // 100],
-        "server_cpu_microseconds_per_body": 1e6 * cpu / len(waits),
+        "server_cpu_microseconds_per_body": 1e6 * cpu / bodies,
+        "machine_load": os.getloadavg()[0],
     }
 
 
@@ -121,11 +188,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=200)
     parser.add_argument("--partitions", type=int, default=200)
-    parser.add_argument("--bodies", type=int, help="of a task (default: one to every partition)")
     parser.add_argument("--send-milliseconds", type=float, default=25.0, help="mean time of one body's send")
     parser.add_argument("--spread", type=float, default=0.3, help="sigma of the log-normal distribution of that time")
-    parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -135,42 +200,35 @@ def main() -> None:
     load = Load(
         tasks=given.tasks,
         partitions=given.partitions,
-        bodies=given.bodies or given.partitions,
         send_seconds=given.send_milliseconds / 1000,
         spread=given.spread,
-        seed=7,
     )
     context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    for number in range(given.processes):
-        pipe, other = context.Pipe()
-        tasks = range(number, load.tasks, given.processes)
-        process = context.Process(target=run_tasks, args=(load, tasks, other), daemon=True)
-        process.start()
-        pipes.append(pipe)
-        processes.append(process)
-    for pipe in pipes:
-        pipe.recv()  # it has started; that is not part of a batch
-    results = [measure(load, pipes) for _ in range(given.repeats)]
-    for pipe in pipes:
-        pipe.send("end")
-    for process in processes:
-        process.join()
+    pipe, other = context.Pipe()
+    process = context.Process(target=run_tasks, args=(load, other), daemon=True)
+    process.start()
+    other.close()  # so that its end is noticed
+    pipe.recv()  # it has started; that is not part of a batch
+    results = [measure(load, pipe) for _ in range(given.repeats)]
+    pipe.send("end")
+    process.join()
     medians = {name: statistics.median(result[name] for result in results) for name in results[0]}
     if given.json:
-        print(json.dumps({"load": vars(given), "medians": medians, "runs": results}))
+        print(json.dumps({"load": asdict(load), "medians": medians, "runs": results}))
         return
-    bodies = load.tasks * load.bodies
+    bodies = load.tasks * load.partitions
     print(f"{load.tasks} tasks x {load.partitions} partitions, {bodies:,} bodies of {given.send_milliseconds} ms")
     for text, name, scale, unit in (
-        ("batch without turns", "batch_without_turns_seconds", 1, "s"),
+        ("lower bound", "bound_seconds", 1, "s"),
         ("batch", "batch_seconds", 1, "s"),
         ("share of sequencing", "share", 100, "%"),
+        ("of it, the simulation's own", "own_share", 100, "%"),
         ("wait for a grant, median", "wait_median_milliseconds", 1, "ms"),
         ("wait for a grant, p99", "wait_p99_milliseconds", 1, "ms"),
         ("the server's CPU, a body", "server_cpu_microseconds_per_body", 1, "us"),
+        ("load of the machine", "machine_load", 1, ""),
     ):
-        print(f"  {text:26} {medians[name] * scale:8.2f} {unit}")
+        print(f"  {text:28} {medians[name] * scale:8.2f} {unit}")
 
 
 if __name__ == "__main__":

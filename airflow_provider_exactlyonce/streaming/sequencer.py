@@ -1,17 +1,16 @@
 """Who may write to which topic-partition now, and with which sequence numbers. No I/O.
 
 Kafka numbers a producer's records per topic-partition, and all tasks of a batch attempt share one producer. So tasks
-take turns: a task registers, asks for a partition when it has records ready, gets a grant with the base sequence, and
-releases it with the acknowledged offsets. There is one grant a partition at a time, first come first served; many
-partitions at once. Whatever would let a task's records be written twice, or leave it unknown whether they were, fails
-the attempt: from then on there are no more grants.
+take turns: a task registers, asks for any of the partitions that it has records ready for, gets a grant of one with the
+base sequence, and releases it with the acknowledged offsets. There is one grant a partition at a time, first come first
+served; many partitions at once. Whatever would let a task's records be written twice, or leave it unknown whether they
+were, fails the attempt: from then on there are no more grants.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from airflow_provider_exactlyonce.kafka.record_batch import advance_sequence
@@ -49,12 +48,10 @@ class Written:
 
 @dataclass
 class _Turns:
-    """One topic-partition's queue."""
+    """Where the next grant of one topic-partition goes on."""
 
     sequence: int = 0
     added: bool = False
-    holder: int | None = None
-    waiting: deque[int] = field(default_factory=deque)
     written: Written | None = None
 
 
@@ -70,9 +67,11 @@ class Sequencer:
         self._registered: set[int] = set()
         self._done: set[int] = set()
         self._turns: dict[TopicPartition, _Turns] = {}
+        self._holders: dict[str, dict[int, int]] = {}  # {topic: {partition: task}}, quick to look many partitions up in
+        self._waiting: dict[int, tuple[str, frozenset[int]]] = {}  # what each wants, in the order in which they asked
 
     def __repr__(self) -> str:
-        held = {f"{place.topic}-{place.partition}": turns.holder for place, turns in self._turns.items()}
+        held = {f"{topic}-{at}": task for topic, holders in self._holders.items() for at, task in holders.items()}
         return (
             f"Sequencer(registered={len(self._registered)}, done={len(self._done)}, holders={held}, {self.failure!r})"
         )
@@ -89,45 +88,40 @@ class Sequencer:
             raise self._fail(f"task {task} was invoked a second time (attempt {attempt})")
         self._registered.add(task)
 
-    def ask(self, task: int, place: TopicPartition) -> Grant | None:
-        """A task wants to append; None when it has to wait for its turn.
+    def ask(self, task: int, topic: str, partitions: Sequence[int]) -> Grant | None:
+        """A task wants to append to one of these; None when it has to wait until any of them is free.
 
-        :raises AttemptFailedError: when the attempt has failed, or the task isn't one that may write
+        :param partitions: the first of them that is free is granted
+        :raises AttemptFailedError: when the attempt has failed, the task isn't one that may write, or it already holds
+            or waits for what it asks for
         """
         self._check()
         if task not in self._registered or task in self._done:
-            raise self._fail(f"task {task} asked for {place.topic}-{place.partition} and is not registered, or done")
-        turns = self._turns.setdefault(place, _Turns())
-        if turns.holder is not None or turns.waiting:
-            if turns.holder == task or task in turns.waiting:
-                raise self._fail(f"task {task} asked twice for {place.topic}-{place.partition}")
-            turns.waiting.append(task)
-            return None
-        return self._grant(task, place, turns)
-
-    def ask_any(self, task: int, places: Sequence[TopicPartition]) -> Grant | None:
-        """A task wants to append to one of these: the first one that is free, else the one where fewest wait.
-
-        :raises AttemptFailedError: as :meth:`ask`
-        """
-        return self.ask(task, min(places, key=self._queue_length))
-
-    def _queue_length(self, place: TopicPartition) -> int:
-        turns = self._turns.get(place)
-        return 0 if turns is None else len(turns.waiting) + (turns.holder is not None)
+            raise self._fail(f"task {task} asked for {topic}-{partitions[0]} and is not registered, or done")
+        if task in self._waiting:
+            raise self._fail(f"task {task} asked for {topic}-{partitions[0]} before it was given what it waits for")
+        holders = self._holders.setdefault(topic, {})
+        for partition in partitions:
+            if partition not in holders:
+                return self._grant(task, TopicPartition(topic, partition))
+            if holders[partition] == task:
+                raise self._fail(f"task {task} asked twice for {topic}-{partition}")
+        self._waiting[task] = topic, frozenset(partitions)
+        return None
 
     def release(self, task: int, place: TopicPartition, rows: int, first_offset: int) -> Grant | None:
-        """A task's records were acknowledged; returns the grant of the next task in the queue.
+        """A task's records were acknowledged; returns the grant of whoever has waited longest for this place.
 
         :param rows: records appended
         :param first_offset: offset of the first of them
         :raises AttemptFailedError: when the attempt has failed, or the task does not hold the grant
         """
         self._check()
-        turns = self._turns.get(place)
-        if turns is None or turns.holder != task:
+        if self._holders.get(place.topic, {}).get(place.partition) != task:
             raise self._fail(f"task {task} released {place.topic}-{place.partition} and does not hold it")
-        turns.holder, turns.added = None, True
+        del self._holders[place.topic][place.partition]
+        turns = self._turns[place]
+        turns.added = True
         turns.sequence = advance_sequence(turns.sequence, rows)
         if rows < 1:
             raise self._fail(f"task {task} released {place.topic}-{place.partition} with {rows} rows")
@@ -138,7 +132,11 @@ class Sequencer:
             raise self._fail(f"offset {first_offset} of {place.topic}-{place.partition} was given twice")
         else:
             turns.written = Written(turns.written.first, last, turns.written.rows + rows)
-        return self._grant(turns.waiting.popleft(), place, turns) if turns.waiting else None
+        for waiting, (topic, partitions) in self._waiting.items():
+            if place.partition in partitions and place.topic == topic:
+                del self._waiting[waiting]
+                return self._grant(waiting, place)
+        return None
 
     def done(self, task: int) -> None:
         """A task has written everything.
@@ -149,7 +147,7 @@ class Sequencer:
         self._check()
         if task not in self._registered or task in self._done:
             raise self._fail(f"task {task} says that it is done and is not registered, or was done before")
-        if any(turns.holder == task or task in turns.waiting for turns in self._turns.values()):
+        if task in self._waiting or any(task in holders.values() for holders in self._holders.values()):
             raise self._fail(f"task {task} says that it is done and still has a turn")
         self._done.add(task)
 
@@ -183,8 +181,9 @@ class Sequencer:
             )
         return {place: turns.written for place, turns in self._turns.items() if turns.written}
 
-    def _grant(self, task: int, place: TopicPartition, turns: _Turns) -> Grant:
-        turns.holder = task
+    def _grant(self, task: int, place: TopicPartition) -> Grant:
+        self._holders[place.topic][place.partition] = task
+        turns = self._turns.setdefault(place, _Turns())
         return Grant(task, place, turns.sequence, not turns.added)
 
     def _check(self) -> None:

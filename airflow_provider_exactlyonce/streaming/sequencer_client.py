@@ -51,6 +51,7 @@ class SequencerClient:
     """
 
     def __init__(self, address: Address, task: int, attempt: int) -> None:
+        self._kept = b""
         hello = {"secret": address.secret, "task": task, "attempt": attempt}
         deadline = time.monotonic() + _CONNECT_SECONDS
         while not self._joined(address, hello):
@@ -95,24 +96,26 @@ class SequencerClient:
         self._lines.close()
         self._socket.close()
 
-    def ask(self, place: TopicPartition) -> tuple[int, bool]:
-        """Wait for the turn; returns (base sequence, whether to add the partition to the transaction)."""
-        self._send({"ask": place})
-        answer = self._answer()
-        return answer["sequence"], answer["add"]
+    def ask(self, topic: str, partitions: Sequence[int]) -> tuple[int, int, bool]:
+        """Wait for a turn in any of a topic's partitions.
 
-    def ask_any(self, topic: str, partitions: Sequence[int]) -> tuple[int, int, bool]:
-        """Wait for a turn in one of a topic's partitions; returns (partition, base sequence, whether to add it).
-
-        :param partitions: the first of them that is free is preferred
+        :param partitions: the first of them that is free is granted
+        :returns: (partition, base sequence, whether to add the partition to the transaction)
         """
-        self._send({"ask_any": (topic, partitions)})
+        self._send({"ask": (topic, partitions)})
         answer = self._answer()
         return answer["partition"], answer["sequence"], answer["add"]
 
-    def release(self, place: TopicPartition, rows: int, first_offset: int) -> None:
-        """Give the turn back after the records were acknowledged."""
-        self._send({"release": place, "rows": rows, "first": first_offset})
+    def release(self, place: TopicPartition, rows: int, first_offset: int, *, asks_next: bool = False) -> None:
+        """Give the turn back after the records were acknowledged.
+
+        :param asks_next: the caller asks for the next turn at once, and the release goes along with that
+        """
+        message = {"release": place, "rows": rows, "first": first_offset}
+        if asks_next:
+            self._kept += _line(message)
+        else:
+            self._send(message)
 
     def done(self) -> None:
         """Say that everything is written."""
@@ -121,7 +124,8 @@ class SequencerClient:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         try:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
+            self._socket.sendall(self._kept + _line(message))
+            self._kept = b""
         except OSError as error:
             raise _ClosedError(f"the connection to the sequencer ended: {error}") from error
 
@@ -138,6 +142,10 @@ class SequencerClient:
         if "error" in answer:
             raise AttemptFailedError(answer["error"])
         return answer
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
 
 
 class _ClosedError(AttemptFailedError):

@@ -122,14 +122,14 @@ def place(message: Mapping[str, Any], name: str) -> TopicPartition:
     raise ProtocolError(f"a message whose {name} is not a topic and a partition")
 
 
-def places(message: Mapping[str, Any], name: str) -> list[TopicPartition]:
-    """Return a message's topic-partitions, all of one topic.
+def places(message: Mapping[str, Any], name: str) -> tuple[str, list[int]]:
+    """Return a message's topic and its partitions.
 
     :raises ProtocolError: when it has none of that name
     """
     match message.get(name):
-        case [str(topic), [*partitions]] if partitions and all(type(one) is int and one >= 0 for one in partitions):
-            return [TopicPartition(topic, partition) for partition in partitions]
+        case [str(topic), [*partitions]] if set(map(type, partitions)) == {int} and min(partitions) >= 0:
+            return topic, partitions
     raise ProtocolError(f"a message whose {name} is not a topic and its partitions")
 
 

@@ -4,12 +4,12 @@
 
     task                                                    driver
     {"secret": s, "task": 3, "attempt": 0}                  {}
-    {"ask": ["topic", 7]}                                   {"partition": 7, "sequence": 0, "add": true}
-    {"ask_any": ["topic", [7, 3, 4]]}                       the same, when it is its turn
+    {"ask": ["topic", [7, 3, 4]]}                           {"partition": 7, "sequence": 0, "add": true}
     {"release": ["topic", 7], "rows": 10, "first": 42}
     {"done": true}                                          {}
 
-A task that has records for several partitions of a topic asks for any of them and gets the first one that is free.
+A task asks for all the partitions that it has records for and gets the first one that is free. It sends a release
+together with what it asks for next, which halves what there is to be received.
 
 A task that fails says ``{"failed": "…"}`` first if it can. An answer ``{"error": "…"}`` means that the attempt has
 failed; it is given only after a while, so that the task whose failure was the first is also the first that Spark hears
@@ -218,9 +218,7 @@ class SequencerServer:
         with self._lock:
             try:
                 if "ask" in message:
-                    self._grant(self._sequencer.ask(task, place(message, "ask")))
-                elif "ask_any" in message:
-                    self._grant(self._sequencer.ask_any(task, places(message, "ask_any")))
+                    self._grant(self._sequencer.ask(task, *places(message, "ask")))
                 elif "release" in message:
                     self._release(task, message)
                 elif "done" in message:
@@ -234,7 +232,7 @@ class SequencerServer:
                     self._tasks[task] = peer
                     self._send(peer, {})
                 else:
-                    raise ProtocolError("a message that is none of ask, ask_any, release, done and failed")
+                    raise ProtocolError("a message that is none of ask, release, done and failed")
             except AttemptFailedError as error:
                 if self._told:
                     self._send(peer, {"error": str(error)})

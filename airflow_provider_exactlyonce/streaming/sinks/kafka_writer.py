@@ -252,21 +252,23 @@ class _Sender:
         while unsent:
             place, sequence, add = self._turn(topic, list(islice(unsent, CANDIDATES)))
             left = unsent[place.partition]
-            self._send_one(place, left.popleft(), sequence, add)
+            body = left.popleft()
             if not left:
                 del unsent[place.partition]
-        for body in keyless:
+            self._send_one(place, body, sequence, add, asks_next=bool(unsent or keyless))
+        while keyless:
             anywhere = [(first + step) % count for step in range(min(count, CANDIDATES))]
             place, sequence, add = self._turn(topic, anywhere)
-            self._send_one(place, body, sequence, add)
+            body = keyless.popleft()
+            self._send_one(place, body, sequence, add, asks_next=bool(keyless))
 
     def _turn(self, topic: str, partitions: list[int]) -> tuple[TopicPartition, int, bool]:
-        partition, sequence, add = self._sequencer.ask_any(topic, partitions)
+        partition, sequence, add = self._sequencer.ask(topic, partitions)
         return TopicPartition(topic, partition), sequence, add
 
-    def _send_one(self, place: TopicPartition, body: Body, sequence: int, add: bool) -> None:
+    def _send_one(self, place: TopicPartition, body: Body, sequence: int, add: bool, *, asks_next: bool) -> None:
         offset = self._append(place, body, sequence, add)
-        self._sequencer.release(place, body.records, offset)
+        self._sequencer.release(place, body.records, offset, asks_next=asks_next)
         sums = self._sums.setdefault(place, _Sums())
         sums.rows += body.records
         sums.digest = (sums.digest + body.digest) % 2**64

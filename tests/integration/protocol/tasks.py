@@ -87,7 +87,7 @@ def _fork_worker(owner: int, slot: int) -> int:
 
 
 def _work(owner: int, slot: int) -> None:
-    kafka_writer.FLUSH_BYTES = 1  # type: ignore[misc]  # many small bodies: many turns
+    kafka_writer.FLUSH_BYTES_MAXIMUM = 1  # type: ignore[misc]  # many small bodies: many turns
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(_name(owner, slot))
         listener.listen(8)

@@ -17,14 +17,14 @@ def registered(*tasks: int) -> Sequencer:
 
 
 def test_the_first_grant_of_a_partition_starts_at_zero_and_adds_it() -> None:
-    assert registered(0).ask(0, A) == Grant(0, A, 0, add=True)
+    assert registered(0).ask(0, "t", [0]) == Grant(0, A, 0, add=True)
 
 
 def test_tasks_take_turns_in_the_order_in_which_they_asked() -> None:
     sequencer = registered(0, 1, 2)
-    assert sequencer.ask(2, A) is not None
-    assert sequencer.ask(0, A) is None
-    assert sequencer.ask(1, A) is None
+    assert sequencer.ask(2, "t", [0]) is not None
+    assert sequencer.ask(0, "t", [0]) is None
+    assert sequencer.ask(1, "t", [0]) is None
     assert sequencer.release(2, A, rows=5, first_offset=100) == Grant(0, A, 5, add=False)
     assert sequencer.release(0, A, rows=3, first_offset=105) == Grant(1, A, 8, add=False)
     assert sequencer.release(1, A, rows=1, first_offset=108) is None
@@ -32,14 +32,14 @@ def test_tasks_take_turns_in_the_order_in_which_they_asked() -> None:
 
 def test_partitions_do_not_wait_for_each_other() -> None:
     sequencer = registered(0, 1)
-    assert sequencer.ask(0, A) is not None
-    assert sequencer.ask(1, B) is not None
+    assert sequencer.ask(0, "t", [0]) is not None
+    assert sequencer.ask(1, "t", [1]) is not None
 
 
 def test_the_result_has_first_and_last_offset_and_rows() -> None:
     sequencer = registered(0)
     for first in (10, 13):
-        sequencer.ask(0, A)
+        sequencer.ask(0, "t", [0])
         sequencer.release(0, A, rows=3, first_offset=first)
     sequencer.done(0)
     written = sequencer.result(tasks=1)[A]
@@ -52,7 +52,7 @@ def test_a_second_invocation_of_a_task_fails_the_attempt(attempt: int) -> None:
     with pytest.raises(AttemptFailedError, match="task 0 was invoked a second time"):
         sequencer.register(0, attempt)
     with pytest.raises(AttemptFailedError, match="second time"):
-        sequencer.ask(0, A)
+        sequencer.ask(0, "t", [0])
 
 
 def test_a_first_invocation_that_spark_calls_a_retry_fails_the_attempt() -> None:
@@ -64,11 +64,11 @@ def test_a_task_that_ends_without_its_done_fails_the_attempt_with_or_without_a_g
     for ask in (True, False):
         sequencer = registered(0, 1)
         if ask:
-            sequencer.ask(0, A)
+            sequencer.ask(0, "t", [0])
         sequencer.closed(0)
         assert sequencer.failure == "the connection of task 0 ended before the task was done"
         with pytest.raises(AttemptFailedError):
-            sequencer.ask(1, A)
+            sequencer.ask(1, "t", [0])
 
 
 def test_a_task_that_ends_after_its_done_harms_nothing() -> None:
@@ -89,16 +89,51 @@ def test_a_result_with_more_or_fewer_tasks_than_took_part_is_refused(tasks: int)
 
 def test_misbehaviour_of_a_task_fails_the_attempt() -> None:
     for act in (
-        lambda s: s.ask(9, A),
-        lambda s: (s.ask(0, A), s.ask(0, A)),
+        lambda s: s.ask(9, "t", [0]),
+        lambda s: (s.ask(0, "t", [0]), s.ask(0, "t", [0])),
         lambda s: s.release(0, A, rows=1, first_offset=0),
-        lambda s: (s.ask(0, A), s.done(0)),
-        lambda s: (s.ask(0, A), s.release(0, A, 5, 10), s.ask(0, A), s.release(0, A, 5, 12)),
+        lambda s: (s.ask(0, "t", [0]), s.done(0)),
+        lambda s: (s.ask(0, "t", [0]), s.release(0, A, 5, 10), s.ask(0, "t", [0]), s.release(0, A, 5, 12)),
     ):
         sequencer = registered(0)
         with pytest.raises(AttemptFailedError):
             act(sequencer)
         assert sequencer.failure
+
+
+def test_who_waits_for_several_partitions_gets_the_first_one_that_is_free() -> None:
+    sequencer = registered(0, 1, 2, 3)
+    assert sequencer.ask(0, "t", [0, 1]) == Grant(0, A, 0, add=True)
+    assert sequencer.ask(1, "t", [0, 1]) == Grant(1, B, 0, add=True), "the first of them that is free"
+    assert sequencer.ask(2, "t", [0, 1]) is None
+    assert sequencer.ask(3, "t", [0, 1]) is None
+    assert sequencer.release(1, B, rows=4, first_offset=0) == Grant(2, B, 4, add=False)
+    assert sequencer.release(0, A, rows=7, first_offset=0) == Grant(3, A, 7, add=False), "the other one is served"
+    assert sequencer.release(2, B, rows=1, first_offset=4) is None, "nobody waits any longer"
+
+
+def test_a_partition_that_nobody_waits_for_stays_free_for_whoever_asks() -> None:
+    sequencer = registered(0, 1, 2)
+    sequencer.ask(0, "t", [0])
+    sequencer.ask(1, "t", [1])
+    assert sequencer.ask(2, "t", [0]) is None
+    assert sequencer.release(1, B, rows=1, first_offset=0) is None, "task 2 has nothing for it"
+    assert sequencer.ask(1, "t", [0, 1]) == Grant(1, B, 1, add=False)
+
+
+def test_partitions_of_the_same_number_in_two_topics_are_two() -> None:
+    sequencer = registered(0, 1)
+    sequencer.ask(0, "t", [0])
+    sequencer.ask(0, "u", [0])
+    assert sequencer.ask(1, "u", [0]) is None
+    assert sequencer.release(0, A, rows=1, first_offset=0) is None
+    place = TopicPartition("u", 0)
+    assert sequencer.release(0, place, rows=2, first_offset=0) == Grant(1, place, 2, add=False)
+
+
+def offered(bodies: list[tuple[int, int]]) -> tuple[str, list[int]]:
+    """Return what a task asks for that may send its bodies in any order."""
+    return "t", [partition for partition, _ in bodies]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -109,8 +144,8 @@ def test_any_interleaving_gives_each_partition_one_writer_and_gapless_sequences(
     tasks, partitions = chance.randint(1, 12), chance.randint(1, 6)
     work = {
         task: [
-            (TopicPartition("t", chance.randrange(partitions)), chance.randint(1, 9))
-            for _ in range(chance.randint(0, 8))
+            (partition, chance.randint(1, 9))
+            for partition in chance.sample(range(partitions), chance.randint(0, partitions))
         ]
         for task in range(tasks)
     }
@@ -128,19 +163,20 @@ def test_any_interleaving_gives_each_partition_one_writer_and_gapless_sequences(
         assert able, f"deadlock: {sequencer!r}"
         task = chance.choice(able)
         if task in holding:
-            grant, rows = holding.pop(task), work[task][0][1]
+            grant = holding.pop(task)
+            rows = dict(work[task])[grant.place.partition]
             log = logs.setdefault(grant.place, [])
             assert grant.sequence == len(log)
             assert grant.add == (not log)
             first = len(log)
             log.extend([task] * rows)
-            work[task].pop(0)
+            work[task].remove((grant.place.partition, rows))
             following = sequencer.release(task, grant.place, rows, first)
             if following is not None:
                 waiting.discard(following.task)
                 holding[following.task] = following
         elif work[task]:
-            granted = sequencer.ask(task, work[task][0][0])
+            granted = sequencer.ask(task, *offered(work[task]))
             if granted is None:
                 waiting.add(task)
             else:
@@ -153,18 +189,3 @@ def test_any_interleaving_gives_each_partition_one_writer_and_gapless_sequences(
     assert {place: written.rows for place, written in result.items()} == {
         place: len(log) for place, log in logs.items()
     }
-
-
-def test_a_task_without_a_preference_gets_the_first_free_partition_or_the_shortest_queue() -> None:
-    sequencer = Sequencer()
-    for task in range(5):
-        sequencer.register(task, 0)
-    places = [TopicPartition("t", partition) for partition in (1, 2, 0)]
-    granted = [sequencer.ask_any(task, places) for task in range(3)]
-    assert [grant and grant.place.partition for grant in granted] == [1, 2, 0]
-    assert sequencer.ask_any(3, places[1:]) is None, "all are held: it waits for the first one asked for"
-    assert sequencer.ask_any(4, places[1:]) is None, "and the next one elsewhere"
-    following = sequencer.release(1, TopicPartition("t", 2), 10, 0)
-    assert following is not None and (following.task, following.sequence) == (3, 10)
-    following = sequencer.release(2, TopicPartition("t", 0), 10, 0)
-    assert following is not None and following.task == 4

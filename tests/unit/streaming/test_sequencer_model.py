@@ -12,14 +12,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, Grant, Sequencer, TopicPartition
 
 TASKS = st.integers(0, 5)
-PLACES = st.builds(TopicPartition, st.sampled_from(["a", "b"]), st.integers(0, 1))
+TOPICS = st.sampled_from(["a", "b"])
+PLACES = st.builds(TopicPartition, TOPICS, st.integers(0, 2))
+OFFERS = st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True)
 #: Few of these pass 2^31, after which Kafka's sequence numbers start again.
 ROWS = st.one_of(st.integers(1, 9), st.sampled_from([2**30, 2**31 - 1]))
 WRAPS_AT = 2**31
 
 
 class SequencerMachine(RuleBasedStateMachine):
-    """The model is the list of what was asked for and not yet released: the first of a place is its holder."""
+    """The model is the list of who holds what, and the list of who waits for what in the order of the questions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,17 +29,17 @@ class SequencerMachine(RuleBasedStateMachine):
         self.failed = False
         self.registered: set[int] = set()
         self.done: set[int] = set()
-        self.queue: list[tuple[int, TopicPartition]] = []
+        self.held: list[tuple[int, TopicPartition]] = []
+        self.waiting: list[tuple[int, list[TopicPartition]]] = []
         self.released: list[tuple[TopicPartition, int]] = []
 
     def holder(self, place: TopicPartition) -> int | None:
-        return next((task for task, wanted in self.queue if wanted == place), None)
+        return next((task for task, held in self.held if held == place), None)
 
-    def grant(self, place: TopicPartition) -> Grant | None:
-        """Return the grant that the holder of a place must have."""
-        task = self.holder(place)
-        if task is None:
-            return None
+    def grant(self, task: int, place: TopicPartition) -> Grant:
+        """Enter a new holder; return the grant that it must have."""
+        assert self.holder(place) is None
+        self.held.append((task, place))
         rows = sum(of for where, of in self.released if where == place)
         return Grant(task, place, rows % WRAPS_AT, add=all(where != place for where, _ in self.released))
 
@@ -61,40 +63,43 @@ class SequencerMachine(RuleBasedStateMachine):
         self.registered.add(task)
 
     @precondition(lambda self: self.registered - self.done)
-    @rule(data=st.data(), place=PLACES)
-    def a_running_task_asks(self, data: st.DataObject, place: TopicPartition) -> None:
-        self.ask(data.draw(st.sampled_from(sorted(self.registered - self.done))), place)
+    @rule(data=st.data(), topic=TOPICS, partitions=OFFERS)
+    def a_running_task_asks(self, data: st.DataObject, topic: str, partitions: list[int]) -> None:
+        self.ask(data.draw(st.sampled_from(sorted(self.registered - self.done))), topic, partitions)
 
-    @rule(task=TASKS, place=PLACES)
-    def any_task_asks(self, task: int, place: TopicPartition) -> None:
-        self.ask(task, place)
+    @rule(task=TASKS, topic=TOPICS, partitions=OFFERS)
+    def any_task_asks(self, task: int, topic: str, partitions: list[int]) -> None:
+        self.ask(task, topic, partitions)
 
-    def ask(self, task: int, place: TopicPartition) -> None:
-        allowed = task in self.registered - self.done and (task, place) not in self.queue
-        answer = self.expect(lambda: self.sequencer.ask(task, place), allowed)
+    def ask(self, task: int, topic: str, partitions: list[int]) -> None:
+        places = [TopicPartition(topic, partition) for partition in partitions]
+        free = [place for place in places if self.holder(place) is None]
+        looked_at = places[: places.index(free[0])] if free else places
+        allowed = (
+            task in self.registered - self.done
+            and all(of != task for of, _ in self.waiting)
+            and all(self.holder(place) != task for place in looked_at)
+        )
+        answer = self.expect(lambda: self.sequencer.ask(task, topic, partitions), allowed)
         if not self.failed:
-            free = self.holder(place) is None
-            self.queue.append((task, place))
-            assert answer == (self.grant(place) if free else None)
+            assert answer == (self.grant(task, free[0]) if free else None)
+            if not free:
+                self.waiting.append((task, places))
 
-    @precondition(lambda self: self.queue)
+    @precondition(lambda self: self.held)
     @rule(data=st.data(), rows=ROWS)
     def a_holder_releases(self, data: st.DataObject, rows: int) -> None:
-        place = data.draw(st.sampled_from(sorted({place for _, place in self.queue})))
-        task = self.holder(place)
-        assert task is not None
+        task, place = data.draw(st.sampled_from(sorted(self.held)))
         self.release(task, place, rows, self.offset(place))
 
     @rule(task=TASKS, place=PLACES, rows=ROWS)
     def any_task_releases(self, task: int, place: TopicPartition, rows: int) -> None:
         self.release(task, place, rows, self.offset(place))
 
-    @precondition(lambda self: self.queue and self.released)
+    @precondition(lambda self: self.held and self.released)
     @rule(data=st.data())
     def an_offset_is_given_twice(self, data: st.DataObject) -> None:
-        place = data.draw(st.sampled_from(sorted({place for _, place in self.queue})))
-        task = self.holder(place)
-        assert task is not None
+        task, place = data.draw(st.sampled_from(sorted(self.held)))
         if self.offset(place):
             self.release(task, place, 1, self.offset(place) - 1)
 
@@ -102,13 +107,16 @@ class SequencerMachine(RuleBasedStateMachine):
         allowed = self.holder(place) == task and offset == self.offset(place)
         answer = self.expect(lambda: self.sequencer.release(task, place, rows, offset), allowed)
         if not self.failed:
-            self.queue.remove((task, place))
+            self.held.remove((task, place))
             self.released.append((place, rows))
-            assert answer == self.grant(place)
+            following = next((waits for waits in self.waiting if place in waits[1]), None)
+            assert answer == (self.grant(following[0], place) if following else None)
+            if following:
+                self.waiting.remove(following)
 
     @rule(task=TASKS)
     def finish(self, task: int) -> None:
-        allowed = task in self.registered - self.done and all(of != task for of, _ in self.queue)
+        allowed = task in self.registered - self.done and all(of != task for of, _ in [*self.held, *self.waiting])
         self.expect(lambda: self.sequencer.done(task), allowed)
         if not self.failed:
             self.done.add(task)

@@ -53,7 +53,7 @@ def test_many_tasks_with_random_delays_write_many_partitions_without_deadlock() 
         try:
             with SequencerClient(server.address, task, 0) as client:
                 for delay, partition in zip(delays[task], places[task], strict=True):
-                    sequence, add = client.ask(TopicPartition("t", partition))
+                    _, sequence, add = client.ask("t", [partition])
                     assert (sequence, add) == (offsets[partition], offsets[partition] == 0)
                     time.sleep(delay)
                     first, offsets[partition] = offsets[partition], offsets[partition] + 3
@@ -99,10 +99,10 @@ def test_a_task_that_dies_with_a_grant_fails_the_attempt_and_the_others_are_told
     cancelled = threading.Event()
     with serving(cancelled.set) as server:
         dying, waiting = SequencerClient(server.address, 0, 0), SequencerClient(server.address, 1, 0)
-        dying.ask(A)
+        dying.ask("t", [0])
         dying._socket.shutdown(socket.SHUT_RDWR)
         with pytest.raises(AttemptFailedError, match="connection of task 0 ended"):
-            waiting.ask(A)
+            waiting.ask("t", [0])
         assert cancelled.wait(5)
         with pytest.raises(AttemptFailedError, match="connection of task 0 ended"):
             server.result(2)
@@ -112,7 +112,7 @@ def test_a_task_that_dies_with_a_grant_fails_the_attempt_and_the_others_are_told
 
 def test_a_grant_that_is_held_too_long_fails_the_attempt() -> None:
     with serving(grant_timeout_seconds=0.2) as server, SequencerClient(server.address, 0, 0) as client:
-        client.ask(A)
+        client.ask("t", [0])
         deadline = time.monotonic() + 5
         while server.failure is None and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -133,12 +133,12 @@ def test_a_failing_task_says_why_before_it_goes() -> None:
 def test_the_end_of_the_attempt_frees_a_task_that_waits() -> None:
     with serving() as server:
         first, second = SequencerClient(server.address, 0, 0), SequencerClient(server.address, 1, 0)
-        first.ask(A)
+        first.ask("t", [0])
         told: list[str] = []
 
         def wait() -> None:
             with pytest.raises(AttemptFailedError) as caught:
-                second.ask(A)
+                second.ask("t", [0])
             told.append(str(caught.value))
 
         thread = threading.Thread(target=wait)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _FIRST_WINDOW: Final = 16
 _TIMEOUT_SECONDS: Final = 30.0
+_POLL_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +152,9 @@ class LedgerReader:
     def _describe(self) -> tuple[str, str] | None:
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-        cluster = self._admin.describe_cluster(request_timeout=_TIMEOUT_SECONDS).result()
+        asked = self._admin.describe_cluster(request_timeout=_TIMEOUT_SECONDS)
         future = self._admin.describe_topics(TopicCollection([self.topic]), request_timeout=_TIMEOUT_SECONDS)
+        cluster = asked.result()
         try:
             topic = future[self.topic].result()
         except KafkaException as error:
@@ -193,20 +195,18 @@ class LedgerReader:
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         try:
             while True:
-                for message in self._consumer.consume(500, timeout=0.1):
+                # One at a time: consume() waits for as many as it is asked for, or for all of its time.
+                message = self._consumer.poll(_POLL_SECONDS)
+                if message is not None:
                     deadline = time.monotonic() + _TIMEOUT_SECONDS
-                    offset, value = int(message.offset() or 0), message.value()
-                    if self._is_end(message):
-                        if offset >= end:
-                            return
-                        continue  # a leader that is not up to date yet
+                    offset, value, at_end = int(message.offset() or 0), message.value(), self._is_end(message)
                     if offset >= end:
                         return
-                    if value is not None:
+                    if value is not None and not at_end:  # else a leader that is not up to date yet
                         yield offset, value
-                if self._position() >= end:
+                elif self._position() >= end:
                     return
-                if time.monotonic() > deadline:
+                elif time.monotonic() > deadline:
                     raise ExactlyOnceError(
                         f"ledger {self.topic}: no answer for {_TIMEOUT_SECONDS:.0f} s while reading up to offset {end}"
                     )

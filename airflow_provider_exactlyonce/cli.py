@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_exactlyonce.audit.command import add_audit_parser
+from airflow_provider_exactlyonce.checkpoint.command import add_savepoint_parser, with_action
 from airflow_provider_exactlyonce.control import lease, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.cli import add_broker_parser
@@ -29,10 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_run(subparsers)
     _add_status(subparsers)
+    add_savepoint_parser(subparsers)
     add_audit_parser(subparsers)
     add_transactions_parser(subparsers)
     add_broker_parser(subparsers)
-    given = parser.parse_args(arguments)
+    given = parser.parse_args(with_action(sys.argv[1:] if arguments is None else arguments))
     try:
         return int(given.func(given))
     except ExactlyOnceError as error:

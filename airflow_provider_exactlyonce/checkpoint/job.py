@@ -16,19 +16,19 @@ class JobDescription:
     """One version of a job.
 
     :param version: content hash of the job, as in the ledger's records
-    :param job_hash: SHA-256 of the job's file
+    :param job_hash: SHA-256 of the job's file, None when it has none
     :param spark_version: of the session that it runs in
     :param output_mode: ``append``, ``update`` or ``complete``
-    :param sources: {topic: schema of the rows that the job reads from it, as Spark's JSON}
+    :param sources: {topic: the schema that the job declares for its values, None for Kafka's own columns}
     :param sinks: the topics that are known before the first row
     :param result_schema: of the rows that go to the sink, as Spark's JSON
     """
 
     version: str
-    job_hash: str
+    job_hash: str | None
     spark_version: str
     output_mode: str
-    sources: Mapping[str, str]
+    sources: Mapping[str, str | None]
     sinks: tuple[str, ...]
     result_schema: str
 

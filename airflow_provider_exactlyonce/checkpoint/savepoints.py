@@ -28,10 +28,10 @@ from typing import Any, Final
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint import storage, sums, whole
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_offsets
 from airflow_provider_exactlyonce.checkpoint.state import Defect, StateDirectory, StatefulOperator
 from airflow_provider_exactlyonce.control import documents, lease
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, InvariantError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
 SCHEMA: Final = 1
@@ -166,6 +166,7 @@ class Savepoints:
     def take(
         self,
         checkpoint: Checkpoint,
+        batch: int,
         record: CommitRecord,
         job: JobDescription | None,
         *,
@@ -174,20 +175,21 @@ class Savepoints:
     ) -> Savepoint:
         """Take a savepoint of a batch that is committed in the ledger and in Spark; the query may go on meanwhile.
 
-        :param record: the batch's record in the ledger
+        :param batch: Spark's id of the batch in this checkpoint
+        :param record: what the ledger has of it; of a restored lineage, what its parent wrote
         :param job: what the job that committed it said of itself, None when it said nothing
         :param request: hexadecimal digits that end the id; a savepoint that ends so is returned and none is taken
-        :raises RefusedError: when the batch isn't whole
+        :raises RefusedError: when the batch isn't whole, or ends elsewhere in the source than the record
         :raises BatchGoneError: when Spark has removed its files meanwhile
         """
         request = request or uuid.uuid4().hex[:8]
         for known in self.list():
             if known.id.endswith(f"-{request}"):
                 return known
-        needed = whole.files_of(checkpoint, record.batch)
+        needed = whole.files_of(checkpoint, batch)
         if needed.defects:
             raise RefusedError(
-                f"batch {record.batch} of {checkpoint.path} is not whole, so no savepoint is taken of it: "
+                f"batch {batch} of {checkpoint.path} is not whole, so no savepoint is taken of it: "
                 + "; ".join(map(str, needed.defects[:3]))
             )
         savepoint_id = f"{record.commit}-{request}"
@@ -197,7 +199,11 @@ class Savepoints:
         try:
             known_sums = self._known_sums()
             _copy(checkpoint.path, directory / "checkpoint", needed.files, known_sums)
-            savepoint = _describe(checkpoint, directory / "checkpoint", needed.files, known_sums, record, job)
+            files = {
+                path: _size_and_sum(checkpoint.path / path, directory / "checkpoint" / path, known_sums.get(path))
+                for path in needed.files
+            }
+            savepoint = _describe(Checkpoint(directory / "checkpoint"), batch, files, record, job)
             savepoint = replace(savepoint, id=savepoint_id, label=label)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
@@ -388,33 +394,39 @@ def _copy(source: Path, target: Path, paths: Iterable[str], known: Mapping[str, 
 
 
 def _describe(
-    checkpoint: Checkpoint,
-    copy: Path,
-    paths: Iterable[str],
-    known: Mapping[str, tuple[int, str]],
+    saved: Checkpoint,
+    batch: int,
+    files: Mapping[str, tuple[int, str]],
     record: CommitRecord,
     job: JobDescription | None,
 ) -> Savepoint:
-    files = {path: _size_and_sum(checkpoint.path / path, copy / path, known.get(path)) for path in paths}
-    own = Checkpoint(copy)
-    offsets, commit = own.offsets(record.batch), own.commit(record.batch)
-    operators = tuple(StateDirectory(copy).operators(record.batch))
+    """Return the manifest of files that are in place, but for id and label."""
+    offsets, commit = saved.offsets(batch), saved.commit(batch)
+    if offsets is None or commit is None:
+        raise InvariantError(f"{saved.path} lacks batch {batch}, whose files were just copied")
+    if not offsets.same_sources(parse_offsets(record.offsets)):
+        raise RefusedError(
+            f"batch {batch} of the checkpoint ends at {offsets.kafka_ends()}, and commit {record.commit} in the ledger "
+            f"at {parse_offsets(record.offsets).kafka_ends()}: they are not of one pipeline, or the checkpoint was "
+            "rolled back"
+        )
+    operators = tuple(StateDirectory(saved.path).operators(batch))
     return Savepoint(
         id="",
         label=None,
         pipeline=record.pipeline,
         commit=record.commit,
-        lineage=record.lineage,
-        batch=record.batch,
+        lineage=str(saved.query_id()),
+        batch=batch,
         version=record.version,
         run=record.run,
-        source=offsets.kafka_ends() if offsets else {},
+        source=offsets.kafka_ends(),
         sink={topic: {number: of.last for number, of in ranges.items()} for topic, ranges in record.sink.items()},
         watermark=record.watermark,
         batch_timestamp=record.batch_timestamp,
         operators=operators,
-        state_backend=backend_of(offsets.conf if offsets else {}, files) if operators else None,
-        state_format=2 if commit and commit.state_ids is not None else 1,
+        state_backend=backend_of(offsets.conf, files) if operators else None,
+        state_format=2 if commit.state_ids is not None else 1,
         spark_version=job.spark_version if job else None,
         job_hash=job.job_hash if job else None,
         result_schema=job.result_schema if job else None,

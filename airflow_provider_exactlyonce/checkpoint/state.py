@@ -58,6 +58,7 @@ class StatefulOperator:
     :param stores: names of the stores that each state partition has
     :param schemas: {store or store/column family: (key schema, value schema)}, as Spark's JSON; empty where its schema
         files can't be read
+    :param properties: what transformWithState says of itself, such as its ``stateVariables``
     """
 
     id: int
@@ -65,6 +66,7 @@ class StatefulOperator:
     stores: tuple[str, ...]
     partitions: int
     schemas: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    properties: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -161,6 +163,7 @@ class StateDirectory:
                 stores=tuple(str(store["storeName"]) for store in stores),
                 partitions=max(int(store["numPartitions"]) for store in stores),
                 schemas=self._schemas(number, file, tuple(str(store["storeName"]) for store in stores)),
+                properties=json.loads(body.get("operatorPropertiesJson") or "{}"),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"it lacks {error}") from error

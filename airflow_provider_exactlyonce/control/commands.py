@@ -1,6 +1,16 @@
-"""Commands to a driver: one document a kind, bound to the driver it is meant for."""
+"""Commands to a driver: documents that are bound to the driver they are meant for.
+
+A stop is one document. A savepoint is one a request, ``savepoint-<request>.json``; the driver removes it when it has
+answered in ``savepoint-<request>.done.json``, which the one who asked removes.
+"""
 
 from __future__ import annotations
+
+import re
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
 
 from airflow_provider_exactlyonce.control import documents
 from airflow_provider_exactlyonce.control.home import Home
@@ -15,3 +25,76 @@ def stop_requested(home: Home, token: str) -> str | None:
     """Return the reason when a stop was asked of the driver with this start token."""
     body = documents.read(home.commands / "stop.json")
     return str(body["reason"]) if body and body["token"] == token else None
+
+
+_SAVEPOINT: Final = re.compile(r"savepoint-([0-9a-f]+)(\.done)?\.json")
+_FORGOTTEN_SECONDS: Final = 24 * 60 * 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavepointRequest:
+    """A savepoint that a driver is asked for.
+
+    :param request: hexadecimal digits; the savepoint's id ends with them, so that a request is served once
+    :param token: start token of the driver that is meant
+    :param label: what people call it
+    :param stop: the driver begins no further batch, takes it, and ends
+    """
+
+    request: str
+    token: str
+    label: str | None = None
+    stop: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavepointAnswer:
+    """What became of a request.
+
+    :param savepoint: the savepoint's id, None when there is none
+    :param error: why not
+    """
+
+    savepoint: str | None = None
+    error: str | None = None
+
+
+def request_savepoint(home: Home, request: SavepointRequest) -> None:
+    """Ask a driver for a savepoint. May be repeated."""
+    documents.write(_savepoint(home, request.request), asdict(request))
+
+
+def savepoint_requests(home: Home, token: str) -> list[SavepointRequest]:
+    """Return what is asked of the driver with this start token, and not answered yet."""
+    found = []
+    for file in sorted(home.commands.glob("savepoint-*.json")):
+        match = _SAVEPOINT.fullmatch(file.name)
+        body: dict[str, Any] | None = documents.read(file) if match and not match[2] else None
+        if body and body["token"] == token:
+            found.append(SavepointRequest(**body))
+    return found
+
+
+def answer_savepoint(home: Home, request: str, answer: SavepointAnswer) -> None:
+    """Answer a request, so that it is asked no longer."""
+    documents.write(_savepoint(home, request, done=True), asdict(answer))
+    _savepoint(home, request).unlink(missing_ok=True)
+
+
+def savepoint_answer(home: Home, request: str) -> SavepointAnswer | None:
+    """Return what became of a request, None while it is open."""
+    body: dict[str, Any] | None = documents.read(_savepoint(home, request, done=True))
+    return SavepointAnswer(**body) if body else None
+
+
+def forget_savepoint(home: Home, request: str) -> None:
+    """Remove a request and its answer, and those that nobody has come back for in a day."""
+    for done in (False, True):
+        _savepoint(home, request, done=done).unlink(missing_ok=True)
+    for file in home.commands.glob("savepoint-*.json"):
+        if file.stat().st_mtime < time.time() - _FORGOTTEN_SECONDS:
+            file.unlink(missing_ok=True)
+
+
+def _savepoint(home: Home, request: str, *, done: bool = False) -> Path:
+    return home.commands / f"savepoint-{request}{'.done' if done else ''}.json"

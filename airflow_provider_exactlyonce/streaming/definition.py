@@ -84,6 +84,12 @@ class Pipeline:
         declared = repr((self.name, dict(self.sources), self.sink, self.output_mode)).encode()
         return hashlib.sha256(text + declared).hexdigest()[:12]
 
+    @property
+    def job_hash(self) -> str | None:
+        """The SHA-256 of the job's file, None when it has none."""
+        file = inspect.getsourcefile(self.function)
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
+
     def main(self, arguments: Sequence[str] | None = None) -> NoReturn:
         """Run the pipeline as a driver and exit; ``--help`` lists the arguments.
 

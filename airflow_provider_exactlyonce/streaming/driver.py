@@ -15,7 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from airflow_provider_exactlyonce.checkpoint import job as jobs
+from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
 from airflow_provider_exactlyonce.control import commands, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import HEARTBEAT_SECONDS
@@ -35,6 +38,7 @@ from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.batch import planned_batch
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.savepoint_service import SavepointService
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.session import open_session
 from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
@@ -136,6 +140,7 @@ class Driver:
         self._lost_lease: Final = threading.Event()
         self._ended: Final = threading.Event()
         self._available: dict[str, dict[int, int]] = {}
+        self._savepoints: SavepointService | None = None
 
     def run(self) -> int:
         """Run to the end; returns the process's exit code."""
@@ -172,6 +177,8 @@ class Driver:
             return self._end(DriverState.FINISHED)
         finally:
             self._ended.set()
+            if self._savepoints is not None:
+                self._savepoints.close(serve=False)
             if run is not None:
                 run.close()
             if spark is not None:
@@ -222,6 +229,7 @@ class Driver:
         except RefusedError:
             run.check_superseded()  # frozen since its claim, it may see what its successor has done since
             raise
+        self._serve_savepoints(run, spark.version, result)
         coordinator = CommitCoordinator(
             sink,
             Callbacks(
@@ -234,6 +242,27 @@ class Driver:
         query = self._start_query(result, checkpoint.path, coordinator)
         self._tell(state=DriverState.RUNNING)
         self._wait(query, run, coordinator)
+
+    def _serve_savepoints(self, run: Run, spark_version: str, result: DataFrame) -> None:
+        lineage, pipeline = run.lineage.id, self._pipeline
+        job = JobDescription(
+            version=pipeline.version,
+            job_hash=pipeline.job_hash,
+            spark_version=spark_version,
+            output_mode=pipeline.output_mode,
+            sources={source.topic: source.schema for source in pipeline.sources.values()},
+            sinks=tuple(pipeline.sink.topics),
+            result_schema=result.schema.json(),
+        )
+        jobs.write(run.home, lineage, job)
+        self._savepoints = SavepointService(
+            run.home,
+            lineage,
+            self._options.token,
+            retention=SavepointRetention(),
+            batch_of=lambda record: record.batch if record.lineage == lineage else None,
+        )
+        self._savepoints.start(run.tail.commit)
 
     def _check_topics(self, run: Run) -> dict[str, TopicFacts]:
         """Check topics and rights, before the ledger is read: a right that is missing is told by its name."""
@@ -290,6 +319,8 @@ class Driver:
                 query.stop()
 
     def _on_commit(self, record: CommitRecord, seconds: float, before: bool) -> None:
+        if self._savepoints is not None:
+            self._savepoints.committed(record)
         rows_per_second = record.rows / seconds if seconds > 0 else 0.0
         ends = {
             (topic, partition): end for topic, ranges in record.source.items() for partition, (_, end) in ranges.items()
@@ -343,7 +374,8 @@ class Driver:
         self._available = {topic: run.client.stable_offsets(topic) for topic in topics}
 
     def _stop_reason(self) -> str | None:
-        return self._signal or commands.stop_requested(self._options.home, self._options.token)
+        reason = self._signal or commands.stop_requested(self._options.home, self._options.token)
+        return reason or (self._savepoints.stop_reason() if self._savepoints is not None else None)
 
     def _on_signal(self, number: int, _: object) -> None:
         self._signal = f"signal {signal.Signals(number).name}"
@@ -358,6 +390,8 @@ class Driver:
                 status.write(self._options.home.status, self._status)
 
     def _end(self, state: DriverState) -> int:
+        if self._savepoints is not None:
+            self._savepoints.close(serve=True)
         self._ended.set()
         self._tell(state=state)
         return 0

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Life
@@ -91,6 +92,7 @@ class Run:
         self.number = 0
         self._reader = LedgerReader(options.config, pipeline)
         self._history: Final = History(self._reader, options.ledger_retention)
+        self._savepoints: Final = Savepoints(home.savepoints)
         self._lease: leases.Lease | None = None
         self._lineage: Lineage | None = None
         self._tail: LedgerTail | None = None
@@ -178,7 +180,9 @@ class Run:
 
     def expired(self) -> Expired:
         """Choose the ledger's records that go with the next commit."""
-        return self._history.expired(self.tail.place, needed_from=None, now_milliseconds=int(time.time() * 1000))
+        return self._history.expired(
+            self.tail.place, needed_from=self._savepoints.oldest_commit(), now_milliseconds=int(time.time() * 1000)
+        )
 
     def committed(self, record: CommitRecord, offset: int) -> None:
         """Note this run's own commit."""

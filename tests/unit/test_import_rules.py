@@ -33,7 +33,7 @@ BELOW: dict[str, set[str]] = {
     "transactions": {"control", "ledger", "kafka"},
     "streaming": {"control", "ledger", "checkpoint", "kafka"},
     "audit": {"ledger", "kafka"},
-    "checkpoint": {"control", "ledger"},
+    "checkpoint": {"control", "ledger", "kafka"},
     "ledger": {"kafka"},
     "control": set(),
     "kafka": set(),

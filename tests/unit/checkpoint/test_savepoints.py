@@ -52,7 +52,7 @@ def contents(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 
 def test_a_savepoint_holds_the_batchs_files_and_says_what_it_is(made: Checkpoint, store: Savepoints) -> None:
-    taken = store.take(made, crafted.record(2, commit=40), JOB, label="before the upgrade", request="c0ffee")
+    taken = store.take(made, 2, crafted.record(2, commit=40), JOB, label="before the upgrade", request="c0ffee")
     assert store.list() == [taken] == [store.get("40-c0ffee")]
     original = contents(made)
     assert contents(store.checkpoint(taken.id)) == {path: original[path] for path in taken.files}
@@ -67,15 +67,15 @@ def test_a_savepoint_holds_the_batchs_files_and_says_what_it_is(made: Checkpoint
 
 
 def test_the_same_request_is_served_once(made: Checkpoint, store: Savepoints) -> None:
-    first = store.take(made, crafted.record(1), None, request="aa")
-    assert store.take(made, crafted.record(2), None, request="aa") == first
+    first = store.take(made, 1, crafted.record(1), None, request="aa")
+    assert store.take(made, 2, crafted.record(2), None, request="aa") == first
     assert len(store.list()) == 1
 
 
 def test_it_outlives_the_checkpoint_and_may_be_moved_and_renamed(
     made: Checkpoint, store: Savepoints, tmp_path: Path
 ) -> None:
-    taken = store.take(made, crafted.record(2), JOB)
+    taken = store.take(made, 2, crafted.record(2), JOB)
     shutil.rmtree(made.path)
     (tmp_path / "elsewhere").mkdir()
     shutil.move(store.directory / taken.id, tmp_path / "elsewhere/mine")
@@ -86,7 +86,7 @@ def test_it_outlives_the_checkpoint_and_may_be_moved_and_renamed(
 
 
 def test_a_change_of_any_saved_file_is_found_and_named(made: Checkpoint, store: Savepoints) -> None:
-    taken = store.take(made, crafted.record(2), JOB)
+    taken = store.take(made, 2, crafted.record(2), JOB)
     for path in taken.files:
         file = store.checkpoint(taken.id).path / path
         data = file.read_bytes()
@@ -101,7 +101,7 @@ def test_a_change_of_any_saved_file_is_found_and_named(made: Checkpoint, store: 
 
 
 def test_the_newest_good_one_is_found_past_damaged_ones(made: Checkpoint, store: Savepoints) -> None:
-    good, bad = (store.take(made, crafted.record(batch), JOB) for batch in (1, 2))
+    good, bad = (store.take(made, batch, crafted.record(batch), JOB) for batch in (1, 2))
     table = next(path for path in bad.files if "000002-" in path)
     (store.checkpoint(bad.id).path / table).unlink()
     found, wrong = store.newest_good()
@@ -113,18 +113,24 @@ def test_a_batch_that_is_not_whole_is_refused_by_the_files_name(made: Checkpoint
     (table,) = made.path.glob("state/0/1/SSTs/000002-*")
     table.unlink()
     with pytest.raises(RefusedError, match=f"{table.relative_to(made.path)} is missing"):
-        store.take(made, crafted.record(2), JOB)
+        store.take(made, 2, crafted.record(2), JOB)
     assert list(store.directory.iterdir() if store.directory.exists() else []) == []
+
+
+def test_a_record_that_ends_elsewhere_in_the_source_is_refused(made: Checkpoint, store: Savepoints) -> None:
+    with pytest.raises(RefusedError, match=r"ends at .* and commit 2 in the ledger at"):
+        store.take(made, 2, crafted.record(1), JOB)
+    assert list(store.directory.iterdir()) == []
 
 
 def test_immutable_files_that_a_savepoint_has_summed_are_not_read_again(
     made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.take(made, crafted.record(1), JOB)
+    store.take(made, 1, crafted.record(1), JOB)
     read: list[str] = []
     original = module.sums.read
     monkeypatch.setattr(module.sums, "read", lambda file, *like: read.append(file.name) or original(file, *like))
-    store.take(made, crafted.record(2), JOB)
+    store.take(made, 2, crafted.record(2), JOB)
     tables = [name for name in read if name.endswith(".sst")]
     assert sorted(name[:6] for name in tables) == ["000002", "000002"]
 
@@ -132,7 +138,7 @@ def test_immutable_files_that_a_savepoint_has_summed_are_not_read_again(
 def test_without_hard_links_files_are_copied(
     made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linked = store.take(made, crafted.record(2), JOB)
+    linked = store.take(made, 2, crafted.record(2), JOB)
     (table,) = made.path.glob("state/0/0/SSTs/000000-*")
     relative = table.relative_to(made.path)
     assert (store.checkpoint(linked.id).path / relative).samefile(table)
@@ -142,7 +148,7 @@ def test_without_hard_links_files_are_copied(
 
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(module.documents, "_create", os.replace)
-    copied = store.take(made, crafted.record(2), JOB)
+    copied = store.take(made, 2, crafted.record(2), JOB)
     assert not (store.checkpoint(copied.id).path / relative).samefile(table)
     assert store.verify(copied.id) == []
     assert copied.files == linked.files
@@ -156,7 +162,7 @@ def aged(store: Savepoints, savepoint: Savepoint, days: float) -> None:
 def test_retention_keeps_the_newest_the_young_the_pinned_and_always_the_last(
     made: Checkpoint, store: Savepoints
 ) -> None:
-    taken = [store.take(made, crafted.record(2, commit=commit), JOB) for commit in range(1, 7)]
+    taken = [store.take(made, 2, crafted.record(2, commit=commit), JOB) for commit in range(1, 7)]
     for savepoint, days in zip(taken, (9, 8, 7, 6, 5, 4), strict=True):
         aged(store, savepoint, days)
     store.pin(taken[0].id)
@@ -173,7 +179,7 @@ def test_retention_keeps_the_newest_the_young_the_pinned_and_always_the_last(
 
 
 def test_a_torn_manifest_is_no_savepoint_and_is_not_cleaned_up(made: Checkpoint, store: Savepoints) -> None:
-    taken = store.take(made, crafted.record(2), JOB)
+    taken = store.take(made, 2, crafted.record(2), JOB)
     manifest = store.directory / taken.id / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"commit": 3', '"commit": 4'))
     assert store.list() == []
@@ -190,7 +196,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from tests.unit.checkpoint import crafted
 store = Savepoints(Path(sys.argv[2]))
-taken = store.take(Checkpoint(Path(sys.argv[1])), crafted.record(2), None, request="dead")
+taken = store.take(Checkpoint(Path(sys.argv[1])), 2, crafted.record(2), None, request="dead")
 store.delete(taken.id)
 """
 
@@ -199,7 +205,7 @@ store.delete(taken.id)
 def test_a_crash_at_any_step_leaves_a_whole_savepoint_or_none_and_what_is_left_is_cleaned_up(
     made: Checkpoint, store: Savepoints, step: str
 ) -> None:
-    before = store.take(made, crafted.record(1), JOB)
+    before = store.take(made, 1, crafted.record(1), JOB)
     original = contents(made)
     done = subprocess.run(
         [sys.executable, "-c", CRASH, made.path, store.directory],
@@ -217,7 +223,7 @@ def test_a_crash_at_any_step_leaves_a_whole_savepoint_or_none_and_what_is_left_i
     store.clean_up()
     assert [entry.name for entry in sorted(store.directory.iterdir())] == names
     assert contents(made) == original
-    again = store.take(made, crafted.record(2), None, request="dead")
+    again = store.take(made, 2, crafted.record(2), None, request="dead")
     assert (again.id, store.verify(again.id)) == ("3-dead", [])
 
 
@@ -238,7 +244,7 @@ def test_a_savepoint_that_is_being_taken_is_no_leftover(made: Checkpoint, store:
 
 
 def test_a_manifest_of_another_schema_is_refused(made: Checkpoint, store: Savepoints) -> None:
-    body = module.encode(store.take(made, crafted.record(2), JOB))
+    body = module.encode(store.take(made, 2, crafted.record(2), JOB))
     assert module.decode(json.loads(json.dumps(body))) == store.list()[0]
     with pytest.raises(RefusedError, match="schema 9"):
         module.decode({**body, "schema": 9})

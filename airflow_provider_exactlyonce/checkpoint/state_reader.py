@@ -1,0 +1,87 @@
+"""Opens the state of a savepoint with Spark's own reader: what it can read, a query can go on from."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint
+from airflow_provider_exactlyonce.checkpoint.state import DEFAULT_STORE, StatefulOperator
+from airflow_provider_exactlyonce.exceptions import RefusedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_FORMAT: Final = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+_JOIN: Final = "symmetricHashJoin"
+
+
+def read_state(
+    checkpoint: Path, savepoint: Savepoint, spark: SparkSession | None = None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Count the rows of every operator and store.
+
+    :param checkpoint: where the savepoint's checkpoint lies; the paths in its state's metadata must be its own
+    :param spark: the session to use, None to make one here that ends with the call
+    :returns: [{operator, name, store, rows}] and a sentence for each store that can't be read
+    :raises RefusedError: when pyspark is not installed
+    """
+    session = spark or _session()
+    session.conf.set(_FORMAT, str(savepoint.state_format))
+    counts: list[dict[str, Any]] = []
+    errors: list[str] = []
+    try:
+        for operator in savepoint.operators:
+            for store, options in _views(operator):
+                reader = session.read.format("statestore").option("batchId", savepoint.batch)
+                reader = reader.option("operatorId", operator.id).options(**options)
+                try:
+                    rows = reader.load(str(checkpoint)).count()
+                except Exception as error:
+                    told = str(error).partition("\n")[0]
+                    errors.append(f"operator {operator.id} ({operator.name}), {store}: Spark can't read it: {told}")
+                else:
+                    counts.append({"operator": operator.id, "name": operator.name, "store": store, "rows": rows})
+    finally:
+        if spark is None:
+            session.stop()
+    return counts, errors
+
+
+def _views(operator: StatefulOperator) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield what Spark's reader shows one at a time: (name, its options)."""
+    if variables := operator.properties.get("stateVariables"):
+        timers = [one for one in variables if one["stateVariableType"] == "TimerState"]
+        for variable in variables:
+            if variable not in timers:
+                yield variable["stateName"], {"stateVarName": variable["stateName"]}
+        if timers:
+            yield "timers", {"readRegisteredTimers": "true"}
+    elif operator.name == _JOIN and operator.stores == (DEFAULT_STORE,):
+        for side in ("left", "right"):
+            yield side, {"joinSide": side}
+    else:
+        for store in operator.stores:
+            yield store, {"storeName": store}
+
+
+def _session() -> SparkSession:
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise RefusedError(
+            "pyspark is not installed, so the state can't be opened: install airflow-provider-exactlyonce[spark], or "
+            "ask for --no-state"
+        ) from None
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = (
+        SparkSession.builder.master("local[*]")
+        .appName("exactlyonce savepoint verify")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+    )
+    return builder.getOrCreate()

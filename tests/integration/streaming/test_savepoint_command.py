@@ -1,0 +1,115 @@
+"""Savepoints as users take them: of a driver that runs, with a stop, and of a pipeline that is stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce import cli
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.control import commands, lease, status
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.status import DriverState
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from tests.integration.streaming.harness import World, check_counts, eventually
+
+pytestmark = pytest.mark.timeout(420)
+
+
+def run(world: World, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    """Run a subcommand of ``savepoint``; returns its JSON."""
+    brokers = world.config["bootstrap.servers"]
+    capsys.readouterr()
+    code = cli.main(["savepoint", *arguments, "--bootstrap-servers", brokers, "--json"])
+    printed = capsys.readouterr()
+    assert code == 0, printed.err + printed.out
+    return json.loads(printed.out)
+
+
+def state_of(world: World) -> DriverState | None:
+    found = status.read(Home(world.home).status)
+    return found.state if found else None
+
+
+def test_a_running_driver_takes_one_without_stopping_and_one_with_a_stop_and_a_stopped_pipeline_gives_one(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.send(1500)
+    driver = world.start(until="forever")
+    eventually(lambda: world.commits() >= 2, "it commits", timeout_seconds=180)
+    first = run(world, capsys, world.pipeline, "--label", "while it runs")
+    eventually(lambda: world.commits() >= 4, "all input is committed")
+    time.sleep(1.5)  # the query is idle
+    idle = run(world, capsys, world.pipeline)
+    assert (first["label"], idle["commit"], state_of(world)) == ("while it runs", 4, DriverState.RUNNING)
+    world.send(1500)
+    stopped = run(world, capsys, world.pipeline, "--stop", "--label", "last")
+    assert driver.wait(30) == 0, driver.output()[-3000:]
+    assert state_of(world) is DriverState.STOPPED
+
+    home = Home(world.home)
+    lineage = home.current()
+    assert lineage is not None
+    checkpoint = Checkpoint(home.checkpoint(lineage.id))
+    commits, _ = world.ledger()
+    assert stopped["commit"] == commits[-1].commit, "no batch was begun after it"
+    assert stopped["batch"] == checkpoint.newest_commit()
+    saved = Savepoints(home.savepoints)
+    for taken in saved.list():
+        record = commits[taken.commit - 1]
+        assert (taken.lineage, taken.batch, taken.run) == (record.lineage, record.batch, record.run)
+        assert taken.source == {world.source: {p: end for p, (_, end) in record.source[world.source].items()}}
+        assert taken.sink == {world.sink: {p: of.last for p, of in record.sink.get(world.sink, {}).items()}}
+        assert (taken.state_backend, taken.state_format, taken.spark_version) == ("rocksdb", 2, "4.2.0")
+        assert '"total"' in (taken.result_schema or "")
+        assert saved.verify(taken.id) == []
+        newest = saved.checkpoint(taken.id)
+        assert (newest.newest_offsets(), newest.newest_commit()) == (taken.batch, taken.batch)
+    assert list(home.commands.glob("savepoint-*")) == []
+
+    here = run(world, capsys, world.pipeline, "--label", "of the stopped pipeline")
+    assert here["commit"] == stopped["commit"]
+    assert lease.read(home.lease) is None
+    listed = run(world, capsys, "list", world.pipeline)
+    assert [one["id"] for one in listed] == [first["id"], idle["id"], stopped["id"], here["id"]]
+    run(world, capsys, "pin", world.pipeline, first["id"])
+    assert run(world, capsys, "clean-up", world.pipeline, "--count", "0", "--days", "0")["deleted"] == [
+        idle["id"],
+        stopped["id"],
+    ]
+    run(world, capsys, "unpin", world.pipeline, first["id"])
+    run(world, capsys, "delete", world.pipeline, first["id"])
+    shutil.rmtree(checkpoint.path)
+    found = run(world, capsys, "verify", world.pipeline, here["id"], "--no-state")
+    assert (found["whole"], found["defects"]) == (True, [])
+
+
+def test_a_command_for_another_driver_is_left_alone_and_a_pipeline_without_commits_has_nothing_to_save(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home(world.home)
+    driver = world.start(until="forever")
+    eventually(lambda: state_of(world) is DriverState.RUNNING, "it runs", timeout_seconds=180)
+    commands.request_savepoint(home, commands.SavepointRequest(request="aa", token="another", stop=True))
+    code = cli.main(
+        ["savepoint", world.pipeline, "--timeout", "2", "--bootstrap-servers", world.config["bootstrap.servers"]]
+    )
+    assert code != 0
+    assert "has not answered in time" in capsys.readouterr().err
+    world.send(100)
+    eventually(lambda: world.commits() == 1, "it was not stopped")
+    assert world.stop(driver) == 0
+    check_counts(world)
+    assert commands.savepoint_answer(home, "aa") is None
+
+
+def test_a_pipeline_that_does_not_exist_is_refused(kafka_config: dict[str, str], tmp_path: Path) -> None:
+    brokers = kafka_config["bootstrap.servers"]
+    assert cli.main(["savepoint", "no-such-pipeline", "--bootstrap-servers", brokers]) == RefusedError.exit_code
+    assert cli.main(["savepoint", "list", "p", "--home", str(tmp_path)]) == RefusedError.exit_code

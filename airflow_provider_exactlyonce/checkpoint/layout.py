@@ -16,6 +16,7 @@ more than :class:`pathlib.Path` and universal_pathlib have in common, so that a 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -173,6 +174,14 @@ class Checkpoint:
             return None
         except UnicodeDecodeError as error:
             raise TornFileError(f"offsets/{batch} is not text: {error}") from error
+
+    def conf(self) -> Mapping[str, str]:
+        """Return the Spark settings that are fixed for the checkpoint's life; empty before its first batch."""
+        for batch in reversed(self.batches("offsets")):
+            with contextlib.suppress(TornFileError):
+                if offsets := self.offsets(batch):
+                    return offsets.conf
+        return {}
 
     def commit(self, batch: int) -> BatchCommit | None:
         """Read ``commits/<batch>``; None when there is none.

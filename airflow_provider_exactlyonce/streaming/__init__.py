@@ -6,20 +6,40 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
     from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
+    from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointConfig, CheckpointingMode, OnCancellation
     from airflow_provider_exactlyonce.streaming.definition import Pipeline, pipeline
     from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
     from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import AvroFormat
     from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
+    from airflow_provider_exactlyonce.streaming.state_backend import StateBackend
 
-__all__ = ["AvroFormat", "KafkaSink", "KafkaSource", "LedgerRetention", "Pipeline", "pipeline"]
+__all__ = [
+    "AvroFormat",
+    "CheckpointConfig",
+    "CheckpointingMode",
+    "KafkaSink",
+    "KafkaSource",
+    "LedgerRetention",
+    "OnCancellation",
+    "Pipeline",
+    "SavepointRetention",
+    "StateBackend",
+    "pipeline",
+]
 
 _HOMES: Final = {
     "AvroFormat": "sinks.kafka_columns",
+    "CheckpointConfig": "checkpointing",
+    "CheckpointingMode": "checkpointing",
     "KafkaSink": "sinks.kafka",
     "KafkaSource": "sources.kafka",
     "LedgerRetention": "definition",
+    "OnCancellation": "checkpointing",
     "Pipeline": "definition",
+    "SavepointRetention": "checkpointing",
+    "StateBackend": "state_backend",
     "pipeline": "definition",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import SourceRanges, check_pipeline_name
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, LedgerRetention
+from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointConfig
 from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
 from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
+from airflow_provider_exactlyonce.streaming.state_backend import StateBackend
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 OUTPUT_MODES: Final = ("append", "update", "complete")
 _ONE_SOURCE: Final = ""
+_MAX_BATCH_ATTEMPTS: Final = 3
+_DEFAULT_CHECKPOINT: Final = CheckpointConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,8 @@ class Pipeline:
     :param output_mode: ``append``, ``update`` or ``complete``, as in Spark
     :param max_batch_attempts: attempts of one batch before the query fails
     :param ledger_retention: how much of the ledger's history stays
+    :param checkpoint: how it checkpoints
+    :param state_backend: where its state lives, None for what Spark's settings say: RocksDB unless they were changed
     """
 
     name: str
@@ -40,8 +46,10 @@ class Pipeline:
     sink: KafkaSink
     output_mode: str
     function: Callable[..., DataFrame]
-    max_batch_attempts: int = 3
+    max_batch_attempts: int = _MAX_BATCH_ATTEMPTS
     ledger_retention: LedgerRetention = DEFAULT_RETENTION
+    checkpoint: CheckpointConfig = _DEFAULT_CHECKPOINT
+    state_backend: StateBackend | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> DataFrame:
         """Apply the function, to batch frames in a test as to streams."""
@@ -106,8 +114,10 @@ def pipeline(
     source: KafkaSource | Mapping[str, KafkaSource],
     sink: KafkaSink,
     output_mode: str = "append",
-    max_batch_attempts: int = 3,
+    max_batch_attempts: int | None = None,
     ledger_retention: LedgerRetention = DEFAULT_RETENTION,
+    checkpoint: CheckpointConfig = _DEFAULT_CHECKPOINT,
+    state_backend: StateBackend | None = None,
 ) -> Callable[[Callable[..., DataFrame]], Pipeline]:
     """Declare a pipeline.
 
@@ -115,28 +125,36 @@ def pipeline(
     :param source: one source, or several by the function's keyword arguments
     :param sink: where the result goes
     :param output_mode: ``append``, ``update`` or ``complete``
-    :param max_batch_attempts: attempts of one batch before the query fails
+    :param max_batch_attempts: attempts of one batch before the query fails; by default 3
     :param ledger_retention: how much of the ledger's history stays; by default 30 days and 10,000 commits at least
+    :param checkpoint: how it checkpoints, in Flink's words
+    :param state_backend: where its state lives; by default RocksDB
     :raises RefusedError: when a value can't be
     """
     check_pipeline_name(name)
     if output_mode not in OUTPUT_MODES:
         raise RefusedError(f"output_mode={output_mode!r} of pipeline {name}: one of {', '.join(OUTPUT_MODES)}")
-    if max_batch_attempts < 1:
+    if max_batch_attempts is not None and max_batch_attempts < 1:
         raise RefusedError(f"max_batch_attempts={max_batch_attempts} of pipeline {name}: at least 1")
     sources = {_ONE_SOURCE: source} if isinstance(source, KafkaSource) else dict(source)
     if not sources:
         raise RefusedError(f"pipeline {name} has no source")
+    attempts = checkpoint.max_batch_attempts(max_batch_attempts, _MAX_BATCH_ATTEMPTS)
+    seconds = checkpoint.transaction_timeout_seconds(
+        sink.transaction_timeout_seconds, KafkaSink.transaction_timeout_seconds
+    )
 
     def declare(function: Callable[..., DataFrame]) -> Pipeline:
         return Pipeline(
             name=name,
             sources=sources,
-            sink=sink,
+            sink=replace(sink, transaction_timeout_seconds=seconds),
             output_mode=output_mode,
             function=function,
-            max_batch_attempts=max_batch_attempts,
+            max_batch_attempts=attempts,
             ledger_retention=ledger_retention,
+            checkpoint=checkpoint,
+            state_backend=state_backend,
         )
 
     return declare

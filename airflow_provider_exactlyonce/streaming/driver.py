@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
 from airflow_provider_exactlyonce.control import commands, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import HEARTBEAT_SECONDS
@@ -36,6 +36,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges, ledger_topic
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.batch import planned_batch
+from airflow_provider_exactlyonce.streaming.checkpointing import OnCancellation, Pause
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.savepoint_service import SavepointService
@@ -62,14 +63,14 @@ class DriverOptions:
     """What a driver is started with.
 
     :param until: ``available`` ends when all that was available at the start is committed; ``forever`` doesn't end
-    :param interval: Spark's processing-time trigger, for ``forever``
+    :param interval: Spark's processing-time trigger, for ``forever``; None for what the pipeline says
     """
 
     home: Home
     config: dict[str, str] = field(repr=False)
     token: str
     until: str = "forever"
-    interval: str = "0 seconds"
+    interval: str | None = None
     accept_home: bool = False
     allow_single_replica: bool = False
 
@@ -105,7 +106,7 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
         default="forever",
         help="available: end when all that is available now is committed (default: forever)",
     )
-    parser.add_argument("--interval", default="0 seconds", help="trigger interval (default: as soon as there is data)")
+    parser.add_argument("--interval", help="trigger interval (default: the job's, or as soon as there is data)")
     parser.add_argument("--bootstrap-servers", help=f"Kafka brokers, instead of {settings.KAFKA_VARIABLE}")
     parser.add_argument(
         "--accept-home", action="store_true", help="the home was moved on purpose; it replaces the one in the ledger"
@@ -166,11 +167,12 @@ class Driver:
             self._check_topic_ids(topics, run.check())
             spark = open_session(self._pipeline.name)
             spark.sparkContext.setLogLevel("WARN")
+            self._apply_settings(spark)
             with SequencerListener(_sequencer_endpoint(spark)) as listener:
                 self._supervised(spark, run, listener, topics)
         except StopRequestedError as error:
             log.info("stopped: %s", error)
-            return self._end(DriverState.STOPPED)
+            return self._stopped(run)
         except Exception as error:
             return self._failed(error)
         else:
@@ -243,6 +245,21 @@ class Driver:
         self._tell(state=DriverState.RUNNING)
         self._wait(query, run, coordinator)
 
+    def _apply_settings(self, spark: SparkSession) -> None:
+        """Make the settings that the pipeline's declaration asks for, and check what can't change any more."""
+        submitted = spark.sparkContext.getConf()
+        backend, config = self._pipeline.state_backend, self._pipeline.checkpoint
+        lineage = self._options.home.current()
+        if backend is not None and lineage is not None:
+            checkpoint = Checkpoint(self._options.home.checkpoint(lineage.id))
+            backend.check_lineage(lineage.id, checkpoint.conf())
+        asked = {
+            **config.settings(lambda name: submitted.get(name, None)),
+            **(backend.settings(lambda name: submitted.get(name, None)) if backend is not None else {}),
+        }
+        for name, value in asked.items():
+            spark.conf.set(name, value)
+
     def _serve_savepoints(self, run: Run, spark_version: str, result: DataFrame) -> None:
         lineage, pipeline = run.lineage.id, self._pipeline
         job = JobDescription(
@@ -259,7 +276,7 @@ class Driver:
             run.home,
             lineage,
             self._options.token,
-            retention=SavepointRetention(),
+            retention=pipeline.checkpoint.savepoints,
             batch_of=lambda record: record.batch if record.lineage == lineage else None,
         )
         self._savepoints.start(run.tail.commit)
@@ -289,11 +306,12 @@ class Driver:
             result.writeStream.queryName(self._pipeline.name)
             .outputMode(self._pipeline.output_mode)
             .option("checkpointLocation", str(checkpoint))
-            .foreachBatch(coordinator.process)
+            .foreachBatch(Pause(self._pipeline.checkpoint, coordinator.process, self._stop_reason))
         )
         if self._options.until == "available":
             return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=self._options.interval).start()
+        interval = self._options.interval or self._pipeline.checkpoint.trigger_interval
+        return writer.trigger(processingTime=interval).start()
 
     def _wait(self, query: StreamingQuery, run: Run, coordinator: CommitCoordinator) -> None:
         """Wait for the query's end; raises what ended it."""
@@ -388,6 +406,14 @@ class Driver:
             shown = status.read(self._options.home.status)
             if shown is None or shown.token == self._options.token or shown.run < self._status.run:
                 status.write(self._options.home.status, self._status)
+
+    def _stopped(self, run: Run | None) -> int:
+        code = self._end(DriverState.STOPPED)
+        if run is not None and self._pipeline.checkpoint.on_cancellation is OnCancellation.DELETE:
+            path = run.home.checkpoint(run.lineage.id)
+            log.info("%s is deleted, as the pipeline says on_cancellation=delete; savepoints stay", path)
+            shutil.rmtree(path, ignore_errors=True)
+        return code
 
     def _end(self, state: DriverState) -> int:
         if self._savepoints is not None:

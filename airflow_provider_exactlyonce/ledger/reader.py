@@ -86,7 +86,7 @@ class LedgerReader:
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "auto.offset.reset": "error",
-                "fetch.wait.max.ms": 20,
+                "fetch.wait.max.ms": 1,  # the end of the log is told only after an empty fetch
             }
         )
 
@@ -166,6 +166,8 @@ class LedgerReader:
     def _bounds(self) -> tuple[int, int]:
         """Return (log start, last stable offset)."""
         place = (self.topic, 0)
+        # Else an assignment may find out who leads only with the consumer's next look at all topics, a second later.
+        self._consumer.list_topics(self.topic, timeout=_TIMEOUT_SECONDS)
         return self._offsets.starts([place])[place], self._offsets.last_stable([place])[place]
 
     def _newest(self, begin: int, end: int) -> tuple[int, Record] | None:
@@ -176,7 +178,7 @@ class LedgerReader:
             # Only the last one is decoded: with many partitions that takes longer than reading.
             for offset, value in deque(self._read(start, end), maxlen=1):
                 return offset, decode(value)
-            window *= 4
+            window *= 8
         return None
 
     def _at(self, offset: int, begin: int, end: int) -> Record | None:

@@ -49,6 +49,10 @@ class SettingRefusedError(RefusedError):
         self.name, self.value, self.required = name, value, required
 
 
+class DivergedError(RefusedError):
+    """A batch that is committed gives other rows when it is run again."""
+
+
 class AlreadyRunningError(RefusedError):
     """A living driver holds the pipeline's lease."""
 

@@ -41,7 +41,14 @@ SAVEPOINT_NAMES: Final = (
     "after-savepoint-manifest",
     "during-savepoint-delete",
 )
-_KNOWN: Final = (*NAMES, *SAVEPOINT_NAMES)
+#: The durable steps of a restore, and of its replay after each batch.
+RESTORE_NAMES: Final = (
+    "restore-copied",
+    "restore-renamed",
+    "restore-switched",
+    "after-replayed",
+)
+_KNOWN: Final = (*NAMES, *SAVEPOINT_NAMES, *RESTORE_NAMES)
 
 _POLL_SECONDS: Final = 0.01
 
@@ -106,7 +113,7 @@ def note(**facts: object) -> None:
 def reach(name: str) -> None:
     """Fire here if a test asked for it.
 
-    :param name: one of :data:`NAMES` or :data:`SAVEPOINT_NAMES`
+    :param name: one of :data:`NAMES`, :data:`SAVEPOINT_NAMES` or :data:`RESTORE_NAMES`
     """
     if not _TEXT:
         return

@@ -202,6 +202,35 @@ class Checkpoint:
         except TornFileError:
             return False
 
+    def next_watermark(self, batch: int) -> int:
+        """Return the watermark that follows a batch, from ``commits/<batch>``; milliseconds since the epoch.
+
+        :raises TornFileError: when the file isn't whole
+        """
+        try:
+            body = json.loads((self.path / "commits" / str(batch)).read_text().partition("\n")[2])
+            return int(body["nextBatchWatermarkMs"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise TornFileError(f"commits/{batch} is not whole: {error}") from error
+
+    def state_names_are_unique(self, batch: int) -> bool:
+        """Tell whether the state of a batch is named in ``commits/<batch>`` (format 2), or there is no state."""
+        if not any((self.path / "state").glob("*/[0-9]*")):
+            return True
+        return "stateUniqueIds" in (self.path / "commits" / str(batch)).read_text()
+
+    def newer_state(self, version: int) -> Path | None:
+        """Return a state file of a higher version, None when there is none.
+
+        :param version: the state that batch N leaves has version N + 1
+        """
+        for file in (self.path / "state").glob("*/[0-9]*/**/*"):
+            number = file.name.partition(".")[0].partition("_")[0]
+            is_state = file.suffix in (".delta", ".snapshot", ".zip", ".changelog") and number.isdecimal()
+            if is_state and int(number) > version:
+                return file
+        return None
+
     def initial_kafka_offsets(self) -> KafkaOffsets:
         """Return where the Kafka sources began, from ``sources/<i>/0``."""
         starts: KafkaOffsets = {}

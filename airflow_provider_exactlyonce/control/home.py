@@ -30,18 +30,49 @@ SCHEMA: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
-    """What a lineage remembers of the ledger it belongs to.
+    """What a lineage remembers of the ledger it belongs to, and where its batches are in it.
+
+    Batch ``base_batch`` left the state of commit ``base_commit``; from there on each batch is one commit. A restored
+    lineage begins with commits of its parent, which it runs again without writing.
 
     :param id: Spark's query id
     :param cluster_id: the Kafka cluster of the ledger, None before the first claim
     :param ledger_topic_id: the ledger topic's id, None before the first claim
     :param last_commit: number of the last commit that the driver has seen, 0 for none
+    :param savepoint: the savepoint that it was restored from, None for none
+    :param parent: the lineage that was current when it was restored, None for none
+    :param parent_run: the newest run when it was restored
+    :param parent_commit: the newest commit when it was restored
+    :param reemits: its first commit's output is a repetition: it was restored at this commit in mode ``reemit``
+    :param accept_nondeterminism: rows that differ when they are run again don't stop the replay
+    :param abandoned_for: the lineage that replaced it
     """
 
     id: str
     cluster_id: str | None = None
     ledger_topic_id: str | None = None
     last_commit: int = 0
+    base_batch: int = -1
+    base_commit: int = 0
+    savepoint: str | None = None
+    parent: str | None = None
+    parent_run: int = 0
+    parent_commit: int = 0
+    reemits: int | None = None
+    accept_nondeterminism: bool = False
+    abandoned_for: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the body of ``lineage.json``."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+    def batch_of(self, commit: int) -> int:
+        """Return the batch that is, or would be, a commit."""
+        return self.base_batch + commit - self.base_commit
+
+    def commit_of(self, batch: int) -> int:
+        """Return the commit that a batch is, or would be."""
+        return self.base_commit + batch - self.base_batch
 
 
 class Home:
@@ -53,6 +84,7 @@ class Home:
 
     def __init__(self, location: str | Path) -> None:
         self.path: Final = _local_path(str(location))
+        self.lineages: Final = self.path / "lineages"
         self.control: Final = self.path / "control"
         self.lease: Final = self.control / "lease.json"
         self.status: Final = self.control / "status.json"
@@ -82,23 +114,30 @@ class Home:
         pointer = _whole(self.path / "current")
         if pointer is None:
             return None
-        body = documents.read(self.path / "lineages" / pointer["lineage"] / "lineage.json")
-        if body is None:
+        lineage = self.lineage(str(pointer["lineage"]))
+        if lineage is None:
             raise RefusedError(
                 f"{self.path}/current points to lineage {pointer['lineage']}, whose lineage.json is missing or torn: "
                 "put it back from a copy of the home"
             )
-        progress = documents.read(self.path / "lineages" / pointer["lineage"] / "progress.json") or {"last_commit": 0}
-        return Lineage(
-            id=body["id"],
-            cluster_id=body["cluster_id"],
-            ledger_topic_id=body["ledger_topic_id"],
-            last_commit=max(body["last_commit"], progress["last_commit"]),
-        )
+        return lineage
+
+    def lineage(self, lineage_id: str) -> Lineage | None:
+        """Return what a lineage remembers, None when that is missing or torn."""
+        body = documents.read(self.lineages / lineage_id / "lineage.json")
+        if body is None:
+            return None
+        progress = documents.read(self.lineages / lineage_id / "progress.json") or {"last_commit": 0}
+        known = {name: value for name, value in body.items() if name != "schema"}
+        return Lineage(**{**known, "last_commit": max(body["last_commit"], progress["last_commit"])})
+
+    def use(self, lineage_id: str) -> None:
+        """Point ``current`` to a lineage that is whole."""
+        documents.write(self.path / "current", {"schema": SCHEMA, "lineage": lineage_id})
 
     def checkpoint(self, lineage_id: str) -> Path:
         """Return Spark's checkpoint directory of a lineage."""
-        return self.path / "lineages" / lineage_id / "checkpoint"
+        return self.lineages / lineage_id / "checkpoint"
 
     def create(self, pipeline: str) -> Lineage:
         """Make the home and its first lineage; goes on where an earlier call was killed.
@@ -121,11 +160,11 @@ class Home:
 
     def remember(self, lineage: Lineage) -> None:
         """Write what the lineage remembers."""
-        documents.write(self.path / "lineages" / lineage.id / "lineage.json", {"schema": SCHEMA, **asdict(lineage)})
+        documents.write(self.lineages / lineage.id / "lineage.json", lineage.document())
 
     def note_commit(self, lineage_id: str, commit: int) -> None:
         """Note the number of the newest commit. Not flushed: after a power failure it may be older, never newer."""
-        path = self.path / "lineages" / lineage_id / "progress.json"
+        path = self.lineages / lineage_id / "progress.json"
         documents.write(path, {"last_commit": commit}, durable=False)
 
 

@@ -39,6 +39,41 @@ class DriverError:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplayReport:
+    """How far a replay is; kept in the lineage as ``replay.json`` too.
+
+    :param first: the first commit that is run again
+    :param last: the last one
+    :param done: the newest one that has been
+    :param seconds: how long it has taken
+    :param seconds_left: an estimate, None before the first batch
+    :param recorded_seconds: how long the same batches took when they were committed
+    :param rows: rows that were recomputed
+    :param records: source records of all commits from ``first`` to ``last``
+    :param not_compared: (version, first, last) of commits of other versions, replayed by their source ranges only
+    :param diverged: commits that gave other rows, which was accepted
+    :param one_start_per_batch: why the query could not be steered, None when it was
+    """
+
+    first: int
+    last: int
+    done: int
+    seconds: float = 0.0
+    seconds_left: float | None = None
+    recorded_seconds: float = 0.0
+    rows: int = 0
+    records: int = 0
+    not_compared: list[tuple[str, int, int]] = field(default_factory=list)
+    diverged: list[int] = field(default_factory=list)
+    one_start_per_batch: str | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether commits remain."""
+        return self.done < self.last
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """The newest account of one driver.
 
@@ -50,6 +85,7 @@ class Status:
     :param rows_per_second: rows of the last batch by its duration
     :param lag: source records that are available and not committed, None while unknown
     :param watermark: event-time watermark of the last batch, milliseconds since the epoch, 0 for none
+    :param replay: how far a replay of older commits is, None when there was none
     :param updated: seconds since the epoch
     """
 
@@ -68,6 +104,7 @@ class Status:
     application_id: str | None = None
     ui_url: str | None = None
     error: DriverError | None = None
+    replay: ReplayReport | None = None
     updated: float = field(default_factory=time.time)
 
 
@@ -81,5 +118,9 @@ def read(path: Path) -> Status | None:
     body: dict[str, Any] | None = documents.read(path)
     if body is None:
         return None
-    error = body.pop("error")
-    return Status(**{**body, "state": DriverState(body["state"])}, error=DriverError(**error) if error else None)
+    error, replay = body.pop("error"), body.pop("replay", None)
+    return Status(
+        **{**body, "state": DriverState(body["state"])},
+        error=DriverError(**error) if error else None,
+        replay=ReplayReport(**replay) if replay else None,
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, KafkaOffsets, TornFileError
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
-from airflow_provider_exactlyonce.ledger.records import SourceRanges
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,7 @@ class Batch:
     :param number: Spark's batch id
     :param source: {topic: {partition: (start, end)}}, end exclusive
     :param source_topic_ids: {topic: id}
+    :param recorded: the ledger's record that a replay of older commits finds for it, None for none
     """
 
     lineage: str
@@ -26,6 +27,7 @@ class Batch:
     offsets: BatchOffsets
     source: SourceRanges
     source_topic_ids: Mapping[str, str]
+    recorded: CommitRecord | None = None
 
 
 def planned_batch(checkpoint: Checkpoint, client: WireClient, lineage: str, number: int) -> Batch:

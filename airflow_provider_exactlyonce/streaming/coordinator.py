@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
     BatchTimedOutError,
     CommitUnknownError,
+    DivergedError,
     ExactlyOnceError,
     FencedError,
     StopRequestedError,
@@ -36,6 +37,10 @@ _LONGEST_PAUSE_SECONDS: Final = 10.0
 _STOP_POLL_SECONDS: Final = 0.2
 
 
+def _refuse(record: CommitRecord, error: DivergedError) -> None:
+    raise error
+
+
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
     """What the coordinator asks of, and tells to, the driver around it.
@@ -43,11 +48,13 @@ class Callbacks:
     :param plan: reads what Spark has planned for a batch id
     :param stop_reason: why a stop was asked for, None when it was not
     :param committed: told of each commit: the record, seconds since the batch began, whether it was committed before
+    :param diverged: decides when a committed batch gives other rows: raises the error, or returns to go on
     """
 
     plan: Callable[[int], Batch]
     stop_reason: Callable[[], str | None]
     committed: Callable[[CommitRecord, float, bool], None]
+    diverged: Callable[[CommitRecord, DivergedError], None] = _refuse
 
 
 class CommitCoordinator:
@@ -68,6 +75,7 @@ class CommitCoordinator:
         :param number: Spark's batch id
         :raises ExactlyOnceError: what ends the query; kept in :attr:`failure`, as Spark passes on only its text
         """
+        self.failure = None
         try:
             self._process(frame, number)
         except ExactlyOnceError as error:
@@ -108,7 +116,7 @@ class CommitCoordinator:
                 record = self._sink.pre_commit(started_milliseconds)
             else:
                 log.info("batch %d is commit %d already; rebuilding its state", batch.number, known.commit)
-                self._sink.rebuild(frame, known)
+                self._rebuild(frame, known)
         except Exception:
             self._sink.abort()
             raise
@@ -123,6 +131,12 @@ class CommitCoordinator:
             if self._sink.committed(batch) is None:
                 raise BatchFailedError(f"the commit did not take place: {error}") from error
         return record, False
+
+    def _rebuild(self, frame: DataFrame, record: CommitRecord) -> None:
+        try:
+            self._sink.rebuild(frame, record)
+        except DivergedError as error:
+            self._callbacks.diverged(record, error)
 
     def _recover(self, number: int) -> None:
         """Recover the sink; a stop ends the wait, and leaves the question to the ledger of the next run."""

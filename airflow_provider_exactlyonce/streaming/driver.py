@@ -25,6 +25,7 @@ from airflow_provider_exactlyonce.control.lease import HEARTBEAT_SECONDS
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.exceptions import (
     Decision,
+    DivergedError,
     ExactlyOnceError,
     RefusedError,
     StopRequestedError,
@@ -35,15 +36,22 @@ from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges, ledger_topic
 from airflow_provider_exactlyonce.streaming import settings
-from airflow_provider_exactlyonce.streaming.batch import planned_batch
+from airflow_provider_exactlyonce.streaming.batch import Batch, planned_batch
 from airflow_provider_exactlyonce.streaming.checkpointing import OnCancellation, Pause
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.replay import (
+    OneStartPerBatchError,
+    Replay,
+    check_replay,
+    open_replay,
+)
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.savepoint_service import SavepointService
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.session import open_session
 from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.spark_steering import missing_part
 from airflow_provider_exactlyonce.streaming.start_checks import reconcile
 
 if TYPE_CHECKING:
@@ -73,6 +81,7 @@ class DriverOptions:
     interval: str | None = None
     accept_home: bool = False
     allow_single_replica: bool = False
+    accept_nondeterminism: bool = False
 
 
 def main(pipeline: Pipeline, arguments: Sequence[str] | None = None) -> NoReturn:
@@ -116,6 +125,11 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
         action="store_true",
         help="accept topics with one replica on a cluster of several brokers, for development",
     )
+    parser.add_argument(
+        "--accept-nondeterminism",
+        action="store_true",
+        help="replayed commits may give other rows than were committed: the state then differs from the output",
+    )
     given = parser.parse_args(arguments)
     return DriverOptions(
         home=Home(given.home),
@@ -125,6 +139,7 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
         interval=given.interval,
         accept_home=given.accept_home,
         allow_single_replica=given.allow_single_replica,
+        accept_nondeterminism=given.accept_nondeterminism,
     )
 
 
@@ -142,6 +157,7 @@ class Driver:
         self._ended: Final = threading.Event()
         self._available: dict[str, dict[int, int]] = {}
         self._savepoints: SavepointService | None = None
+        self._replay: Replay | None = None
 
     def run(self) -> int:
         """Run to the end; returns the process's exit code."""
@@ -164,12 +180,13 @@ class Driver:
                 ),
             )
             topics = self._check_topics(run)  # before the seconds that a Spark session takes
-            self._check_topic_ids(topics, run.check())
+            tail = run.check()
+            self._check_topic_ids(topics, tail)
             spark = open_session(self._pipeline.name)
             spark.sparkContext.setLogLevel("WARN")
             self._apply_settings(spark)
             with SequencerListener(_sequencer_endpoint(spark)) as listener:
-                self._supervised(spark, run, listener, topics)
+                self._supervised(spark, run, listener, topics, tail)
         except StopRequestedError as error:
             log.info("stopped: %s", error)
             return self._stopped(run)
@@ -185,14 +202,22 @@ class Driver:
                 run.close()
             if spark is not None:
                 spark.stop()
+            if self._replay is not None:
+                self._replay.close()
 
     def _supervised(
-        self, spark: SparkSession, run: Run, listener: SequencerListener, topics: Mapping[str, TopicFacts]
+        self,
+        spark: SparkSession,
+        run: Run,
+        listener: SequencerListener,
+        topics: Mapping[str, TopicFacts],
+        tail: LedgerTail | None,
     ) -> None:
         # Whatever can be refused is, before the start of the run fences anybody.
         result = self._pipeline.result(spark, self._options.config)
         definition, config = self._pipeline.sink, self._options.config
         kafka_columns.encode(definition, result)
+        check_replay(run, tail, result, accept_nondeterminism=self._options.accept_nondeterminism)
 
         def bad_source_records(ranges: SourceRanges) -> DataFrame | None:
             return self._pipeline.bad_source_records(spark, config, ranges)
@@ -227,23 +252,61 @@ class Driver:
         )
         checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
         try:
-            reconcile(checkpoint, run.lineage.id, run.tail)
+            needs_replay = reconcile(checkpoint, run.lineage, run.tail)
         except RefusedError:
             run.check_superseded()  # frozen since its claim, it may see what its successor has done since
             raise
+        if needs_replay:
+            self._replay = open_replay(
+                spark, run, checkpoint, accept_nondeterminism=self._options.accept_nondeterminism
+            )
         self._serve_savepoints(run, spark.version, result)
         coordinator = CommitCoordinator(
             sink,
             Callbacks(
-                plan=lambda number: planned_batch(checkpoint, run.client, run.lineage.id, number),
+                plan=lambda number: self._plan(checkpoint, run, number),
                 stop_reason=self._stop_reason,
                 committed=self._on_commit,
+                diverged=self._on_difference,
             ),
             max_batch_attempts=self._pipeline.max_batch_attempts,
         )
-        query = self._start_query(result, checkpoint.path, coordinator)
         self._tell(state=DriverState.RUNNING)
-        self._wait(query, run, coordinator)
+        if self._replay is not None and not self._replay_first(self._replay, spark, run, result, coordinator):
+            return
+        self._wait(self._start_query(result, checkpoint.path, coordinator), run, coordinator)
+
+    def _replay_first(
+        self, replay: Replay, spark: SparkSession, run: Run, result: DataFrame, coordinator: CommitCoordinator
+    ) -> bool:
+        """Replay what the ledger is ahead; returns false when the same query has gone on live, and ended."""
+        checkpoint = run.home.checkpoint(run.lineage.id)
+        impossible = missing_part(spark)
+        while replay.prepare(one_start_per_batch=impossible):
+            query = self._start_query(result, checkpoint, coordinator, once=impossible is not None)
+            replay.attach(query)
+            try:
+                self._wait(query, run, coordinator)
+            except OneStartPerBatchError as error:
+                impossible = str(error)
+                log.warning("%s; each recorded batch gets a start of its own", error)
+                continue
+            replay.check_progress()
+            if impossible is None:
+                return False
+        return True
+
+    def _plan(self, checkpoint: Checkpoint, run: Run, number: int) -> Batch:
+        batch = planned_batch(checkpoint, run.client, run.lineage.id, number)
+        return batch if self._replay is None else self._replay.recorded(batch)
+
+    def _is_replaying(self) -> bool:
+        return self._replay is not None and self._replay.pending
+
+    def _on_difference(self, record: CommitRecord, error: DivergedError) -> None:
+        if self._replay is None:
+            raise error
+        self._replay.judge(record, error)
 
     def _apply_settings(self, spark: SparkSession) -> None:
         """Make the settings that the pipeline's declaration asks for, and check what can't change any more."""
@@ -277,7 +340,7 @@ class Driver:
             lineage,
             self._options.token,
             retention=pipeline.checkpoint.savepoints,
-            batch_of=lambda record: record.batch if record.lineage == lineage else None,
+            batch_of=lambda record: None if self._is_replaying() else run.lineage.batch_of(record.commit),
         )
         self._savepoints.start(run.tail.commit)
 
@@ -301,13 +364,17 @@ class Driver:
                     "What it held is gone, and the checkpoint's offsets mean nothing in it; start a new pipeline"
                 )
 
-    def _start_query(self, result: DataFrame, checkpoint: Path, coordinator: CommitCoordinator) -> StreamingQuery:
+    def _start_query(
+        self, result: DataFrame, checkpoint: Path, coordinator: CommitCoordinator, *, once: bool = False
+    ) -> StreamingQuery:
         writer = (
             result.writeStream.queryName(self._pipeline.name)
             .outputMode(self._pipeline.output_mode)
             .option("checkpointLocation", str(checkpoint))
             .foreachBatch(Pause(self._pipeline.checkpoint, coordinator.process, self._stop_reason))
         )
+        if once:
+            return writer.trigger(once=True).start()
         if self._options.until == "available":
             return writer.trigger(availableNow=True).start()
         interval = self._options.interval or self._pipeline.checkpoint.trigger_interval
@@ -319,6 +386,8 @@ class Driver:
             while not query.awaitTermination(_WAIT_SECONDS):
                 if self._lost_lease.is_set():
                     run.check_superseded()
+                if self._replay is not None:
+                    self._replay.check_moving()
                 reason = self._stop_reason()
                 if reason is not None and not query.status["isTriggerActive"]:
                     query.stop()
@@ -337,8 +406,14 @@ class Driver:
                 query.stop()
 
     def _on_commit(self, record: CommitRecord, seconds: float, before: bool) -> None:
+        replay = self._replay if self._is_replaying() else None
+        if replay is not None:
+            replay.repeated()
+            self._tell(replay=replay.report)
         if self._savepoints is not None:
             self._savepoints.committed(record)
+        if replay is not None:
+            return
         rows_per_second = record.rows / seconds if seconds > 0 else 0.0
         ends = {
             (topic, partition): end for topic, ranges in record.source.items() for partition, (_, end) in ranges.items()

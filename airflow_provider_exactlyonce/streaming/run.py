@@ -190,6 +190,11 @@ class Run:
         self._tail = replace(self.tail, end_offset=offset + 1, commit=record, commit_offset=offset)
         self.home.note_commit(record.lineage, record.commit)
 
+    def rebase(self, batch: int, commit: int) -> None:
+        """Note durably that a batch of the lineage is this commit, and those after it follow."""
+        self._lineage = replace(self.lineage, base_batch=batch, base_commit=commit)
+        self.home.remember(self._lineage)
+
     def close(self) -> None:
         """Release the lease and the connections; an open transaction stays for the next run to abort."""
         if self._lease is not None:
@@ -281,6 +286,7 @@ class Run:
             base_commit=before.place.commit,
             claimed=int(time.time() * 1000),
             before=before.place,
+            parent_savepoint=self.lineage.savepoint,
         )
 
     def _wait_until_stable(self, offset: int) -> None:

@@ -53,7 +53,14 @@ def check_start(
             f"{home_path} is a copy: run {claim.run} of pipeline {pipeline} started from {claim.home_path}. "
             "Start it from there; if the home was moved for good, pass --accept-home once"
         )
-    if lineage.id != claim.lineage:
+    if lineage.abandoned_for is not None:
+        raise RefusedError(
+            f"{home_path}/current points to lineage {lineage.id}, which was abandoned for {lineage.abandoned_for} by a "
+            f"restore. Point current to {lineage.abandoned_for} again, or restore a savepoint: exactlyonce restore "
+            f"{pipeline}"
+        )
+    restored_since = (lineage.parent_run, lineage.parent_commit) == (claim.run, tail.place.commit if tail else 0)
+    if lineage.id != claim.lineage and not restored_since:
         raise RefusedError(
             f"{home_path}/current points to lineage {lineage.id}; run {claim.run} of pipeline {pipeline} went on in "
             f"lineage {claim.lineage}. A lineage that isn't current would repeat what is committed; point current to "
@@ -86,43 +93,66 @@ def _check_ledger_is_ours(pipeline: str, home_path: str, lineage: Lineage | None
         )
 
 
-def reconcile(checkpoint: Checkpoint, lineage: str, tail: LedgerTail) -> None:
-    """Step (d): make the checkpoint fit the ledger, where one lost or torn file is all that is missing.
+def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> bool:
+    """Step (d): make the checkpoint fit the ledger; returns whether commits have to be replayed first.
 
     Equal, or the ledger one batch ahead: go on; Spark runs that batch again and the coordinator only rebuilds its
     state. A missing, torn or different ``offsets/N`` of a committed batch is put back from the ledger. Torn entries
-    that the ledger does not know are removed: their batch was never begun.
+    that the ledger does not know are removed: their batch was never begun. Further behind, or in a lineage that was
+    just restored: the replay brings it up.
 
-    :raises RefusedError: when the checkpoint is further behind, or ahead of the ledger
+    :raises RefusedError: when the checkpoint is ahead of the ledger, or so far behind that no replay is possible
     """
-    record = tail.commit if tail.commit and tail.commit.lineage == lineage else None
-    committed = record.batch if record else -1
+    committed = lineage.batch_of(tail.place.commit)
     newest = checkpoint.newest_commit()
-    if newest is not None and not checkpoint.commit_is_whole(newest) and newest == committed:
+    if newest is not None and not checkpoint.commit_is_whole(newest) and newest <= committed:
         log.warning("commits/%d of %s is torn and is removed; its batch is in the ledger", newest, checkpoint.path)
         checkpoint.remove("commits", newest)
         newest = checkpoint.newest_commit()
     done = -1 if newest is None else newest
     if done > committed:
         raise RefusedError(
-            f"{checkpoint.path} is at batch {done}, and the ledger knows lineage {lineage} only up to batch "
+            f"{checkpoint.path} is at batch {done}, and the ledger knows lineage {lineage.id} only up to batch "
             f"{committed}: the ledger was set back, or the checkpoint is of another pipeline"
         )
-    if done < committed - 1:
-        raise RefusedError(
-            f"{checkpoint.path} is at batch {done}, and the ledger has batch {committed} of lineage {lineage}: the "
-            "checkpoint was rolled back. Going on would lose the batches between; put the newer checkpoint back"
-        )
-    if record is not None:
-        _restore_offsets(checkpoint, record, spark_is_done=done == committed)
+    if replay_is_needed(checkpoint, lineage, tail):
+        return True
+    if tail.commit is not None and committed >= 0 and tail.commit.lineage == lineage.id:
+        _restore_offsets(checkpoint, tail.commit, committed, spark_is_done=done == committed)
     planned = checkpoint.newest_offsets()
     if planned is not None and planned > committed and _offsets(checkpoint, planned) is None:
         log.warning("offsets/%d of %s is torn and is removed; its batch was not begun", planned, checkpoint.path)
         checkpoint.remove("offsets", planned)
+    return False
 
 
-def _restore_offsets(checkpoint: Checkpoint, record: CommitRecord, *, spark_is_done: bool) -> None:
-    batch = record.batch
+def replay_is_needed(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> bool:
+    """Tell whether recorded commits have to be run again before the checkpoint fits its ledger. Changes nothing.
+
+    :raises RefusedError: when it was rolled back in a way that no replay can mend
+    """
+    committed = lineage.batch_of(tail.place.commit)
+    whole = [batch for batch in checkpoint.batches("commits") if checkpoint.commit_is_whole(batch)]
+    done = whole[-1] if whole else -1
+    restored = tail.commit is not None and tail.commit.lineage != lineage.id
+    if done >= committed or (done == committed - 1 and not restored):
+        return False
+    why = f"{checkpoint.path} is at batch {done}, and the ledger is at batch {committed} of lineage {lineage.id}: "
+    if done < 0:
+        raise RefusedError(
+            f"{why}the checkpoint is empty or was rolled back, and its state is gone. Put it back from a copy, or "
+            "restore a savepoint: exactlyonce restore"
+        )
+    newer = None if checkpoint.state_names_are_unique(done) else checkpoint.newer_state(done + 2)
+    if newer is not None:
+        raise RefusedError(
+            f"{why}the checkpoint was rolled back, and {newer} is newer: Spark would mix both states. Put the newer "
+            "checkpoint back, or restore a savepoint: exactlyonce restore"
+        )
+    return True
+
+
+def _restore_offsets(checkpoint: Checkpoint, record: CommitRecord, batch: int, *, spark_is_done: bool) -> None:
     found = _offsets(checkpoint, batch)
     if found is not None and found.same_sources(parse_offsets(record.offsets)):
         return

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError, invariant
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, DivergedError, RefusedError, invariant
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.compression import Compression
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
@@ -165,13 +165,15 @@ class KafkaTransaction(TransactionalSink):
 
     @override
     def committed(self, batch: Batch) -> CommitRecord | None:
-        record = self._run.tail.commit
-        if record is None or record.lineage != batch.lineage or record.batch < batch.number:
+        newest = self._run.tail.place.commit
+        commit = self._run.lineage.commit_of(batch.number)
+        if commit > newest:
             return None
-        if record.batch > batch.number:
+        record = batch.recorded or (self._run.tail.commit if commit == newest else None)
+        if record is None:
             raise RefusedError(
-                f"Spark runs batch {batch.number} of lineage {batch.lineage}, and the ledger has batch {record.batch} "
-                f"(commit {record.commit}): the checkpoint was rolled back"
+                f"Spark runs batch {batch.number} of lineage {batch.lineage}, which is commit {commit}, and the ledger "
+                f"is at commit {newest}: the checkpoint was rolled back"
             )
         if not batch.offsets.same_sources(parse_offsets(record.offsets)):
             raise RefusedError(
@@ -186,8 +188,8 @@ class KafkaTransaction(TransactionalSink):
     def rebuild(self, frame: DataFrame, record: CommitRecord) -> None:
         rows, digest = self._recompute(frame)
         if (rows, digest) != (record.rows, record.digest):
-            raise RefusedError(
-                f"batch {record.batch} was committed with {record.rows} rows and digest {record.digest:016x}; run "
+            raise DivergedError(
+                f"commit {record.commit} has {record.rows} rows and digest {record.digest:016x}; run "
                 f"again on the same source offsets it gives {rows} rows and {digest:016x}. The job is not "
                 "deterministic, or it was changed: its state would not fit its output"
             )

@@ -97,7 +97,7 @@ def drive(spec: dict[str, Any]) -> None:
         run.start()
         threading.Thread(target=_beat, args=(run,), daemon=True).start()
         checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
-        reconcile(checkpoint, run.lineage.id, run.tail)
+        reconcile(checkpoint, run.lineage, run.tail)
         callbacks = Callbacks(
             plan=lambda number: planned_batch(checkpoint, run.client, run.lineage.id, number),
             stop_reason=lambda: None,

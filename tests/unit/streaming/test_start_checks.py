@@ -92,7 +92,7 @@ def checkpoint_at(path: Path, *, offsets: int, commits: int) -> Checkpoint:
 @pytest.mark.parametrize(("offsets", "commits"), [(4, 4), (5, 4), (4, 3)])
 def test_a_checkpoint_that_is_equal_or_one_behind_goes_on_untouched(tmp_path: Path, offsets: int, commits: int) -> None:
     checkpoint = checkpoint_at(tmp_path, offsets=offsets, commits=commits)
-    reconcile(checkpoint, "L", TAIL)
+    reconcile(checkpoint, LINEAGE, TAIL)
     assert (checkpoint.newest_offsets(), checkpoint.newest_commit()) == (offsets, commits)
 
 
@@ -104,7 +104,7 @@ def test_offsets_of_a_committed_batch_are_put_back_from_the_ledger(tmp_path: Pat
         file.unlink()
     else:
         file.write_text("" if damage == "torn" else offsets_text(999))
-    reconcile(checkpoint, "L", TAIL)
+    reconcile(checkpoint, LINEAGE, TAIL)
     assert file.read_text() == commit(4).offsets
 
 
@@ -112,42 +112,79 @@ def test_a_finished_batch_whose_offsets_differ_from_its_commit_is_refused(tmp_pa
     checkpoint = checkpoint_at(tmp_path, offsets=4, commits=4)
     (tmp_path / "offsets/4").write_text(offsets_text(999))
     with pytest.raises(RefusedError, match="the state is of other data than the output"):
-        reconcile(checkpoint, "L", TAIL)
+        reconcile(checkpoint, LINEAGE, TAIL)
     assert (tmp_path / "offsets/4").read_text() == offsets_text(999)
 
 
 def test_a_torn_plan_of_a_batch_that_was_never_begun_is_removed(tmp_path: Path) -> None:
     checkpoint = checkpoint_at(tmp_path, offsets=5, commits=4)
     (tmp_path / "offsets/5").write_text("v1\n{")
-    reconcile(checkpoint, "L", TAIL)
+    reconcile(checkpoint, LINEAGE, TAIL)
     assert checkpoint.newest_offsets() == 4
 
 
 def test_a_torn_commit_of_a_committed_batch_is_removed_so_that_spark_runs_it_again(tmp_path: Path) -> None:
     checkpoint = checkpoint_at(tmp_path, offsets=4, commits=4)
     (tmp_path / "commits/4").write_text("")
-    reconcile(checkpoint, "L", TAIL)
+    reconcile(checkpoint, LINEAGE, TAIL)
     assert (checkpoint.newest_offsets(), checkpoint.newest_commit()) == (4, 3)
 
 
 @pytest.mark.parametrize(
     ("offsets", "commits", "reason"),
-    [(2, 2, "rolled back"), (3, 2, "rolled back"), (-1, -1, "rolled back"), (6, 5, "set back")],
+    [(-1, -1, "restore a savepoint"), (6, 5, "set back")],
 )
-def test_a_checkpoint_further_behind_or_ahead_is_refused(
+def test_an_empty_checkpoint_and_one_that_is_ahead_are_refused(
     tmp_path: Path, offsets: int, commits: int, reason: str
 ) -> None:
     with pytest.raises(RefusedError, match=reason):
-        reconcile(checkpoint_at(tmp_path, offsets=offsets, commits=commits), "L", TAIL)
+        reconcile(checkpoint_at(tmp_path, offsets=offsets, commits=commits), LINEAGE, TAIL)
+
+
+@pytest.mark.parametrize(("offsets", "commits"), [(2, 2), (3, 2), (4, 2), (0, 0)])
+def test_a_checkpoint_that_is_further_behind_is_brought_up_by_a_replay(
+    tmp_path: Path, offsets: int, commits: int
+) -> None:
+    checkpoint = checkpoint_at(tmp_path, offsets=offsets, commits=commits)
+    assert reconcile(checkpoint, LINEAGE, TAIL)
+    assert checkpoint.newest_offsets() == offsets, "the replay writes them"
+
+
+def test_a_checkpoint_that_was_rolled_back_over_state_of_format_1_is_refused(tmp_path: Path) -> None:
+    checkpoint = checkpoint_at(tmp_path, offsets=1, commits=1)
+    state = tmp_path / "state/0/1"
+    state.mkdir(parents=True)
+    (state / "3.delta").touch()
+    assert reconcile(checkpoint, LINEAGE, TAIL), "what an uncommitted batch leaves is written again"
+    (state / "5.delta").touch()
+    with pytest.raises(RefusedError, match=r"5\.delta is newer"):
+        reconcile(checkpoint, LINEAGE, TAIL)
+    (tmp_path / "commits/1").write_text('v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{"0":[["a"]]}}')
+    assert reconcile(checkpoint, LINEAGE, TAIL), "unique names can't be mixed up"
+
+
+def test_a_restored_lineage_that_is_one_behind_is_brought_up_by_a_replay(tmp_path: Path) -> None:
+    checkpoint = checkpoint_at(tmp_path, offsets=3, commits=3)
+    assert reconcile(checkpoint, replace(LINEAGE, id="M", base_batch=3, base_commit=4), TAIL)
+
+
+def test_a_restored_lineage_starts_once_and_the_one_it_replaced_never_again() -> None:
+    restored = replace(LINEAGE, id="M", parent="L", parent_run=3, parent_commit=5)
+    check_start(**{**FITTING, "lineage": restored})
+    for since in (replace(restored, parent_run=2), replace(restored, parent_commit=4)):
+        with pytest.raises(RefusedError, match="went on in lineage L"):
+            check_start(**{**FITTING, "lineage": since})
+    with pytest.raises(RefusedError, match="abandoned for M"):
+        check_start(**{**FITTING, "lineage": replace(LINEAGE, abandoned_for="M")})
 
 
 def test_the_first_batch_of_a_pipeline_may_be_lost_too(tmp_path: Path) -> None:
     tail = replace(TAIL, commit=commit(0))
     checkpoint = checkpoint_at(tmp_path, offsets=-1, commits=-1)
-    reconcile(checkpoint, "L", tail)
+    reconcile(checkpoint, LINEAGE, tail)
     assert checkpoint.newest_offsets() == 0
 
 
 def test_a_pipeline_without_commits_starts_from_an_empty_checkpoint(tmp_path: Path) -> None:
-    reconcile(Checkpoint(tmp_path), "L", replace(TAIL, commit=None))
+    reconcile(Checkpoint(tmp_path), LINEAGE, replace(TAIL, commit=None))
     assert not any(tmp_path.iterdir())

@@ -1,0 +1,186 @@
+"""A stretch of a ledger's commits, read in their order: what a replay has to repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+
+_PAGE_RECORDS: Final = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingInput:
+    """The first source records of a stretch that are gone.
+
+    :param start: first offset that is gone
+    :param end: the offset after the last one that is gone
+    """
+
+    commit: int
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(kw_only=True)
+class Stretch:
+    """What a stretch of commits adds up to.
+
+    :param first: its first commit
+    :param last: its last commit
+    :param rows: rows that it wrote
+    :param records: source records that it read
+    :param seconds: how long its batches took when they were committed
+    :param versions: (version, first, last) of each part in turn
+    :param starts: {topic: {partition: offset}} that it reads from, and the commit that reads there first
+    :param topic_ids: {topic: id} of its sources
+    """
+
+    first: int
+    last: int
+    rows: int = 0
+    records: int = 0
+    seconds: float = 0.0
+    versions: list[tuple[str, int, int]] = field(default_factory=list)
+    starts: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    ends: dict[str, dict[int, int]] = field(default_factory=dict)
+    topic_ids: dict[str, str] = field(default_factory=dict)
+
+    def add(self, record: CommitRecord) -> None:
+        """Add the next commit."""
+        self.rows += record.rows
+        self.seconds += max(0, record.committed - record.started) / 1000
+        self.topic_ids.update(record.source_topic_ids)
+        before = self.versions[-1] if self.versions else None
+        if before is not None and before[0] == record.version:
+            self.versions[-1] = (record.version, before[1], record.commit)
+        else:
+            self.versions.append((record.version, record.commit, record.commit))
+        for topic, ranges in record.source.items():
+            for partition, (start, end) in ranges.items():
+                if end > start:
+                    self.records += end - start
+                    self.starts.setdefault(topic, {}).setdefault(partition, (start, record.commit))
+                    self.ends.setdefault(topic, {})[partition] = end
+
+    def missing_input(self, earliest: Mapping[str, Mapping[int, int]]) -> MissingInput | None:
+        """Return the first source records that the stretch reads and that are gone, None when all are there.
+
+        :param earliest: {topic: {partition: first offset that is there}}; what it lacks is gone as a whole
+        """
+        gone = [
+            MissingInput(
+                commit=commit,
+                topic=topic,
+                partition=partition,
+                start=start,
+                end=min(
+                    self.ends[topic][partition], earliest.get(topic, {}).get(partition, self.ends[topic][partition])
+                ),
+            )
+            for topic, partitions in self.starts.items()
+            for partition, (start, commit) in partitions.items()
+            if earliest.get(topic, {}).get(partition, start + 1) > start
+        ]
+        return min(gone, key=lambda one: (one.commit, one.topic, one.partition), default=None)
+
+
+def check_input(config: Mapping[str, Any], stretch: Stretch) -> None:
+    """Check that everything that a stretch has read is still there to be read again.
+
+    :param config: client configuration in librdkafka's names
+    :raises RefusedError: naming the first source records that are gone
+    """
+    offsets = StableOffsets(config)
+    earliest: dict[str, dict[int, int]] = {}
+    for topic in stretch.starts:
+        try:
+            places = offsets.partitions([topic])
+        except ExactlyOnceError:
+            continue  # it is gone as a whole
+        earliest[topic] = {partition: start for (_, partition), start in offsets.starts(places).items()}
+    gone = stretch.missing_input(earliest)
+    if gone is not None:
+        raise RefusedError(
+            f"source records that commits {stretch.first} to {stretch.last} have to be run again on are gone: first "
+            f"{gone.topic}-{gone.partition}, offsets {gone.start} to {gone.end - 1}, of commit {gone.commit}. Restore "
+            "a newer savepoint, and keep the source's records longer than savepoints"
+        )
+
+
+class RecordedCommits:
+    """The commits ``first`` to ``last`` of one ledger, a page at a time.
+
+    :param reader: used by nobody else meanwhile
+    """
+
+    def __init__(self, reader: LedgerReader, first: int, last: int) -> None:
+        self._reader: Final = reader
+        self.first: Final = first
+        self.last: Final = last
+        self._page: dict[int, CommitRecord] = {}
+        self._next_offset = 0
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+    def check(self) -> Stretch:
+        """Read all of them once.
+
+        :raises RefusedError: when one isn't in the ledger any more
+        """
+        stretch = Stretch(first=self.first, last=self.last)
+        expected = self.first
+        for record in self._from(0):
+            if record.commit != expected:
+                break
+            stretch.add(record)
+            expected += 1
+        if expected <= self.last:
+            raise RefusedError(
+                f"commit {expected} of pipeline {self._reader.pipeline} is not in its ledger any more, and commits "
+                f"{self.first} to {self.last} are to be run again: restore a newer savepoint, and keep more history "
+                "with ledger_retention"
+            )
+        return stretch
+
+    def get(self, commit: int) -> CommitRecord:
+        """Return one of them; quick when they are asked for in rising order.
+
+        :raises RefusedError: when it isn't in the ledger any more
+        """
+        if self._page and commit < min(self._page):
+            self._page, self._next_offset = {}, 0
+        while commit not in self._page:
+            read, page = self._read_page()
+            if not read:
+                raise RefusedError(f"commit {commit} of pipeline {self._reader.pipeline} is not in its ledger any more")
+            self._page = {
+                **{number: record for number, record in self._page.items() if number >= commit},
+                **{record.commit: record for record in page},
+            }
+        return self._page[commit]
+
+    def _read_page(self) -> tuple[int, list[CommitRecord]]:
+        """Return how many records were read, and those that are of the stretch."""
+        page = list(islice(self._reader.records(self._next_offset), _PAGE_RECORDS))
+        if page:
+            self._next_offset = page[-1][0] + 1
+        return len(page), [record for _, record in page if isinstance(record, CommitRecord) and self._has(record)]
+
+    def _has(self, record: CommitRecord) -> bool:
+        return self.first <= record.commit <= self.last
+
+    def _from(self, offset: int) -> Iterator[CommitRecord]:
+        for _, record in self._reader.records(offset):
+            if isinstance(record, CommitRecord) and self._has(record):
+                yield record

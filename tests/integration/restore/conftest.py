@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+from tests.integration.restore.harness import Bench
+from tests.integration.streaming.harness import CONF
+
+
+@pytest.fixture(scope="package")
+def jvm() -> Iterator[None]:
+    """Make the drivers of this package, which run in this process one after the other, share one JVM."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    arguments = ["--jars", ",".join(map(str, spark_connector_jars()))]
+    for name, value in {**CONF, "spark.ui.showConsoleProgress": "false", "spark.master": "local[2]"}.items():
+        arguments += ["--conf", f"{name}={value}"]
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"{shlex.join(arguments)} pyspark-shell"
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    stop = SparkSession.stop
+    SparkSession.stop = lambda _: None  # type: ignore[method-assign]  # the next driver takes the session over
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    del os.environ["PYSPARK_SUBMIT_ARGS"]
+    SparkSession.stop = stop  # type: ignore[method-assign]
+    if (active := SparkSession.getActiveSession()) is not None:
+        active.stop()
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()  # the JVM ends with its parent's pipe
+        gateway.proc.wait(30)
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture
+def bench(jvm: None, tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str]) -> Bench:
+    """Give what runs pipelines in this process."""
+    return Bench(kafka_config, tmp_path, make_topic)

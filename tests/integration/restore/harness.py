@@ -1,0 +1,94 @@
+"""Runs whole drivers in this process, one after the other in one JVM, and compares what two pipelines wrote."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_exactlyonce.checkpoint import lineages
+from airflow_provider_exactlyonce.control import status
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.streaming.definition import Pipeline
+from airflow_provider_exactlyonce.streaming.driver import Driver, DriverOptions
+from tests.integration.restore.shapes import SHAPES, Input, Shape, declare
+from tests.integration.streaming.harness import read_committed
+
+
+class StoppingDriver(Driver):
+    """A driver that stops right after a commit: what comes next is planned and has not begun."""
+
+    stop_at = 0
+
+    def _on_commit(self, record: CommitRecord, seconds: float, before: bool) -> None:
+        super()._on_commit(record, seconds, before)
+        if record.commit == self.stop_at:
+            self._signal = f"commit {record.commit}"
+
+
+@dataclass
+class Case:
+    """One pipeline with its home."""
+
+    config: Mapping[str, str]
+    shape: Shape
+    name: str
+    topics: Mapping[str, str]
+    sink: str
+    home: Home
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def pipeline(self, **sink_options: Any) -> Pipeline:
+        return declare(self.shape, self.name, self.topics, self.sink, **{**self.options, **sink_options})
+
+    def run(self, *, stop_at: int = 0, expected: int = 0, driver: Any = StoppingDriver, **changes: Any) -> status.Status:
+        """Run a driver until all that is there is committed, or it stops right after a commit."""
+        given = {name: changes.pop(name) for name in ("accept_nondeterminism", "interval", "until") if name in changes}
+        options = DriverOptions(
+            **{"home": self.home, "config": dict(self.config), "token": str(uuid.uuid4()), "until": "available", **given}
+        )
+        made = driver(self.pipeline(**changes), options)
+        made.stop_at = stop_at
+        code = made.run()
+        told = status.read(self.home.status)
+        assert told is not None
+        assert code == expected, told
+        return told
+
+    def tail(self) -> LedgerTail:
+        with LedgerReader(self.config, self.name) as reader:
+            tail = reader.tail()
+        assert tail is not None
+        return tail
+
+    def commits(self) -> list[CommitRecord]:
+        with LedgerReader(self.config, self.name) as reader:
+            return list(reader.commits())
+
+    def written(self) -> Counter[tuple[bytes | None, bytes | None]]:
+        return Counter((record.key, record.value) for record in read_committed(self.config, self.sink))
+
+
+@dataclass
+class Bench:
+    """Makes pipelines and their input."""
+
+    config: Mapping[str, str]
+    folder: Path
+    make_topic: Callable[..., str]
+
+    def topics(self, shape: str, partitions: int = 2) -> dict[str, str]:
+        return {source: self.make_topic(partitions=partitions) for source in SHAPES[shape].sources}
+
+    def case(self, shape: str, topics: Mapping[str, str], **options: Any) -> Case:
+        name = f"p-{uuid.uuid4().hex[:8]}"
+        sink = self.make_topic(partitions=2)
+        return Case(self.config, SHAPES[shape], name, topics, sink, Home(self.folder / name), options)
+
+    def input(self) -> Input:
+        return Input(self.config)

@@ -1,0 +1,122 @@
+"""The pipelines that are restored, and their input: the same rows every time, some of them late."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
+from airflow_provider_exactlyonce.streaming.definition import Pipeline
+
+SCHEMA = "id BIGINT NOT NULL, k STRING NOT NULL, t BIGINT NOT NULL"
+ROWS_A_BATCH = 40
+KEYS = 7
+LATE_SHARE = 0.1
+SECONDS_A_BATCH = 20
+
+
+def with_time(events: DataFrame) -> DataFrame:
+    return events.withColumn("at", F.timestamp_seconds("t")).withWatermark("at", "10 seconds")
+
+
+def stateless(events: DataFrame) -> DataFrame:
+    return events.select("id", "k", F.current_timestamp().alias("seen"))
+
+
+def windowed(events: DataFrame) -> DataFrame:
+    counted = (
+        with_time(events).groupBy(F.window("at", "10 seconds"), "k").agg(F.count("*").alias("n"), F.sum("id").alias("s"))
+    )
+    return counted.select(F.unix_timestamp("window.start").alias("start"), "k", "n", "s")
+
+
+def update(events: DataFrame) -> DataFrame:
+    return events.groupBy("k").agg(F.count("*").alias("n"), F.sum("id").alias("s"))
+
+
+def deduplicated(events: DataFrame) -> DataFrame:
+    groups = with_time(events).withColumn("k", F.concat("k", F.col("t").cast("string")))
+    return groups.select("k", "at").dropDuplicatesWithinWatermark(["k"]).select("k")
+
+
+def joined(left: DataFrame, right: DataFrame) -> DataFrame:
+    ours = with_time(left).select(F.col("id").alias("left"), "k", F.col("at").alias("left_at"))
+    theirs = (
+        right.withColumn("right_at", F.timestamp_seconds("t"))
+        .withWatermark("right_at", "20 seconds")
+        .select(F.col("id").alias("right"), F.col("k").alias("right_k"), "right_at")
+    )
+    near = F.expr("k = right_k AND right_at BETWEEN left_at - interval 5 seconds AND left_at + interval 5 seconds")
+    return ours.join(theirs, near, "leftOuter").select("k", "left", "right")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One kind of query.
+
+    :param sources: names of its sources
+    """
+
+    function: Callable[..., DataFrame]
+    output_mode: str = "append"
+    sources: tuple[str, ...] = ("",)
+
+
+SHAPES = {
+    "stateless": Shape(stateless),
+    "windowed": Shape(windowed),
+    "update": Shape(update, "update"),
+    "deduplicated": Shape(deduplicated),
+    "joined": Shape(joined, sources=("left", "right")),
+}
+
+
+def declare(
+    shape: Shape, name: str, topics: Mapping[str, str], sink: str, *, limit: int | None = None, **sink_options: Any
+) -> Pipeline:
+    """Declare a pipeline of this shape.
+
+    :param sink_options: make it another version
+    """
+    sources = {
+        source: KafkaSource(topic, schema=SCHEMA, max_offsets_per_trigger=limit) for source, topic in topics.items()
+    }
+    return pipeline(
+        name=name,
+        source=sources[""] if "" in sources else sources,
+        sink=KafkaSink(sink, key="k", **sink_options),
+        output_mode=shape.output_mode,
+    )(shape.function)
+
+
+@dataclass
+class Input:
+    """Feeds topics with rounds of rows: one round is one batch."""
+
+    config: Mapping[str, str]
+    seed: int = 7
+    rounds: int = 0
+    _random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def send(self, topics: Mapping[str, str], partitions: int = 2) -> None:
+        """Send the next round to each topic."""
+        producer = Producer({**self.config, "enable.idempotence": True})
+        start = 1_000_000 + self.rounds * SECONDS_A_BATCH
+        for topic in topics.values():
+            for row in range(ROWS_A_BATCH):
+                late = self._random.random() < LATE_SHARE
+                at = start + self._random.randrange(SECONDS_A_BATCH) - (90 if late else 0)
+                event = {"id": self.rounds * ROWS_A_BATCH + row, "k": f"k{self._random.randrange(KEYS)}", "t": at}
+                producer.produce(topic, json.dumps(event).encode(), partition=row % partitions)
+        assert producer.flush(30) == 0
+        self.rounds += 1

@@ -25,14 +25,14 @@ def test_first(bench: Bench, shape: str, tmp_path) -> None:
     topics = bench.topics(shape)
     case, plain = bench.case(shape, topics, limit=40), bench.case(shape, topics, limit=40)
     rounds = bench.input()
-    for _ in range(14):
+    for _ in range(8):
         rounds.send(topics)
-    case.run(stop_at=3)
+    case.run(stop_at=2)
     current = case.home.current()
     copy = tmp_path / "copy"
     shutil.copytree(case.home.checkpoint(current.id), copy)
-    case.run(stop_at=10)
-    restore_copy(case, copy, 3)
+    case.run(stop_at=6)
+    restore_copy(case, copy, 2)
     told = case.run()
     print(told)
     plain.run()

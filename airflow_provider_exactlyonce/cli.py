@@ -14,6 +14,7 @@ from typing import Any
 
 from airflow_provider_exactlyonce.audit.command import add_audit_parser
 from airflow_provider_exactlyonce.checkpoint.command import add_savepoint_parser, with_action
+from airflow_provider_exactlyonce.checkpoint.restore_command import add_restore_parser
 from airflow_provider_exactlyonce.control import lease, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.cli import add_broker_parser
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_run(subparsers)
     _add_status(subparsers)
     add_savepoint_parser(subparsers)
+    add_restore_parser(subparsers)
     add_audit_parser(subparsers)
     add_transactions_parser(subparsers)
     add_broker_parser(subparsers)

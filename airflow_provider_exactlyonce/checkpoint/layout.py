@@ -202,22 +202,12 @@ class Checkpoint:
         except TornFileError:
             return False
 
-    def next_watermark(self, batch: int) -> int:
-        """Return the watermark that follows a batch, from ``commits/<batch>``; milliseconds since the epoch.
-
-        :raises TornFileError: when the file isn't whole
-        """
-        try:
-            body = json.loads((self.path / "commits" / str(batch)).read_text().partition("\n")[2])
-            return int(body["nextBatchWatermarkMs"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise TornFileError(f"commits/{batch} is not whole: {error}") from error
-
     def state_names_are_unique(self, batch: int) -> bool:
         """Tell whether the state of a batch is named in ``commits/<batch>`` (format 2), or there is no state."""
         if not any((self.path / "state").glob("*/[0-9]*")):
             return True
-        return "stateUniqueIds" in (self.path / "commits" / str(batch)).read_text()
+        commit = self.commit(batch)
+        return commit is not None and commit.state_ids is not None
 
     def newer_state(self, version: int) -> Path | None:
         """Return a state file of a higher version, None when there is none.

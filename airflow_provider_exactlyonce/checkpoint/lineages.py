@@ -10,46 +10,46 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.checkpoint import storage
 from airflow_provider_exactlyonce.control import documents
-from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.home import Lineage
 
 _UNFINISHED: Final = ".restore-"
+#: Written under a new name and never changed, so that a lineage can share it with the savepoint.
+_STATE_DATA: Final = re.compile(r"state/.*\.(sst|log|zip|changelog|delta|snapshot|crc)")
 #: In ``_metadata/v2``, what comes before this is where the checkpoint was when it was written.
-_SCHEMA_FILE: Final = re.compile(r'[^"\\\\]*(/state/\d+/_stateSchema/)')
+_SCHEMA_FILE: Final = re.compile(r'[^"\\]*(/state/\d+/_stateSchema/)')
 
 
-def make(home: Home, source: Path, lineage: Lineage) -> Path:
-    """Copy a checkpoint into a new lineage of a home; returns the lineage's directory.
+def make(target: Path, source: Path, paths: Iterable[str], lineage: Lineage) -> None:
+    """Make a new lineage of a whole checkpoint, by rename.
 
-    :param source: a whole checkpoint at one batch; only read
+    :param target: the lineage's directory; must not exist
+    :param source: the checkpoint; only read
+    :param paths: of its files, relative to it
     :param lineage: what the new lineage remembers; its id is Spark's query id
     """
-    home.lineages.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return make_at(home.lineages / lineage.id, source, lineage)
-
-
-def make_at(target: Path, source: Path, lineage: Lineage) -> Path:
-    """Copy a checkpoint into a new lineage at any place, by rename; returns its directory.
-
-    :param target: must not exist
-    """
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     unfinished = target.with_name(f"{_UNFINISHED}{target.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)
     checkpoint = unfinished / "checkpoint"
-    shutil.copytree(source, checkpoint, ignore=shutil.ignore_patterns(".*.crc"))
+    for path in paths:
+        if path == "metadata":
+            continue
+        (checkpoint / path).parent.mkdir(parents=True, exist_ok=True)
+        (storage.link if _STATE_DATA.fullmatch(path) else storage.copy)(source / path, checkpoint / path)
     (checkpoint / "metadata").write_text(json.dumps({"id": lineage.id}, separators=(",", ":")))
     _rewrite_paths(checkpoint, target / "checkpoint")
     documents.write(unfinished / "lineage.json", lineage.document())
     _flush(unfinished)
     failpoints.reach("restore-copied")
     os.rename(unfinished, target)
-    _flush_directory(target.parent)
+    storage.flush(target.parent)
     failpoints.reach("restore-renamed")
-    return target
 
 
 def remove_unfinished(directory: Path) -> None:
@@ -62,22 +62,13 @@ def _rewrite_paths(checkpoint: Path, final: Path) -> None:
     """Make the state's metadata name the schema files of this copy: Spark has written absolute paths into it."""
     for file in checkpoint.glob("state/*/_metadata/v2/*"):
         text = _SCHEMA_FILE.sub(lambda found: f"file:{final}{found[1]}", file.read_text())
-        file.unlink()  # it may be a link to the original
         file.write_text(text)
 
 
 def _flush(directory: Path) -> None:
-    """Flush files and directories to the disk."""
     for folder, _, names in os.walk(directory):
         for name in names:
-            with open(os.path.join(folder, name), "rb") as file:
-                os.fsync(file.fileno())
-        _flush_directory(Path(folder))
-
-
-def _flush_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            file = Path(folder, name)
+            if file.stat().st_nlink == 1:  # a savepoint has flushed what it shares
+                storage.flush(file)
+        storage.flush(Path(folder))

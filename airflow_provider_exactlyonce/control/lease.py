@@ -9,13 +9,17 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
 
 HEARTBEAT_SECONDS: Final = 2.0
 STALE_SECONDS: Final = 10.0
@@ -86,6 +90,31 @@ def release(path: Path, lease: Lease) -> None:
     held = read(path)
     if held is not None and held.token == lease.token:
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def holding(path: Path, pipeline: str, token: str) -> Iterator[None]:
+    """Hold the lease of a pipeline that is stopped, so that no driver starts meanwhile.
+
+    :raises AlreadyRunningError: at the end, when a driver has started all the same
+    """
+    mine = take(path, pipeline, token)
+    done = threading.Event()
+
+    def renew() -> None:
+        while not done.wait(HEARTBEAT_SECONDS) and beat(path, mine) is not None:
+            pass
+
+    renewing = threading.Thread(target=renew, name="heartbeat", daemon=True)
+    renewing.start()
+    try:
+        yield
+        if beat(path, mine) is None:
+            raise AlreadyRunningError(f"a driver of {pipeline} started meanwhile; try again")
+    finally:
+        done.set()
+        renewing.join()
+        release(path, mine)
 
 
 def read(path: Path) -> Lease | None:

@@ -105,6 +105,8 @@ class CommitRecord:
     :param sink_topic_ids: {topic: id} of every topic in ``sink``, to notice a recreated one
     :param bad_records: rows that were diverted to the topic for bad records; in ``sink`` under it, not in ``rows`` or
         ``digest``
+    :param reemits_from: of the first commit after a restore that writes again what followed an older commit: that
+        commit; its source ranges begin where that one ended
     """
 
     kind: ClassVar[str] = "commit"
@@ -130,6 +132,7 @@ class CommitRecord:
     before: Place
     sink_topic_ids: Mapping[str, str] = field(default_factory=dict)
     bad_records: int = 0
+    reemits_from: int | None = None
 
     @property
     def key(self) -> bytes:

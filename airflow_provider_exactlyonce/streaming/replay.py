@@ -103,7 +103,7 @@ class Replay:
         self._query, self._steered = None, None
         newest = self._checkpoint.newest_commit()
         done = -1 if newest is None else newest
-        before = self._checkpoint.offsets(done) if done >= 0 else None
+        before, commit = self._checkpoint.offsets(done), self._checkpoint.commit(done)
         self._find_next(done, before)
         if self._next is None:
             return False
@@ -115,7 +115,7 @@ class Replay:
         text = adapted(
             record.offsets,
             confs_of=before.text if before else None,
-            watermark=None if exact or done < 0 else self._checkpoint.next_watermark(done),
+            watermark=None if exact or commit is None else commit.next_watermark,
         )
         self._checkpoint.write_offsets(number, text)
         self._moved, self._busy = time.monotonic(), False

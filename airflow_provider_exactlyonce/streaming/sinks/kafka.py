@@ -239,6 +239,7 @@ class KafkaTransaction(TransactionalSink):
             started=started_milliseconds,
             committed=int(time.time() * 1000),
             before=replace(before, oldest=expired.oldest),
+            reemits_from=run.lineage.reemits if batch.number == run.lineage.base_batch + 1 else None,
         )
         if self._definition.offsets_group is not None and batch.source:
             ends = {(topic, number): end for topic, of in batch.source.items() for number, (_, end) in of.items()}

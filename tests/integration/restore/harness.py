@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_exactlyonce.checkpoint import lineages
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.restore import Restored, RestoreRequest, restore
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
@@ -46,11 +49,19 @@ class Case:
     def pipeline(self, **sink_options: Any) -> Pipeline:
         return declare(self.shape, self.name, self.topics, self.sink, **{**self.options, **sink_options})
 
-    def run(self, *, stop_at: int = 0, expected: int = 0, driver: Any = StoppingDriver, **changes: Any) -> status.Status:
+    def run(
+        self, *, stop_at: int = 0, expected: int = 0, driver: Any = StoppingDriver, **changes: Any
+    ) -> status.Status:
         """Run a driver until all that is there is committed, or it stops right after a commit."""
         given = {name: changes.pop(name) for name in ("accept_nondeterminism", "interval", "until") if name in changes}
         options = DriverOptions(
-            **{"home": self.home, "config": dict(self.config), "token": str(uuid.uuid4()), "until": "available", **given}
+            **{
+                "home": self.home,
+                "config": dict(self.config),
+                "token": str(uuid.uuid4()),
+                "until": "available",
+                **given,
+            }
         )
         made = driver(self.pipeline(**changes), options)
         made.stop_at = stop_at
@@ -59,6 +70,18 @@ class Case:
         assert told is not None
         assert code == expected, told
         return told
+
+    def save(self) -> str:
+        """Take a savepoint of the newest commit; returns its id."""
+        current, tail = self.home.current(), self.tail()
+        assert current is not None
+        assert tail.commit is not None
+        checkpoint = Checkpoint(self.home.checkpoint(current.id))
+        batch = current.batch_of(tail.place.commit)
+        return Savepoints(self.home.savepoints).take(checkpoint, batch, tail.commit, None).id
+
+    def restore(self, savepoint: str | None = None, **request: Any) -> Restored:
+        return restore(self.home, self.name, self.config, RestoreRequest(savepoint=savepoint, **request))
 
     def tail(self) -> LedgerTail:
         with LedgerReader(self.config, self.name) as reader:
@@ -70,8 +93,10 @@ class Case:
         with LedgerReader(self.config, self.name) as reader:
             return list(reader.commits())
 
-    def written(self) -> Counter[tuple[bytes | None, bytes | None]]:
-        return Counter((record.key, record.value) for record in read_committed(self.config, self.sink))
+    def written(self) -> Counter[str]:
+        """Return the sink's rows as an independent reader sees them, without the time at which they were processed."""
+        rows = [json.loads(record.value or b"") for record in read_committed(self.config, self.sink)]
+        return Counter(json.dumps({**row, "seen": None}, sort_keys=True) for row in rows)
 
 
 @dataclass

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import Producer
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
 from airflow_provider_exactlyonce.streaming.definition import Pipeline
@@ -32,7 +33,9 @@ def stateless(events: DataFrame) -> DataFrame:
 
 def windowed(events: DataFrame) -> DataFrame:
     counted = (
-        with_time(events).groupBy(F.window("at", "10 seconds"), "k").agg(F.count("*").alias("n"), F.sum("id").alias("s"))
+        with_time(events)
+        .groupBy(F.window("at", "10 seconds"), "k")
+        .agg(F.count("*").alias("n"), F.sum("id").alias("s"))
     )
     return counted.select(F.unix_timestamp("window.start").alias("start"), "k", "n", "s")
 
@@ -57,6 +60,40 @@ def joined(left: DataFrame, right: DataFrame) -> DataFrame:
     return ours.join(theirs, near, "leftOuter").select("k", "left", "right")
 
 
+class Sessions(StatefulProcessor):
+    """Counts a key's events; 30 s of event time after its first one a timer reports and forgets them."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._state = handle.getValueState("session", "n BIGINT, ids BIGINT")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        before = self._state.get()
+        count, ids = (before[0], before[1]) if before else (0, 0)
+        for row in rows:
+            count, ids = count + 1, ids + row["id"]
+        self._state.update((count, ids))
+        if before is None:
+            self._handle.registerTimer(timerValues.getCurrentWatermarkInMs() + 30_000)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
+        count, ids = self._state.get()
+        self._state.clear()
+        yield Row(k=key[0], n=count, s=ids)
+
+    def close(self) -> None:
+        pass
+
+
+def timed(events: DataFrame) -> DataFrame:
+    return (
+        with_time(events)
+        .groupBy("k")
+        .transformWithState(Sessions(), "k STRING, n BIGINT, s BIGINT", "append", "EventTime")
+    )
+
+
 @dataclass(frozen=True)
 class Shape:
     """One kind of query.
@@ -75,6 +112,7 @@ SHAPES = {
     "update": Shape(update, "update"),
     "deduplicated": Shape(deduplicated),
     "joined": Shape(joined, sources=("left", "right")),
+    "timed": Shape(timed),
 }
 
 
@@ -90,7 +128,7 @@ def declare(
     }
     return pipeline(
         name=name,
-        source=sources[""] if "" in sources else sources,
+        source=sources.get("", sources),
         sink=KafkaSink(sink, key="k", **sink_options),
         output_mode=shape.output_mode,
     )(shape.function)

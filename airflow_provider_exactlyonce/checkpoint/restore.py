@@ -1,0 +1,212 @@
+"""Restores a pipeline from a savepoint: a fresh lineage in its home, which the next start of its driver runs.
+
+With the savepoint at commit s and the ledger at l, the driver first runs the commits s+1 to l again without writing
+(mode ``suppress``), so that its state is that of l; see :mod:`airflow_provider_exactlyonce.streaming.replay`. Mode
+``fail`` refuses unless s is l, and mode ``reemit`` goes on right after s and writes the output again. All that a replay
+needs is looked for here, before anything is changed.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.checkpoint import lineages
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, invariant
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.ledger.recorded import RecordedCommits, Stretch, check_input
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
+
+
+class RestoreMode(StrEnum):
+    """What becomes of the commits after the savepoint."""
+
+    SUPPRESS = "suppress"  # run again without writing
+    FAIL = "fail"  # there must be none
+    REEMIT = "reemit"  # run again, and written again
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreRequest:
+    """What is restored, and how.
+
+    :param savepoint: its id; None for the newest, or the newest at or before ``commit``
+    :param commit: a commit; not together with ``savepoint``
+    :param to: make the lineage in this directory, which must not exist, and leave the home as it is
+    :param accept_nondeterminism: replayed batches may give other rows than were committed
+    """
+
+    savepoint: str | None = None
+    commit: int | None = None
+    mode: RestoreMode = RestoreMode.SUPPRESS
+    to: Path | None = None
+    accept_nondeterminism: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """What a restore has made.
+
+    :param directory: of the lineage
+    :param stretch: what the next start replays without writing, None for nothing
+    """
+
+    savepoint: Savepoint
+    mode: RestoreMode
+    lineage: Lineage
+    directory: Path
+    last_commit: int
+    stretch: Stretch | None
+
+
+def restore(home: Home, pipeline: str, config: Mapping[str, Any], request: RestoreRequest) -> Restored:
+    """Make the lineage; the pipeline's next start runs it. May be repeated after it was killed.
+
+    :param config: client configuration in librdkafka's names
+    :raises RefusedError: when the savepoint does not fit the ledger, or the replay would lack something
+    :raises AlreadyRunningError: when a driver lives
+    """
+    if home.pipeline() != pipeline:
+        raise RefusedError(f"{home.path} is the home of {home.pipeline() or 'no pipeline'}, not of {pipeline}")
+    if request.to is not None and request.to.exists():
+        raise RefusedError(f"--to {request.to} exists already; name a directory that doesn't")
+    held, life = leases.settle(home.lease)
+    if held is not None and life is Life.ALIVE:
+        raise AlreadyRunningError(f"pipeline {pipeline} runs: pid {held.pid} on {held.host}. Stop it first")
+    with leases.holding(home.lease, pipeline, f"restore-{uuid.uuid4()}"), LedgerReader(config, pipeline) as reader:
+        tail = reader.tail()
+        if tail is None or tail.claim is None:
+            raise RefusedError(f"pipeline {pipeline} has no ledger on this cluster: nothing was ever committed")
+        savepoints = Savepoints(home.savepoints)
+        savepoint = _chosen(savepoints, request)
+        stretch = _check(savepoint, reader, tail, config, request.mode)
+        lineage = _lineage(savepoint, _current(home), tail, tail.claim, request)
+        directory = _make(home, savepoints, savepoint, lineage, request.to)
+        return Restored(
+            savepoint=savepoint,
+            mode=request.mode,
+            lineage=lineage,
+            directory=directory,
+            last_commit=tail.place.commit,
+            stretch=stretch,
+        )
+
+
+def _chosen(savepoints: Savepoints, request: RestoreRequest) -> Savepoint:
+    if request.savepoint is not None and request.commit is not None:
+        raise RefusedError("give --savepoint or --commit, not both")
+    if request.savepoint is not None:
+        return savepoints.get(request.savepoint)
+    known = savepoints.list()
+    fitting = [one for one in known if request.commit is None or one.commit <= request.commit]
+    if not fitting:
+        there = ", ".join(f"{one.id} (commit {one.commit})" for one in known) or "none"
+        wanted = "" if request.commit is None else f" at or before commit {request.commit}"
+        raise RefusedError(f"there is no savepoint{wanted} in {savepoints.directory}; there are: {there}")
+    chosen = fitting[-1]
+    if request.mode is RestoreMode.REEMIT and request.commit not in (None, chosen.commit):
+        raise RefusedError(
+            f"mode reemit begins right after a savepoint, and there is none at commit {request.commit}; the one before "
+            f"it is {chosen.id} at commit {chosen.commit}"
+        )
+    return chosen
+
+
+def _check(
+    savepoint: Savepoint, reader: LedgerReader, tail: LedgerTail, config: Mapping[str, Any], mode: RestoreMode
+) -> Stretch | None:
+    """Check the savepoint against the ledger; returns what has to be replayed, None for nothing."""
+    newest = tail.place.commit
+    if savepoint.pipeline != reader.pipeline:
+        raise RefusedError(f"savepoint {savepoint.id} is of pipeline {savepoint.pipeline}, not of {reader.pipeline}")
+    if savepoint.commit > newest:
+        raise RefusedError(
+            f"savepoint {savepoint.id} is at commit {savepoint.commit}, and the ledger of {reader.pipeline} ends at "
+            f"commit {newest}: this is another cluster, or the ledger was lost. What was committed can't be told"
+        )
+    if savepoint.commit == newest:
+        ends = {topic: {part: end for part, (_, end) in of.items()} for topic, of in _newest(tail).source.items()}
+        _check_positions(savepoint, ends)
+        return None
+    if mode is RestoreMode.FAIL:
+        raise RefusedError(
+            f"savepoint {savepoint.id} is at commit {savepoint.commit}, and {newest - savepoint.commit} commits "
+            f"followed, up to {newest}; mode fail refuses that. Mode suppress replays them without writing"
+        )
+    stretch = RecordedCommits(reader, savepoint.commit + 1, newest).check()
+    starts = {topic: {part: start for part, (start, _) in of.items()} for topic, of in stretch.starts.items()}
+    _check_positions(savepoint, starts)
+    check_input(config, stretch)
+    return None if mode is RestoreMode.REEMIT else stretch
+
+
+def _newest(tail: LedgerTail) -> CommitRecord:
+    invariant(tail.commit is not None, "the ledger has a commit")
+    return tail.commit  # type: ignore[return-value]
+
+
+def _check_positions(savepoint: Savepoint, positions: Mapping[str, Mapping[int, int]]) -> None:
+    """Check that the ledger goes on where the savepoint ends."""
+    for topic, partitions in positions.items():
+        for partition, offset in partitions.items():
+            saved = savepoint.source.get(topic, {}).get(partition, offset)
+            if saved != offset:
+                raise RefusedError(
+                    f"savepoint {savepoint.id} ends at offset {saved} of {topic}-{partition}, and its ledger goes on "
+                    f"at {offset}: they are not of one pipeline"
+                )
+
+
+def _current(home: Home) -> Lineage | None:
+    try:
+        return home.current()
+    except RefusedError:
+        return None  # it is lost, and no longer needed
+
+
+def _lineage(
+    savepoint: Savepoint, current: Lineage | None, tail: LedgerTail, claim: RunRecord, request: RestoreRequest
+) -> Lineage:
+    again = request.mode is RestoreMode.REEMIT and savepoint.commit < tail.place.commit
+    return Lineage(
+        id=str(uuid.uuid4()),
+        cluster_id=tail.cluster_id,
+        ledger_topic_id=tail.topic_id,
+        last_commit=tail.place.commit,
+        base_batch=savepoint.batch,
+        base_commit=tail.place.commit if again else savepoint.commit,
+        savepoint=savepoint.id,
+        parent=current.id if current else claim.lineage,
+        parent_run=claim.run,
+        parent_commit=tail.place.commit,
+        reemits=savepoint.commit if again else None,
+        accept_nondeterminism=request.accept_nondeterminism,
+    )
+
+
+def _make(home: Home, savepoints: Savepoints, savepoint: Savepoint, lineage: Lineage, to: Path | None) -> Path:
+    defects = savepoints.verify(savepoint.id)
+    if defects:
+        raise RefusedError(
+            f"savepoint {savepoint.id} is damaged: {'; '.join(map(str, defects[:3]))}. Restore another one"
+        )
+    directory = home.lineages / lineage.id if to is None else Path(os.path.abspath(to))
+    lineages.remove_unfinished(directory.parent)
+    lineages.make(directory, savepoints.checkpoint(savepoint.id).path, savepoint.files, lineage)
+    if to is None:
+        home.use(lineage.id)
+        failpoints.reach("restore-switched")
+        abandoned = home.lineage(str(lineage.parent))
+        if abandoned is not None:
+            home.remember(replace(abandoned, abandoned_for=lineage.id))
+    return directory

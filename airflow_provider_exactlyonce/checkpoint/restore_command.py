@@ -1,0 +1,105 @@
+"""The subcommand ``exactlyonce restore``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_exactlyonce.checkpoint.restore import Restored, RestoreMode, RestoreRequest, restore
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+
+
+def add_restore_parser(subparsers: Any) -> None:
+    """Add the subcommand to the program's parser."""
+    parser = subparsers.add_parser(
+        "restore",
+        help="make a pipeline go on from a savepoint, without a duplicate and without a loss",
+        description="Make a fresh lineage of a savepoint. The next start of the pipeline's driver runs it: it replays "
+        "what was committed since without writing it again, and then goes on. The pipeline must be stopped.",
+        epilog="exit codes: 0 restored, 64 refused (nothing was changed), 65 the pipeline runs",
+    )
+    parser.add_argument("pipeline", help="the pipeline's name")
+    parser.add_argument("--savepoint", metavar="ID", help="the savepoint (default: the newest)")
+    parser.add_argument("--commit", type=int, metavar="C", help="the newest savepoint at or before this commit")
+    parser.add_argument(
+        "--mode",
+        type=RestoreMode,
+        choices=list(RestoreMode),
+        default=RestoreMode.SUPPRESS,
+        help="what becomes of the commits after the savepoint: suppress replays them without writing (default), fail "
+        "refuses when there are any, reemit writes their output again",
+    )
+    parser.add_argument(
+        "--to", type=Path, metavar="DIR", help="make the lineage in this new directory, and leave the pipeline as it is"
+    )
+    parser.add_argument(
+        "--accept-nondeterminism",
+        action="store_true",
+        help="replayed commits may give other rows than were committed: the state then differs from the output",
+    )
+    parser.add_argument("--bootstrap-servers", help=f"Kafka brokers, instead of {kafka_config.VARIABLE}")
+    parser.add_argument("--home", help="the pipeline's home, if it is not where its last run started")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(func=_restore)
+
+
+def _restore(given: argparse.Namespace) -> int:
+    config = kafka_config.from_environment(given.bootstrap_servers)
+    request = RestoreRequest(
+        savepoint=given.savepoint,
+        commit=given.commit,
+        mode=given.mode,
+        to=given.to,
+        accept_nondeterminism=given.accept_nondeterminism,
+    )
+    facts = facts_of(restore(_home(given, config), given.pipeline, config, request), given.pipeline)
+    if given.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        width = max(map(len, facts))
+        for name, value in facts.items():
+            print(f"{name.replace('_', ' '):<{width}}  {'-' if value is None else value}")
+    return 0
+
+
+def facts_of(restored: Restored, pipeline: str) -> dict[str, Any]:
+    """Return what people want to know of a restore."""
+    stretch = restored.stretch
+    return {
+        "pipeline": pipeline,
+        "savepoint": restored.savepoint.id,
+        "savepoint_commit": restored.savepoint.commit,
+        "last_commit": restored.last_commit,
+        "mode": restored.mode.value,
+        "lineage": restored.lineage.id,
+        "directory": str(restored.directory),
+        "abandoned": restored.lineage.parent,
+        "replayed_commits": [stretch.first, stretch.last] if stretch else None,
+        "replayed_source_records": stretch.records if stretch else 0,
+        "seconds_when_committed": round(stretch.seconds, 3) if stretch else 0.0,
+        "versions": [list(part) for part in stretch.versions] if stretch else [],
+        "reemitted_commits": [restored.savepoint.commit + 1, restored.last_commit]
+        if restored.lineage.reemits is not None
+        else None,
+    }
+
+
+def _home(given: argparse.Namespace, config: dict[str, str]) -> Home:
+    """Return the home that was named, or that the ledger names."""
+    from confluent_kafka import KafkaException
+
+    if given.home:
+        return Home(given.home)
+    try:
+        with LedgerReader(config, given.pipeline) as reader:
+            tail = reader.tail()
+    except KafkaException as error:
+        raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
+    if tail is None or tail.claim is None:
+        raise RefusedError(f"pipeline {given.pipeline} has no ledger on this cluster: it has never been started here")
+    return Home(tail.claim.home_path)

@@ -1,0 +1,69 @@
+"""A pipeline that was restored wrote what one that never was did: record by record, with an independent reader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
+from airflow_provider_exactlyonce.control.status import Status
+from tests.integration.restore.harness import Bench, Case
+from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES
+
+
+def replayed(told: Status, first: int, last: int) -> Status:
+    """Check that a run has replayed these commits, compared all of them, and steered."""
+    assert told.replay is not None
+    assert (told.replay.first, told.replay.last, told.replay.done) == (first, last, last)
+    assert told.replay.not_compared == told.replay.diverged == []
+    assert told.replay.one_start_per_batch is None
+    return told
+
+
+def check_clean(case: Case) -> None:
+    report = audit(case.config, case.name, AuditOptions(patience_seconds=10))
+    assert report.is_clean, [str(violation) for violation in report.found]
+
+
+def prove(bench: Bench, shape: str, *, at: Sequence[int], last: int) -> None:
+    """Run to a commit with savepoints on the way; restore each, and go on to the end of the input every time.
+
+    The pipeline that is never restored stops where the other does: a restart forgets what each watermark has seen.
+    """
+    topics = bench.topics(shape)
+    case, plain = (bench.case(shape, topics, limit=ROWS_A_BATCH) for _ in range(2))
+    rounds = bench.input()
+    for _ in range(last // 2):
+        rounds.send(topics)
+    savepoints = {}
+    for stop in (*at, last):
+        while case.tail().place.commit < stop if case.home.current() else True:
+            for one in (case, plain):
+                one.run(stop_at=stop)
+            if case.tail().place.commit < stop:  # all of the first half, with a batch without data at its end
+                for _ in range(last):
+                    rounds.send(topics)
+        savepoints[stop] = case.save()
+    for commit in at:
+        newest = case.tail().place.commit
+        case.restore(savepoints[commit])
+        rounds.send(topics)
+        replayed(case.run(), commit + 1, newest)
+        plain.run()
+        assert case.written() == plain.written(), f"after the restore of commit {commit}"
+    assert case.tail().place.commit == plain.tail().place.commit
+    check_clean(case)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("shape", ["windowed", "update"])
+def test_what_a_restored_pipeline_writes_is_what_one_that_never_was_does(bench: Bench, shape: str) -> None:
+    prove(bench, shape, at=(2, 7), last=8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_savepoints_of_commit_5_20_and_39_restore_at_commit_40(bench: Bench, shape: str) -> None:
+    prove(bench, shape, at=(5, 20, 39), last=40)

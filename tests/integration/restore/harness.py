@@ -77,8 +77,7 @@ class Case:
         assert current is not None
         assert tail.commit is not None
         checkpoint = Checkpoint(self.home.checkpoint(current.id))
-        batch = current.batch_of(tail.place.commit)
-        return Savepoints(self.home.savepoints).take(checkpoint, batch, tail.commit, None).id
+        return Savepoints(self.home.savepoints).take(checkpoint, tail.commit, None).id
 
     def restore(self, savepoint: str | None = None, **request: Any) -> Restored:
         return restore(self.home, self.name, self.config, RestoreRequest(savepoint=savepoint, **request))

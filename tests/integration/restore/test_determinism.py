@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from airflow_provider_exactlyonce.streaming import determinism
+from airflow_provider_exactlyonce.streaming.session import open_session
+from tests.integration.restore.shapes import deduplicated, joined, stateless, timed, update, windowed
+
+
+@pytest.fixture(scope="module")
+def session(jvm: None) -> SparkSession:
+    return open_session("determinism")
+
+
+def events(spark: SparkSession) -> DataFrame:
+    rows = spark.readStream.format("rate").load()
+    return rows.selectExpr("value AS id", "string(value) AS k", "value AS t", "double(value) AS f")
+
+
+def a_look_up(frame: DataFrame) -> DataFrame:
+    frame.sparkSession.range(3).write.mode("overwrite").format("parquet").saveAsTable("look_up")
+    return frame.join(frame.sparkSession.table("look_up"), "id")
+
+
+def a_random_function(frame: DataFrame) -> DataFrame:
+    return frame.select(F.udf(lambda id: id, "bigint").asNondeterministic()("id"))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda frame: frame.select(F.rand()), "Rand is not deterministic"),
+        (lambda frame: frame.select(F.expr("uuid()")), "Uuid is not deterministic"),
+        (lambda frame: frame.select(F.monotonically_increasing_id()), "MonotonicallyIncreasingID"),
+        (lambda frame: frame.groupBy("k").agg(F.first("id")), "First depends on the order"),
+        (lambda frame: frame.groupBy("k").agg(F.last("id")), "Last depends on the order"),
+        (lambda frame: frame.groupBy("k").agg(F.collect_list("id")), "CollectList depends on the order"),
+        (lambda frame: frame.groupBy("k").agg(F.max_by("id", "f")), "MaxBy depends on the order"),
+        (lambda frame: frame.groupBy("k").agg(F.sum("f")), "Sum of floats depends on the order"),
+        (lambda frame: frame.groupBy("k").agg(F.avg(F.col("f") * 2)), "Average of floats depends on the order"),
+        (lambda frame: frame.groupBy("k").agg(F.stddev("id")), "depends on the order"),
+        (a_random_function, "PythonUDF is not deterministic"),
+        (a_look_up, "reads outside of the stream"),
+    ],
+)
+def test_what_may_give_other_rows_is_found_and_named(
+    session: SparkSession, function: Callable[[DataFrame], DataFrame], reason: str
+) -> None:
+    found = determinism.find(function(events(session)))
+    assert any(reason in one for one in found), found
+
+
+def test_ordinary_queries_are_taken_as_deterministic(session: SparkSession) -> None:
+    frame = events(session)
+    results = [function(frame) for function in (stateless, windowed, update, deduplicated, timed)]
+    exact = frame.groupBy("k").agg(F.sum(F.col("id").cast("decimal(12,2)")), F.avg("id"), F.max("f"), F.count("*"))
+    look_up = frame.join(session.createDataFrame([(1, "a")], "id BIGINT, name STRING"), "id")
+    for result in [*results, joined(frame, events(session)), exact, look_up]:
+        assert determinism.find(result) == []

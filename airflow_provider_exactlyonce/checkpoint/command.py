@@ -82,7 +82,7 @@ def _action(actions: Any, name: str, function: Any, text: str, description: str 
     return parser
 
 
-def _home(given: argparse.Namespace) -> Home:
+def home_of(given: argparse.Namespace) -> Home:
     """Return the pipeline's home: the one that was named, or that the ledger names."""
     if given.home:
         home = Home(given.home)
@@ -104,12 +104,12 @@ def _home(given: argparse.Namespace) -> Home:
 
 
 def _savepoints(given: argparse.Namespace) -> Savepoints:
-    return Savepoints(_home(given).savepoints)
+    return Savepoints(home_of(given).savepoints)
 
 
 def _take(given: argparse.Namespace) -> int:
     savepoint = request.take(
-        _home(given),
+        home_of(given),
         given.pipeline,
         kafka_config.from_environment(given.bootstrap_servers),
         label=given.label,

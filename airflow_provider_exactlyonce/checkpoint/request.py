@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
@@ -105,14 +103,14 @@ def _take_here(home: Home, pipeline: str, config: Mapping[str, Any], *, label: s
     lineage = home.current()
     if lineage is None or home.pipeline() != pipeline:
         raise RefusedError(f"{home.path} is no home of pipeline {pipeline}: there is nothing to save")
-    with _held(home, pipeline, f"savepoint-{request}"):
+    with leases.holding(home.lease, pipeline, f"savepoint-{request}"):
         checkpoint = Checkpoint(home.checkpoint(lineage.id))
         batch, defects = newest_whole(checkpoint)
         if batch is None:
             told = f": {'; '.join(map(str, defects[:3]))}" if defects else ""
             raise RefusedError(f"{checkpoint.path} has no whole batch, so there is nothing to save{told}")
         with LedgerReader(config, pipeline) as reader:
-            record = _record_of(reader, lineage.id, batch)
+            record = _record_of(reader, lineage.commit_of(batch))
         if record is None:
             raise RefusedError(
                 f"the ledger of {pipeline} has no commit of batch {batch} of lineage {lineage.id}: start the pipeline, "
@@ -122,35 +120,13 @@ def _take_here(home: Home, pipeline: str, config: Mapping[str, Any], *, label: s
         return Savepoints(home.savepoints).take(checkpoint, batch, record, job, label=label, request=request)
 
 
-@contextmanager
-def _held(home: Home, pipeline: str, token: str) -> Iterator[None]:
-    """Hold the lease, so that no driver starts meanwhile; one that does all the same is noticed."""
-    mine = leases.take(home.lease, pipeline, token)
-    done = threading.Event()
-
-    def beat() -> None:
-        while not done.wait(leases.HEARTBEAT_SECONDS) and leases.beat(home.lease, mine) is not None:
-            pass
-
-    beating = threading.Thread(target=beat, name="heartbeat", daemon=True)
-    beating.start()
-    try:
-        yield
-        if leases.beat(home.lease, mine) is None:
-            raise AlreadyRunningError(f"a driver of {pipeline} started meanwhile; ask for the savepoint again")
-    finally:
-        done.set()
-        beating.join()
-        leases.release(home.lease, mine)
-
-
-def _record_of(reader: LedgerReader, lineage: str, batch: int) -> CommitRecord | None:
-    """Look for a batch from the ledger's end on; it is the last one or the one before, unless files were lost."""
+def _record_of(reader: LedgerReader, commit: int) -> CommitRecord | None:
+    """Look for a commit from the ledger's end on; it is the last one or the one before, unless files were lost."""
     tail = reader.tail()
     record = tail.commit if tail else None
-    while record is not None and record.lineage == lineage and record.batch > batch:
+    while record is not None and record.commit > commit:
         record = _at(reader, record.before.commit_offset)
-    return record if record is not None and (record.lineage, record.batch) == (lineage, batch) else None
+    return record if record is not None and record.commit == commit else None
 
 
 def _at(reader: LedgerReader, offset: int) -> CommitRecord | None:

@@ -7,11 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_exactlyonce.checkpoint.command import home_of
 from airflow_provider_exactlyonce.checkpoint.restore import Restored, RestoreMode, RestoreRequest, restore
-from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
-from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 
 
 def add_restore_parser(subparsers: Any) -> None:
@@ -57,7 +55,7 @@ def _restore(given: argparse.Namespace) -> int:
         to=given.to,
         accept_nondeterminism=given.accept_nondeterminism,
     )
-    facts = facts_of(restore(_home(given, config), given.pipeline, config, request), given.pipeline)
+    facts = facts_of(restore(home_of(given), given.pipeline, config, request), given.pipeline)
     if given.json:
         print(json.dumps(facts, indent=2))
     else:
@@ -87,19 +85,3 @@ def facts_of(restored: Restored, pipeline: str) -> dict[str, Any]:
         if restored.lineage.reemits is not None
         else None,
     }
-
-
-def _home(given: argparse.Namespace, config: dict[str, str]) -> Home:
-    """Return the home that was named, or that the ledger names."""
-    from confluent_kafka import KafkaException
-
-    if given.home:
-        return Home(given.home)
-    try:
-        with LedgerReader(config, given.pipeline) as reader:
-            tail = reader.tail()
-    except KafkaException as error:
-        raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
-    if tail is None or tail.claim is None:
-        raise RefusedError(f"pipeline {given.pipeline} has no ledger on this cluster: it has never been started here")
-    return Home(tail.claim.home_path)

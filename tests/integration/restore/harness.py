@@ -77,7 +77,9 @@ class Case:
         assert current is not None
         assert tail.commit is not None
         checkpoint = Checkpoint(self.home.checkpoint(current.id))
-        return Savepoints(self.home.savepoints).take(checkpoint, tail.commit, None).id
+        return (
+            Savepoints(self.home.savepoints).take(checkpoint, current.batch_of(tail.place.commit), tail.commit, None).id
+        )
 
     def restore(self, savepoint: str | None = None, **request: Any) -> Restored:
         return restore(self.home, self.name, self.config, RestoreRequest(savepoint=savepoint, **request))

@@ -1,8 +1,9 @@
 """The contract of the adapter for Spark's private parts.
 
 When this fails with another Spark: ``missing_part`` names what is gone or renamed. Mend ``streaming/spark_steering.py``
-after the source of Spark (its classes are named there), run this again, and then ``test_restore.py`` with ``-m ""``. Till
-then nothing is lost: a pipeline whose Spark lacks a part is replayed with one start of the query per recorded batch.
+after the source of Spark (its classes are named there), run this again, and then ``test_restore.py`` with ``-m ""``.
+Until then nothing is lost: a pipeline whose Spark lacks a part is replayed with one start of the query per recorded
+batch.
 """
 
 from __future__ import annotations

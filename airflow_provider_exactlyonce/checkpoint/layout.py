@@ -57,7 +57,8 @@ class BatchOffsets:
         ends: KafkaOffsets = {}
         for line in self.sources:
             for topic, partitions in (json.loads(line) if line else {}).items():
-                ends.setdefault(topic, {}).update({int(partition): end for partition, end in partitions.items()})
+                if isinstance(partitions, dict):  # else it is of a file source
+                    ends.setdefault(topic, {}).update({int(partition): end for partition, end in partitions.items()})
         return ends
 
     def same_sources(self, other: BatchOffsets) -> bool:

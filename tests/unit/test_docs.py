@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_exactlyonce import exceptions
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.failpoints import NAMES
+from airflow_provider_exactlyonce.failpoints import NAMES, SAVEPOINT_NAMES
 from airflow_provider_exactlyonce.kafka.transaction import TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
@@ -43,8 +43,9 @@ def test_the_states_of_the_producer_session_are_drawn_from_its_table() -> None:
     assert drawn == rows
 
 
-def test_every_fail_point_is_in_the_protocols_table() -> None:
-    assert re.findall(r"\| `([a-z-]+)` \|", (ROOT / "docs/protocol.md").read_text()) == list(NAMES)
+@pytest.mark.parametrize(("document", "names"), [("protocol", NAMES), ("savepoints", SAVEPOINT_NAMES)])
+def test_every_fail_point_is_in_its_documents_table(document: str, names: tuple[str, ...]) -> None:
+    assert re.findall(r"\| `([a-z-]+)` \|", (ROOT / f"docs/{document}.md").read_text()) == list(names)
 
 
 def test_every_exit_code_has_a_row() -> None:

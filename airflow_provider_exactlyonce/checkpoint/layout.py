@@ -238,18 +238,26 @@ class Checkpoint:
                 yield source / "0"
 
     def write_offsets(self, batch: int, text: str) -> None:
-        """Put ``offsets/<batch>`` back, by rename; Hadoop's checksum of what was there is dropped."""
-        directory = self.path / "offsets"
-        directory.mkdir(exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{batch}.", suffix=".tmp", dir=directory)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        (directory / f".{batch}.crc").unlink(missing_ok=True)
-        os.replace(temporary, directory / str(batch))
+        """Put ``offsets/<batch>`` back."""
+        _replace(self.path / "offsets" / str(batch), text)
+
+    def write_query_id(self, query_id: str) -> None:
+        """Put ``metadata`` back."""
+        _replace(self.path / "metadata", json.dumps({"id": query_id}, separators=(",", ":")))
 
     def remove(self, log: str, batch: int) -> None:
         """Remove an entry that isn't whole, with its checksum."""
         (self.path / log / f".{batch}.crc").unlink(missing_ok=True)
         (self.path / log / str(batch)).unlink(missing_ok=True)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file by rename; Hadoop's checksum of what was there is dropped."""
+    path.parent.mkdir(exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    os.replace(temporary, path)

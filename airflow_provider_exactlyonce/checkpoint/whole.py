@@ -145,10 +145,10 @@ def _state_ids(
 
 def _source_files(checkpoint: Checkpoint, offsets: BatchOffsets | None) -> Iterator[str]:
     """Yield the files of the sources; of a file source's log, what the batch has read, so that batches stay as cut."""
-    for number, line in enumerate(offsets.sources if offsets else ()):
+    for index, line in enumerate(offsets.sources if offsets else ()):
         position = json.loads(line or "null")
         if isinstance(position, dict) and any(isinstance(of, dict) for of in position.values()):
-            yield f"sources/{number}/0"  # where a Kafka source began
+            yield f"sources/{index}/0"  # where a Kafka source began
     directory = checkpoint.path / "sources"
     for source in sorted(directory.iterdir(), key=lambda entry: entry.name) if directory.is_dir() else []:
         last = _log_offset(offsets, int(source.name)) if source.name.isdecimal() else None

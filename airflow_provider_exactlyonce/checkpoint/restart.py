@@ -1,0 +1,111 @@
+"""What a restart goes on from: the retained checkpoint, a batch before its newest, or a savepoint.
+
+A crash of the machine can tear the files of the newest batch, and people delete files. Spark would fail on them without
+a way out, or begin with empty state where it finds none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
+from airflow_provider_exactlyonce.checkpoint.state import Defect
+from airflow_provider_exactlyonce.checkpoint.whole import newest_whole
+from airflow_provider_exactlyonce.exceptions import RefusedError
+
+
+class Ground(Enum):
+    """What a restart goes on from."""
+
+    CHECKPOINT = "checkpoint"  # as it is
+    NEWEST_AGAIN = "newest again"  # the batch before the newest; Spark runs the newest again
+    OLDER_BATCH = "older batch"  # a batch further back, to which more than one commit has to be replayed
+    SAVEPOINT = "savepoint"
+    NOTHING = "nothing"  # state was there, and none is left
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """What a restart goes on from, and why not from something newer.
+
+    :param batch: the newest batch of the checkpoint that is whole, None when there is none
+    :param savepoint: the newest savepoint whose bytes are whole; looked for only where the checkpoint does not do
+    :param defects: files of newer batches that are damaged
+    :param bad_savepoints: {id: files of newer savepoints that are damaged}
+    """
+
+    ground: Ground
+    batch: int | None = None
+    savepoint: Savepoint | None = None
+    defects: Sequence[Defect] = ()
+    bad_savepoints: Mapping[str, Sequence[Defect]] = field(default_factory=dict)
+
+    @property
+    def damage(self) -> str:
+        """Say what is damaged: the first files, and how many there are."""
+        told = [str(defect) for defect in self.defects]
+        told += [f"savepoint {name}: {defects[0]}" for name, defects in self.bad_savepoints.items()]
+        return "; ".join(told[:5]) + (f"; and {len(told) - 5} more" if len(told) > 5 else "")
+
+
+def decide(checkpoint: Checkpoint, savepoints: Savepoints, *, lineage: str, committed: int) -> Restart:
+    """Choose what a restart goes on from. Changes nothing.
+
+    :param lineage: the query id that the checkpoint should have
+    :param committed: the batch of this lineage that is the ledger's newest commit, -1 for none
+    :raises RefusedError: when the checkpoint is of another query
+    """
+    if (found := _query_id(checkpoint)) not in (None, lineage):
+        raise RefusedError(
+            f"{checkpoint.path} is the checkpoint of query {found}, not of lineage {lineage}: it was put there from "
+            "elsewhere. Put the lineage's own back, or restore a savepoint: exactlyonce restore"
+        )
+    newest = checkpoint.newest_commit()
+    if newest is None:
+        if committed <= 0:  # Spark has recorded no batch: the first one is run from its beginning
+            return Restart(ground=Ground.CHECKPOINT)
+        return _from_savepoint(savepoints, None, [Defect(path="commits", reason="is missing or empty")])
+    batch, defects = newest_whole(checkpoint)
+    if batch == newest:
+        return Restart(ground=Ground.CHECKPOINT, batch=batch)
+    if batch is not None and batch == newest - 1:
+        return Restart(ground=Ground.NEWEST_AGAIN, batch=batch, defects=defects)
+    return _from_savepoint(savepoints, batch, defects)
+
+
+def _from_savepoint(savepoints: Savepoints, batch: int | None, defects: Sequence[Defect]) -> Restart:
+    if batch is not None:
+        return Restart(ground=Ground.OLDER_BATCH, batch=batch, defects=defects)
+    savepoint, bad = savepoints.newest_good()
+    ground = Ground.NOTHING if savepoint is None else Ground.SAVEPOINT
+    return Restart(ground=ground, savepoint=savepoint, defects=defects, bad_savepoints=bad)
+
+
+def mend_query_id(checkpoint: Checkpoint, lineage: str) -> bool:
+    """Write a query id that is missing or torn again, where the checkpoint has batches; returns whether it was."""
+    if _query_id(checkpoint) is not None or checkpoint.newest_offsets() is None:
+        return False
+    checkpoint.write_query_id(lineage)
+    return True
+
+
+def run_newest_again(checkpoint: Checkpoint, restart: Restart) -> None:
+    """Remove the newest batch's commit and its damaged files, so that Spark runs it again: as after a crash in it."""
+    newest = checkpoint.newest_commit()
+    if newest is not None and newest != restart.batch:
+        checkpoint.remove("commits", newest)
+    for defect in restart.defects:
+        file = checkpoint.path / defect.path
+        if file.is_file():
+            file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+            file.unlink()
+
+
+def _query_id(checkpoint: Checkpoint) -> str | None:
+    try:
+        return checkpoint.query_id()
+    except TornFileError:
+        return None

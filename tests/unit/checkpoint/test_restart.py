@@ -1,0 +1,97 @@
+"""What a restart goes on from when files of the checkpoint are damaged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.restart import Ground, decide, mend_query_id, run_newest_again
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.checkpoint.whole import newest_whole
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from tests.unit.checkpoint import crafted
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Checkpoint:
+    return crafted.checkpoint(tmp_path / "checkpoint", batches=5)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Savepoints:
+    return Savepoints(tmp_path / "savepoints")
+
+
+def only(made: Checkpoint, pattern: str) -> Path:
+    (file,) = made.path.glob(pattern)
+    return file
+
+
+def test_a_checkpoint_that_is_whole_is_gone_on_from_and_so_is_one_without_batches(
+    made: Checkpoint, store: Savepoints, tmp_path: Path
+) -> None:
+    found = decide(made, store, lineage=crafted.LINEAGE, committed=4)
+    assert (found.ground, found.batch, found.damage) == (Ground.CHECKPOINT, 4, "")
+    (tmp_path / "new").mkdir()
+    for committed in (-1, 0):
+        found = decide(Checkpoint(tmp_path / "new"), store, lineage="x", committed=committed)
+        assert found.ground is Ground.CHECKPOINT
+
+
+@pytest.mark.parametrize("pattern", ["commits/4", "offsets/4", "state/0/1/5_*.zip", "state/0/0/SSTs/000004-*.sst"])
+def test_damage_to_the_newest_batch_lets_spark_run_it_again(made: Checkpoint, store: Savepoints, pattern: str) -> None:
+    file = only(made, pattern)
+    file.write_bytes(b"")
+    found = decide(made, store, lineage=crafted.LINEAGE, committed=4)
+    assert (found.ground, found.batch) == (Ground.NEWEST_AGAIN, 3)
+    assert str(file.relative_to(made.path)) in found.damage
+    run_newest_again(made, found)
+    assert (made.newest_commit(), file.exists()) == (3, False)
+    assert newest_whole(made) == (3, [])
+
+
+def test_damage_further_back_makes_an_older_batch_the_ground(made: Checkpoint, store: Savepoints) -> None:
+    only(made, "state/0/0/SSTs/000003-*.sst").write_bytes(b"torn")
+    found = decide(made, store, lineage=crafted.LINEAGE, committed=4)
+    assert (found.ground, found.batch) == (Ground.OLDER_BATCH, 2)
+
+
+def test_without_a_whole_batch_the_newest_good_savepoint_is_the_ground(made: Checkpoint, store: Savepoints) -> None:
+    good, bad = (store.take(made, batch, crafted.record(batch), None) for batch in (1, 3))
+    table = next(path for path in bad.files if "000003-" in path)
+    (store.checkpoint(bad.id).path / table).unlink()
+    shutil.rmtree(made.path / "commits")
+    found = decide(made, store, lineage=crafted.LINEAGE, committed=4)
+    assert (found.ground, found.savepoint) == (Ground.SAVEPOINT, good)
+    assert found.damage == f"commits is missing or empty; savepoint {bad.id}: {table} is missing"
+
+
+def test_state_that_was_there_is_missed_and_nothing_is_taken_for_an_empty_beginning(
+    made: Checkpoint, store: Savepoints
+) -> None:
+    shutil.rmtree(made.path / "state")
+    found = decide(made, store, lineage=crafted.LINEAGE, committed=4)
+    assert (found.ground, found.damage) == (Ground.NOTHING, "state/0/_metadata is missing")
+    shutil.rmtree(made.path)
+    assert decide(made, store, lineage=crafted.LINEAGE, committed=4).ground is Ground.NOTHING
+
+
+@pytest.mark.parametrize("text", ["", '{"i', None])
+def test_a_lost_query_id_is_written_again(made: Checkpoint, store: Savepoints, text: str | None) -> None:
+    (made.path / ".metadata.crc").write_bytes(b"crc")
+    if text is None:
+        (made.path / "metadata").unlink()
+    else:
+        (made.path / "metadata").write_text(text)
+    assert mend_query_id(made, crafted.LINEAGE)
+    assert not mend_query_id(made, crafted.LINEAGE)
+    assert not (made.path / ".metadata.crc").exists()
+    assert decide(made, store, lineage=crafted.LINEAGE, committed=4).ground is Ground.CHECKPOINT
+
+
+def test_another_querys_checkpoint_is_refused(made: Checkpoint, store: Savepoints) -> None:
+    with pytest.raises(RefusedError, match=f"is the checkpoint of query {crafted.LINEAGE}, not of lineage other"):
+        decide(made, store, lineage="other", committed=4)

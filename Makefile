@@ -10,7 +10,7 @@ VENV_PYTHON := .venv/bin/python
 STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all crash-matrix lint format lock checksums bench-commit bench-ledger bench-sequencer bench-sink model wheel clean clean-cache
+.PHONY: help setup demo test test-all crash-matrix lint format lock checksums bench-commit bench-ledger bench-savepoint bench-sequencer bench-sink model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -57,6 +57,9 @@ bench-commit: setup ## measure what a commit costs a batch, and how soon a reade
 
 bench-ledger: setup ## measure how long a ledger of a million commits takes to open
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/ledger.py $(ARGS)
+
+bench-savepoint: setup ## measure savepoints of 10 MB, 100 MB and 1 GB of state against cp -r, and the query beside them
+	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/savepoint.py $(ARGS)
 
 bench-sequencer: setup ## measure what share of a batch of 200 tasks x 200 partitions is their taking turns
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/sequencer.py $(ARGS)

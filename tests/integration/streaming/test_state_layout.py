@@ -151,8 +151,8 @@ def test_a_query_goes_on_from_a_savepoint_of_an_older_batch_as_if_nothing_had_ha
     second = tmp_path / "second"
     shutil.copytree(store.checkpoint(taken).path, second)
     (second / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
-    again = run(spark, case, source, second)
-    assert again == {number: rows for number, rows in original.items() if number > 1}
+    again = run(spark, case, source, second)  # batches without data come at other times
+    assert [rows for rows in again.values() if rows] == [rows for n, rows in original.items() if n > 1 and rows]
     assert any(again.values())
 
 

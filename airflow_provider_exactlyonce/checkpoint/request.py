@@ -110,7 +110,7 @@ def _take_here(home: Home, pipeline: str, config: Mapping[str, Any], *, label: s
             told = f": {'; '.join(map(str, defects[:3]))}" if defects else ""
             raise RefusedError(f"{checkpoint.path} has no whole batch, so there is nothing to save{told}")
         with LedgerReader(config, pipeline) as reader:
-            record = _record_of(reader, lineage.commit_of(batch))
+            record = record_of(reader, lineage.commit_of(batch))
         if record is None:
             raise RefusedError(
                 f"the ledger of {pipeline} has no commit of batch {batch} of lineage {lineage.id}: start the pipeline, "
@@ -120,7 +120,7 @@ def _take_here(home: Home, pipeline: str, config: Mapping[str, Any], *, label: s
         return Savepoints(home.savepoints).take(checkpoint, batch, record, job, label=label, request=request)
 
 
-def _record_of(reader: LedgerReader, commit: int) -> CommitRecord | None:
+def record_of(reader: LedgerReader, commit: int) -> CommitRecord | None:
     """Look for a commit from the ledger's end on; it is the last one or the one before, unless files were lost."""
     tail = reader.tail()
     record = tail.commit if tail else None

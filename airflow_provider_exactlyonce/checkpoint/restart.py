@@ -14,6 +14,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileE
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import Defect
 from airflow_provider_exactlyonce.checkpoint.whole import newest_whole
+from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
 
@@ -51,37 +52,37 @@ class Restart:
         return "; ".join(told[:5]) + (f"; and {len(told) - 5} more" if len(told) > 5 else "")
 
 
-def decide(checkpoint: Checkpoint, savepoints: Savepoints, *, lineage: str, committed: int) -> Restart:
+def decide(checkpoint: Checkpoint, savepoints: Savepoints, lineage: Lineage, commit: int) -> Restart:
     """Choose what a restart goes on from. Changes nothing.
 
-    :param lineage: the query id that the checkpoint should have
-    :param committed: the batch of this lineage that is the ledger's newest commit, -1 for none
+    :param lineage: the lineage whose checkpoint it should be
+    :param commit: the ledger's newest commit, 0 for none
     :raises RefusedError: when the checkpoint is of another query
     """
-    if (found := _query_id(checkpoint)) not in (None, lineage):
+    if (found := _query_id(checkpoint)) not in (None, lineage.id):
         raise RefusedError(
-            f"{checkpoint.path} is the checkpoint of query {found}, not of lineage {lineage}: it was put there from "
+            f"{checkpoint.path} is the checkpoint of query {found}, not of lineage {lineage.id}: it was put there from "
             "elsewhere. Put the lineage's own back, or restore a savepoint: exactlyonce restore"
         )
     newest = checkpoint.newest_commit()
     if newest is None:
-        if committed <= 0:  # Spark has recorded no batch: the first one is run from its beginning
+        if lineage.batch_of(commit) <= 0:  # Spark has recorded no batch: the first one is run from its beginning
             return Restart(ground=Ground.CHECKPOINT)
-        return _from_savepoint(savepoints, None, [Defect(path="commits", reason="is missing or empty")])
+        return _further_back(savepoints, lineage, None, [Defect(path="commits", reason="is missing or empty")])
     batch, defects = newest_whole(checkpoint)
     if batch == newest:
         return Restart(ground=Ground.CHECKPOINT, batch=batch)
     if batch is not None and batch == newest - 1:
         return Restart(ground=Ground.NEWEST_AGAIN, batch=batch, defects=defects)
-    return _from_savepoint(savepoints, batch, defects)
+    return _further_back(savepoints, lineage, batch, defects)
 
 
-def _from_savepoint(savepoints: Savepoints, batch: int | None, defects: Sequence[Defect]) -> Restart:
-    if batch is not None:
-        return Restart(ground=Ground.OLDER_BATCH, batch=batch, defects=defects)
+def _further_back(savepoints: Savepoints, lineage: Lineage, batch: int | None, defects: Sequence[Defect]) -> Restart:
     savepoint, bad = savepoints.newest_good()
+    if batch is not None and (savepoint is None or savepoint.commit < lineage.commit_of(batch)):
+        return Restart(ground=Ground.OLDER_BATCH, batch=batch, defects=defects, bad_savepoints=bad)
     ground = Ground.NOTHING if savepoint is None else Ground.SAVEPOINT
-    return Restart(ground=ground, savepoint=savepoint, defects=defects, bad_savepoints=bad)
+    return Restart(ground=ground, batch=batch, savepoint=savepoint, defects=defects, bad_savepoints=bad)
 
 
 def mend_query_id(checkpoint: Checkpoint, lineage: str) -> bool:

@@ -118,7 +118,7 @@ class Home:
         if lineage is None:
             raise RefusedError(
                 f"{self.path}/current points to lineage {pointer['lineage']}, whose lineage.json is missing or torn: "
-                "put it back from a copy of the home"
+                "put it back from a copy of the home, or restore a savepoint: exactlyonce restore"
             )
         return lineage
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.recovery import recover
 from airflow_provider_exactlyonce.control import commands, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import HEARTBEAT_SECONDS
@@ -82,6 +83,7 @@ class DriverOptions:
     accept_home: bool = False
     allow_single_replica: bool = False
     accept_nondeterminism: bool = False
+    allow_empty_state: bool = False
 
 
 def main(pipeline: Pipeline, arguments: Sequence[str] | None = None) -> NoReturn:
@@ -130,6 +132,11 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
         action="store_true",
         help="replayed commits may give other rows than were committed: the state then differs from the output",
     )
+    parser.add_argument(
+        "--allow-empty-state",
+        action="store_true",
+        help="if checkpoint and savepoints are lost, go on with empty state after the last commit",
+    )
     given = parser.parse_args(arguments)
     return DriverOptions(
         home=Home(given.home),
@@ -140,6 +147,7 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
         accept_home=given.accept_home,
         allow_single_replica=given.allow_single_replica,
         accept_nondeterminism=given.accept_nondeterminism,
+        allow_empty_state=given.allow_empty_state,
     )
 
 
@@ -182,6 +190,13 @@ class Driver:
             topics = self._check_topics(run)  # before the seconds that a Spark session takes
             tail = run.check()
             self._check_topic_ids(topics, tail)
+            recover(
+                run.home,
+                run.pipeline,
+                self._options.config,
+                tail,
+                allow_empty_state=self._options.allow_empty_state,
+            )
             spark = open_session(self._pipeline.name)
             spark.sparkContext.setLogLevel("WARN")
             self._apply_settings(spark)

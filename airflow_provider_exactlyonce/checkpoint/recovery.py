@@ -1,0 +1,123 @@
+"""Brings a home whose checkpoint is damaged to something that a driver can start from; nobody is fenced by it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_exactlyonce.checkpoint import job as jobs
+from airflow_provider_exactlyonce.checkpoint import request
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_offsets
+from airflow_provider_exactlyonce.checkpoint.restart import (
+    Ground,
+    Restart,
+    decide,
+    mend_query_id,
+    run_newest_again,
+)
+from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+
+log = logging.getLogger("exactlyonce")
+
+
+def recover(
+    home: Home,
+    pipeline: str,
+    config: Mapping[str, Any],
+    tail: LedgerTail | None,
+    *,
+    allow_empty_state: bool = False,
+) -> Ground:
+    """Make the current lineage one that can be started; returns what it goes on from.
+
+    :param config: client configuration in librdkafka's names
+    :param tail: the ledger's end, None when there is no ledger yet
+    :param allow_empty_state: go on with empty state when it is lost
+    :raises RefusedError: when state was there and is lost
+    """
+    lineage = home.current()
+    if lineage is None or tail is None or tail.claim is None:
+        return Ground.CHECKPOINT
+    checkpoint, savepoints = Checkpoint(home.checkpoint(lineage.id)), Savepoints(home.savepoints)
+    if mend_query_id(checkpoint, lineage.id):
+        log.warning("metadata of %s was missing or torn, and is written again", checkpoint.path)
+    found = decide(checkpoint, savepoints, lineage, tail.place.commit)
+    if found.ground is Ground.CHECKPOINT:
+        return found.ground
+    log.warning("%s is damaged: %s", checkpoint.path, found.damage)
+    if found.ground is Ground.NOTHING and not allow_empty_state:
+        raise RefusedError(
+            f"the state of pipeline {pipeline} is lost: {found.damage}. Its ledger is at commit {tail.place.commit}, "
+            f"and there is no whole savepoint in {home.savepoints}. Put lineage {lineage.id} back from a copy of the "
+            "home; or start once with --allow-empty-state, which goes on after that commit's source offsets as if "
+            "nothing had been seen before"
+        )
+    if found.ground is Ground.NEWEST_AGAIN:
+        with leases.holding(home.lease, pipeline, f"recovery-{uuid.uuid4()}"):
+            run_newest_again(checkpoint, found)
+        log.warning("batch %s of %s is run again", f"{(found.batch or 0) + 1:,}", checkpoint.path)
+    elif found.ground is Ground.NOTHING:
+        with leases.holding(home.lease, pipeline, f"recovery-{uuid.uuid4()}"):
+            empty = begin_empty(home, lineage, tail)
+        log.warning("lineage %s begins with empty state after commit %d", empty.id, tail.place.commit)
+    else:
+        savepoint = found.savepoint if found.ground is Ground.SAVEPOINT else None
+        chosen = savepoint or _save(home, pipeline, config, lineage, checkpoint, found)
+        restored = restore(home, pipeline, config, RestoreRequest(savepoint=chosen.id))
+        log.warning("restored savepoint %s of commit %d: lineage %s", chosen.id, chosen.commit, restored.lineage.id)
+    return found.ground
+
+
+def _save(
+    home: Home, pipeline: str, config: Mapping[str, Any], lineage: Lineage, checkpoint: Checkpoint, found: Restart
+) -> Savepoint:
+    """Save the newest batch that is whole, so that it can be restored."""
+    batch = found.batch if found.batch is not None else -1
+    with LedgerReader(config, pipeline) as reader:
+        record = request.record_of(reader, lineage.commit_of(batch))
+    if record is None:
+        raise RefusedError(
+            f"{checkpoint.path} is whole up to batch {batch} only ({found.damage}), and the ledger of {pipeline} has "
+            f"forgotten its commit {lineage.commit_of(batch)}: put the newer files back from a copy of the home"
+        )
+    job = jobs.read(home, lineage.id, record.version)
+    return Savepoints(home.savepoints).take(checkpoint, batch, record, job, label="before damaged files")
+
+
+def begin_empty(home: Home, lost: Lineage, tail: LedgerTail) -> Lineage:
+    """Make a lineage that begins where the ledger's newest commit ended in the source, without any state."""
+    lineage = Lineage(
+        id=str(uuid.uuid4()),
+        cluster_id=tail.cluster_id,
+        ledger_topic_id=tail.topic_id,
+        last_commit=tail.place.commit,
+        base_commit=tail.place.commit,
+        parent=lost.id,
+        parent_run=tail.claim.run if tail.claim else 0,
+        parent_commit=tail.place.commit,
+    )
+    checkpoint = home.checkpoint(lineage.id)
+    checkpoint.mkdir(parents=True, mode=0o700)
+    (checkpoint / "metadata").write_text(json.dumps({"id": lineage.id}, separators=(",", ":")))
+    sources = parse_offsets(tail.commit.offsets).sources if tail.commit else ()
+    for number, position in enumerate(sources):
+        if position is not None:
+            _write_start(checkpoint / "sources" / str(number), position)
+    home.remember(lineage)
+    home.use(lineage.id)
+    return lineage
+
+
+def _write_start(directory: Path, position: str) -> None:
+    """Write where a Kafka source begins, as Spark does: a zero byte for the sake of Spark 2.1, version, offsets."""
+    directory.mkdir(parents=True)
+    (directory / "0").write_bytes(b"\x00v1\n" + position.encode())

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
+import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.checkpoint import request
+from airflow_provider_exactlyonce.checkpoint import lineages, request
 from airflow_provider_exactlyonce.checkpoint.savepoints import (
     DEFAULT_RETENTION,
     Savepoint,
@@ -17,7 +20,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import (
     Savepoints,
     encode,
 )
-from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
@@ -142,9 +145,7 @@ def _verify(given: argparse.Namespace) -> int:
     defects = list(map(str, store.verify(savepoint.id)))
     state: list[dict[str, Any]] | None = None
     if not given.no_state and not defects and savepoint.operators:
-        from airflow_provider_exactlyonce.checkpoint.state_reader import read_state
-
-        state, errors = read_state(store.checkpoint(savepoint.id).path, savepoint)
+        state, errors = _read_state(store, savepoint)
         defects += errors
     rows = [f"{one['name']}, store {one['store']}: {one['rows']:,} rows" for one in state or []]
     told = [f"{savepoint.id}: {len(savepoint.files)} files, {savepoint.size:,} bytes", *rows, *defects]
@@ -153,6 +154,16 @@ def _verify(given: argparse.Namespace) -> int:
     if defects:
         print(f"savepoint {savepoint.id} is damaged", file=sys.stderr)
     return RefusedError.exit_code if defects else 0
+
+
+def _read_state(store: Savepoints, savepoint: Savepoint) -> tuple[list[dict[str, Any]], list[str]]:
+    """Open a savepoint's state as a restore would make it: some metadata tells where the checkpoint was."""
+    from airflow_provider_exactlyonce.checkpoint.state_reader import read_state
+
+    with tempfile.TemporaryDirectory(prefix=".verify-", dir=store.directory) as folder:
+        copy = Path(folder) / savepoint.id
+        lineages.make(copy, store.checkpoint(savepoint.id).path, savepoint.files, Lineage(id=str(uuid.uuid4())))
+        return read_state(copy / "checkpoint", savepoint)
 
 
 def _delete(given: argparse.Namespace) -> int:

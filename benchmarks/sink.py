@@ -1,8 +1,8 @@
 """The sink against Spark's own Kafka sink: one broker, one session, one run, the variants interleaved.
 
-Every batch of every variant is a Structured Streaming trigger; what is measured is Spark's own ``addBatch`` and
-``triggerExecution`` of the trigger that carried the data. After each batch the topic is read back by Spark's Kafka
-source, at read_committed, and its rows, distinct keys and content hash are compared with the input.
+Each variant is a stream that stays; they are fed in turn, a batch each. What is measured is Spark's own ``addBatch``
+and ``triggerExecution`` of each trigger. The topics are read back by Spark's Kafka source, at read_committed, and rows
+and content hash are compared with the input.
 
 Run: ``make bench-sink``, or ``python benchmarks/sink.py --help``.
 """
@@ -38,12 +38,15 @@ from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink, KafkaT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 FILES = 4
 TUNED = {"kafka.linger.ms": "50", "kafka.batch.size": "1048576"}
 SPARK, SPARK_TUNED, OURS = "spark", "spark tuned", "exactly once"
 VARIANTS = (SPARK, SPARK_TUNED, OURS)
+WARM_UP_ROUNDS = 8  # a stream runs for days: the JVM's compilers have done their work
+CHECKED_BYTES = 500_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,36 +135,39 @@ class Bench:
         self.listener = SequencerListener(settings.SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1"))
 
     def measure(self, case: Case, rounds: int) -> list[Measured]:
-        """Run one case; the first round warms up and isn't counted."""
+        """Run one case: three streams that stay, fed in turn with one batch each; the first rounds aren't counted."""
         name = f"bench-{uuid.uuid4().hex[:8]}"
         folder = self.work / name
-        expected = self._make_input(case, folder, rounds + 1)
+        expected = self._make_input(case, folder)
         topics = {variant: f"{name}-{number}" for number, variant in enumerate(VARIANTS)}
         self._create_topics([*topics.values()], case.partitions)
-        run, coordinator, holder = self._coordinator(case, name, topics[OURS], folder)
-        measured = []
+        run, sink = self._sink(case, name, topics[OURS], folder)
+        measured, queries, unread = [], {}, 0
         try:
-            for number in range(rounds + 1):
+            for variant in VARIANTS:
+                queries[variant] = self._start(case, folder, variant, topics[variant], sink)
+            for number in range(WARM_UP_ROUNDS + rounds):
                 turn = number % len(VARIANTS)
                 for variant in VARIANTS[turn:] + VARIANTS[:turn]:
-                    frame = self._stream(case, folder, variant, number)
-                    writer = frame.writeStream.option("checkpointLocation", str(folder / f"checkpoint-{variant}"))
-                    if variant == OURS:
-                        holder.append(Checkpoint(folder / f"checkpoint-{variant}"))
-                        writer = writer.foreachBatch(coordinator.process)
-                    else:
-                        writer = self._stock(writer, case, topics[variant], tuned=variant == SPARK_TUNED)
-                    one = self._one_batch(writer, case, variant)
-                    self._check(topics[variant], expected, case, variant)
-                    if number:
+                    self._feed(case, folder, variant, number)
+                    one = self._batch(queries[variant], case, variant, number)
+                    if number >= WARM_UP_ROUNDS:
                         measured.append(one)
+                unread += 1
+                if unread * case.rows * case.size > CHECKED_BYTES or number == WARM_UP_ROUNDS + rounds - 1:
+                    for variant in VARIANTS:
+                        self._check(topics[variant], expected, unread, case, variant)
+                    unread = 0
         finally:
+            for query in queries.values():
+                query.stop()
             run.close()
-            self._delete_topics([*topics.values(), *([f"{name}-source"] if case.source == "kafka" else [])])
+            sources = [self._source_topic(folder, variant) for variant in VARIANTS] if case.source == "kafka" else []
+            self._delete_topics([*topics.values(), *sources])
             shutil.rmtree(folder)
         return measured
 
-    def _make_input(self, case: Case, folder: Path, rounds: int) -> tuple[int, int]:
+    def _make_input(self, case: Case, folder: Path) -> tuple[int, int]:
         """Write the batch that all variants write; returns (rows, content hash)."""
         from pyspark.sql import functions as F
 
@@ -178,10 +184,7 @@ class Bench:
         rows.write.parquet(str(folder / "rows"))
         made = self.spark.read.parquet(str(folder / "rows"))
         if case.source == "kafka":
-            self._create_topics([f"{folder.name}-source"], 4)
-            for _ in range(rounds):
-                options = {"kafka.bootstrap.servers": self.broker.bootstrap_servers, **TUNED}
-                made.write.format("kafka").options(**options).option("topic", f"{folder.name}-source").save()
+            self._create_topics([self._source_topic(folder, variant) for variant in VARIANTS], 4)
         return self._summary(made, case)
 
     def _summary(self, rows: DataFrame, case: Case) -> tuple[int, int]:
@@ -192,30 +195,53 @@ class Bench:
         row = rows.agg(F.count("*"), F.sum(hashed)).collect()[0]
         return int(row[0]), int(row[1] or 0)
 
-    def _stream(self, case: Case, folder: Path, variant: str, number: int) -> DataFrame:
+    def _source_topic(self, folder: Path, variant: str) -> str:
+        return f"{folder.name}-source-{VARIANTS.index(variant)}"
+
+    def _feed(self, case: Case, folder: Path, variant: str, number: int) -> None:
+        """Give a stream its next batch."""
+        if case.source == "kafka":
+            made = self.spark.read.parquet(str(folder / "rows"))
+            options = {"kafka.bootstrap.servers": self.broker.bootstrap_servers, **TUNED}
+            made.write.format("kafka").options(**options).option("topic", self._source_topic(folder, variant)).save()
+            return
+        directory = folder / f"in-{variant}"
+        beside = folder / f"next-{variant}"
+        beside.mkdir()
+        for file in (folder / "rows").glob("*.parquet"):
+            os.link(file, beside / file.name)
+        beside.rename(directory / f"batch={number}")  # all files at once
+
+    def _stream(self, case: Case, folder: Path, variant: str) -> DataFrame:
         columns = ["key", "value"] if case.keyed else ["value"]
         if case.source == "kafka":
             options = {
                 "kafka.bootstrap.servers": self.broker.bootstrap_servers,
-                "subscribe": f"{folder.name}-source",
+                "subscribe": self._source_topic(folder, variant),
                 "startingOffsets": "earliest",
-                "maxOffsetsPerTrigger": str(case.rows),
+                "minOffsetsPerTrigger": str(case.rows),
+                "maxTriggerDelay": "1h",
             }
             return self.spark.readStream.format("kafka").options(**options).load().select(*columns)
         directory = folder / f"in-{variant}"
-        directory.mkdir(exist_ok=True)
-        for file in (folder / "rows").glob("*.parquet"):
-            os.link(file, directory / f"{number}-{file.name}")
-            os.utime(directory / f"{number}-{file.name}")
-        reader = self.spark.readStream.schema("key STRING, value STRING").option("maxFilesPerTrigger", FILES)
+        directory.mkdir()
+        reader = self.spark.readStream.schema("key STRING, value STRING, batch INT")
         return reader.parquet(str(directory)).select(*columns)
+
+    def _start(self, case: Case, folder: Path, variant: str, topic: str, sink: KafkaTransaction) -> StreamingQuery:
+        frame, checkpoint = self._stream(case, folder, variant), folder / f"checkpoint-{variant}"
+        if variant == OURS:
+            writer = sink.prepare(frame).writeStream.foreachBatch(self._coordinator(sink, checkpoint).process)
+        else:
+            writer = self._stock(frame.writeStream, case, topic, tuned=variant == SPARK_TUNED)
+        return writer.option("checkpointLocation", str(checkpoint)).start()
 
     def _stock(self, writer: DataStreamWriter, case: Case, topic: str, *, tuned: bool) -> DataStreamWriter:
         options = {"kafka.bootstrap.servers": self.broker.bootstrap_servers, "topic": topic}
         options |= {"kafka.compression.type": case.codec, **(TUNED if tuned else {})}
         return writer.format("kafka").options(**options)
 
-    def _coordinator(self, case: Case, name: str, topic: str, folder: Path) -> tuple[Run, CommitCoordinator, list[Any]]:
+    def _sink(self, case: Case, name: str, topic: str, folder: Path) -> tuple[Run, KafkaTransaction]:
         run = Run(
             Home(folder / "home"),
             name,
@@ -229,37 +255,38 @@ class Bench:
             stop_requested=lambda: False,
         )
         run.start()
-        checkpoints: list[Checkpoint] = []
+        self.lineage = run.lineage.id
+        return run, sink
 
+    def _coordinator(self, sink: KafkaTransaction, checkpoint: Path) -> CommitCoordinator:
         def plan(number: int) -> Batch:
-            offsets = checkpoints[-1].offsets(number)
+            offsets = Checkpoint(checkpoint).offsets(number)
             assert offsets is not None
-            return Batch(lineage=run.lineage.id, number=number, offsets=offsets, source={}, source_topic_ids={})
+            return Batch(lineage=self.lineage, number=number, offsets=offsets, source={}, source_topic_ids={})
 
         callbacks = Callbacks(plan=plan, stop_reason=lambda: None, committed=lambda *_: None)
-        return run, CommitCoordinator(sink, callbacks, max_batch_attempts=1), checkpoints
+        return CommitCoordinator(sink, callbacks, max_batch_attempts=1)
 
-    def _one_batch(self, writer: DataStreamWriter, case: Case, variant: str) -> Measured:
-        query = writer.trigger(processingTime="1 hour").start()
-        try:
-            deadline = time.monotonic() + 300
-            while True:
-                for progress in query.recentProgress:
-                    if progress["numInputRows"] == case.rows:
-                        duration = progress["durationMs"]
-                        return Measured(
-                            variant=variant,
-                            add_batch_milliseconds=duration["addBatch"],
-                            trigger_milliseconds=duration["triggerExecution"],
-                        )
-                if query.exception() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"{variant}, {case}: {query.exception() or 'no batch within 300 s'}")
-                time.sleep(0.05)
-        finally:
-            query.stop()
+    def _batch(self, query: StreamingQuery, case: Case, variant: str, number: int) -> Measured:
+        """Wait for a batch and return what it took."""
+        deadline = time.monotonic() + 300
+        while True:
+            progress = query.lastProgress
+            if progress is not None and progress["batchId"] == number and progress["numInputRows"]:
+                if progress["numInputRows"] != case.rows:
+                    raise RuntimeError(f"{variant}, {case}: batch {number} has {progress['numInputRows']} rows")
+                duration = progress["durationMs"]
+                return Measured(
+                    variant=variant,
+                    add_batch_milliseconds=duration["addBatch"],
+                    trigger_milliseconds=duration["triggerExecution"],
+                )
+            if not query.isActive or time.monotonic() > deadline:
+                raise RuntimeError(f"{variant}, {case}: {query.exception() or 'no batch within 300 s'}")
+            time.sleep(0.02)
 
-    def _check(self, topic: str, expected: tuple[int, int], case: Case, variant: str) -> None:
-        """Read the batch back, compare it, and delete it."""
+    def _check(self, topic: str, expected: tuple[int, int], batches: int, case: Case, variant: str) -> None:
+        """Read so many batches back, compare them, and delete them."""
         from confluent_kafka import TopicPartition
         from confluent_kafka.admin import OffsetSpec
 
@@ -270,8 +297,9 @@ class Bench:
             "kafka.isolation.level": "read_committed",
         }
         found = self._summary(self.spark.read.format("kafka").options(**options).load(), case)
-        if found != expected:
-            raise RuntimeError(f"{variant}, {case}: wrote (rows, hash) {found}, expected {expected}")
+        wanted = expected[0] * batches, expected[1] * batches
+        if found != wanted:
+            raise RuntimeError(f"{variant}, {case}: wrote (rows, hash) {found}, expected {wanted}")
         places = [TopicPartition(topic, partition) for partition in range(case.partitions)]
         ends = self.admin.list_offsets({place: OffsetSpec.latest() for place in places})
         upto = [TopicPartition(place.topic, place.partition, ends[place].result().offset) for place in places]
@@ -363,6 +391,7 @@ def open_session() -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "4g",
+        "spark.sql.streaming.pollingDelay": "200ms",  # two streams wait while the third is measured
     }
     for name, value in settled.items():
         builder = builder.config(name, value)

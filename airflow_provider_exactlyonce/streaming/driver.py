@@ -50,7 +50,6 @@ from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.savepoint_service import SavepointService
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.session import open_session
-from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaTransaction
 from airflow_provider_exactlyonce.streaming.spark_steering import missing_part
 from airflow_provider_exactlyonce.streaming.start_checks import reconcile
@@ -231,7 +230,6 @@ class Driver:
         # Whatever can be refused is, before the start of the run fences anybody.
         result = self._pipeline.result(spark, self._options.config)
         definition, config = self._pipeline.sink, self._options.config
-        kafka_columns.encode(definition, result)
         check_replay(run, tail, result, accept_nondeterminism=self._options.accept_nondeterminism)
 
         def bad_source_records(ranges: SourceRanges) -> DataFrame | None:
@@ -241,14 +239,11 @@ class Driver:
             definition,
             run,
             targets={topic: topics[topic] for topic in definition.topics},
-            bad_source_records=(
-                (lambda ranges: self._pipeline.bad_source_records(spark, config, ranges))
-                if definition.diverts
-                else None
-            ),
+            bad_source_records=bad_source_records if definition.diverts else None,
             listener=listener,
             stop_requested=lambda: self._stop_reason() is not None,
         )
+        stream = sink.prepare(result)
         for name, work in (("heartbeat", lambda: self._beat(run)), ("lag", lambda: self._measure_lag(run))):
             threading.Thread(target=self._repeat, args=(name, work), name=name, daemon=True).start()
         run.start()
@@ -287,18 +282,18 @@ class Driver:
             max_batch_attempts=self._pipeline.max_batch_attempts,
         )
         self._tell(state=DriverState.RUNNING)
-        if self._replay is not None and not self._replay_first(self._replay, spark, run, result, coordinator):
+        if self._replay is not None and not self._replay_first(self._replay, spark, run, stream, coordinator):
             return
-        self._wait(self._start_query(result, checkpoint.path, coordinator), run, coordinator)
+        self._wait(self._start_query(stream, checkpoint.path, coordinator), run, coordinator)
 
     def _replay_first(
-        self, replay: Replay, spark: SparkSession, run: Run, result: DataFrame, coordinator: CommitCoordinator
+        self, replay: Replay, spark: SparkSession, run: Run, stream: DataFrame, coordinator: CommitCoordinator
     ) -> bool:
         """Replay what the ledger is ahead; returns false when the same query has gone on live, and ended."""
         checkpoint = run.home.checkpoint(run.lineage.id)
         impossible = missing_part(spark)
         while replay.prepare(one_start_per_batch=impossible):
-            query = self._start_query(result, checkpoint, coordinator, once=impossible is not None)
+            query = self._start_query(stream, checkpoint, coordinator, once=impossible is not None)
             replay.attach(query)
             try:
                 self._wait(query, run, coordinator)
@@ -380,10 +375,10 @@ class Driver:
                 )
 
     def _start_query(
-        self, result: DataFrame, checkpoint: Path, coordinator: CommitCoordinator, *, once: bool = False
+        self, stream: DataFrame, checkpoint: Path, coordinator: CommitCoordinator, *, once: bool = False
     ) -> StreamingQuery:
         writer = (
-            result.writeStream.queryName(self._pipeline.name)
+            stream.writeStream.queryName(self._pipeline.name)
             .outputMode(self._pipeline.output_mode)
             .option("checkpointLocation", str(checkpoint))
             .foreachBatch(Pause(self._pipeline.checkpoint, coordinator.process, self._stop_reason))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import json
 import socket
 import time
@@ -27,6 +29,15 @@ class Address:
     host: str
     port: int
     secret: str = field(repr=False)
+
+
+def attempt_secret(key: bytes, attempt: str) -> str:
+    """Return what a batch attempt's tasks show; its tasks know the key, and are told the attempt's name.
+
+    :param key: the listener's
+    :param attempt: names the batch attempt, no secret
+    """
+    return hmac.new(key, attempt.encode(), hashlib.sha256).hexdigest()
 
 
 def first_place(task: int, places: int) -> int:

@@ -7,6 +7,7 @@ process between two attempts, and one that is taken would be noticed only by the
 from __future__ import annotations
 
 import errno
+import secrets
 import socket
 from typing import Final, Self
 
@@ -45,6 +46,8 @@ class SequencerListener:
             ) from error
         self.host: Final = endpoint.host
         self.port: Final[int] = self.socket.getsockname()[1]
+        #: of which the secrets of the batch attempts are made
+        self.key: Final = secrets.token_bytes(32)
 
     def __enter__(self) -> Self:
         return self

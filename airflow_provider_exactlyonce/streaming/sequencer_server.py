@@ -40,7 +40,7 @@ from airflow_provider_exactlyonce.streaming.sequencer import (
     TopicPartition,
     Written,
 )
-from airflow_provider_exactlyonce.streaming.sequencer_client import Address
+from airflow_provider_exactlyonce.streaming.sequencer_client import Address, attempt_secret
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sequencer_peer import Peer, ProtocolError, Refusals, number, place, places
 
@@ -71,7 +71,9 @@ class SequencerServer:
         attempt_timeout_seconds: float,
         on_failure: Callable[[], None],
     ) -> None:
-        self.address: Final = Address(host=listener.host, port=listener.port, secret=secrets.token_hex(16))
+        self.attempt: Final = secrets.token_hex(8)
+        secret = attempt_secret(listener.key, self.attempt)
+        self.address: Final = Address(host=listener.host, port=listener.port, secret=secret)
         self._listener: Final = listener.socket
         self._deadlines: Final = _Deadlines(grant_timeout_seconds, attempt_timeout_seconds)
         self._on_failure: Final = on_failure

@@ -26,6 +26,16 @@ class TransactionalSink(ABC):
         """How long an attempt may take before its transaction is aborted from outside."""
 
     @abstractmethod
+    def prepare(self, result: DataFrame) -> DataFrame:
+        """Return the stream that the query runs in the result's place: one that ends in the tasks which write.
+
+        Called once, before the query starts, and without side effects. Its batches are what :meth:`write` and
+        :meth:`rebuild` get; executed outside of these they write nothing.
+
+        :raises RefusedError: when the result has not the columns that the sink names
+        """
+
+    @abstractmethod
     def begin(self, batch: Batch) -> None:
         """Open a batch attempt.
 

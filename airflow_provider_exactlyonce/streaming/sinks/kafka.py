@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -154,6 +154,15 @@ class KafkaTransaction(TransactionalSink):
         return self._definition.transaction_timeout_seconds * _WRITING_SHARE
 
     @override
+    def prepare(self, result: DataFrame) -> DataFrame:
+        from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
+
+        topic = self._definition.topic
+        limit = self._targets[topic].batch_bytes_maximum if topic is not None else None
+        records = kafka_columns.encode(self._definition, result, batch_bytes_maximum=limit)
+        return kafka_writer.write_stage(records, self._writer_settings())
+
+    @override
     def begin(self, batch: Batch) -> None:
         failpoints.note(batch=batch.number)
         self._batch, self._sink, self._pre_committed = batch, {}, None
@@ -292,32 +301,31 @@ class KafkaTransaction(TransactionalSink):
         from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
 
         return kafka_writer.WriteTask(
-            config=self._run.options.config,
+            settings=self._writer_settings(),
             sequencer=address,
-            transactional_id=self._run.session.transactional_id,
             producer=self._run.session.producer,
-            topic=self._definition.topic,
             targets=self._targets,
+        )
+
+    def _writer_settings(self) -> kafka_writer.WriterSettings:
+        from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
+
+        return kafka_writer.WriterSettings(
+            config=self._run.options.config,
+            sequencer_key=self._listener.key,
+            transactional_id=self._run.session.transactional_id,
+            topic=self._definition.topic,
             compression=Compression(self._definition.compression, self._definition.compression_level),
         )
 
     # What follows is all that needs Spark.
 
-    def _encode(self, frame: DataFrame) -> DataFrame:
-        topic = self._definition.topic
-        limit = self._targets[topic].batch_bytes_maximum if topic is not None else None
-        return kafka_columns.encode(self._definition, frame, batch_bytes_maximum=limit)
-
     def _recompute(self, frame: DataFrame) -> tuple[int, int]:
         """Run the plan without writing; returns rows and digest."""
-        from pyspark.sql import functions as F
-
-        encoded = self._encode(frame)
-        if self._definition.diverts:
-            encoded = encoded.where(F.col("topic") != self._definition.bad_topic)
-        sums = encoded.agg(F.count("*").alias("rows"), F.sum(F.col("digest").cast("decimal(38,0)")).alias("digest"))
-        found = sums.collect()[0]
-        return found["rows"], int(found["digest"] or 0) % 2**64
+        sums = [
+            of for answer in _answers(frame.collect()) for place, of in answer.items() if not self._is_bad(place.topic)
+        ]
+        return sum(rows for rows, _ in sums), sum(digest for _, digest in sums) % 2**64
 
     def _cancel_tasks(self, frame: DataFrame, tag: str) -> None:
         frame.sparkSession.sparkContext.cancelJobsWithTag(tag)
@@ -328,18 +336,24 @@ class KafkaTransaction(TransactionalSink):
         """Run the stage that writes; returns {topic-partition: (rows, digest)} of each task."""
         from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
 
-        encoded, task = self._encode(frame), self._write_task(server.address)
-        if self._bad_source_records is not None:
-            bad = self._bad_source_records(self._open_batch().source)
-            encoded = encoded if bad is None else encoded.unionByName(bad, allowMissingColumns=True)
+        task = self._write_task(server.address)
+        answers = self._run_job(frame, server, tag, task)
+        bad = self._bad_source_records(self._open_batch().source) if self._bad_source_records else None
+        if bad is not None:
+            stage = kafka_writer.write_stage(bad, task.settings)
+            answers += self._run_job(stage, server, tag, replace(task, first_task=len(answers)))
+        return answers
 
-        def write(batches: Any) -> Any:
-            return kafka_writer.write(batches, task)
+    def _run_job(
+        self, stage: DataFrame, server: SequencerServer, tag: str, task: kafka_writer.WriteTask
+    ) -> list[dict[TopicPartition, tuple[int, int]]]:
+        from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
 
-        context = encoded.sparkSession.sparkContext
+        context = stage.sparkSession.sparkContext
         context.addJobTag(tag)
+        context.setLocalProperty(kafka_writer.ATTEMPT_PROPERTY, kafka_writer.describe(task, server.attempt))
         try:
-            rows = encoded.mapInArrow(write, kafka_writer.RESULT_SCHEMA).collect()
+            return _answers(stage.collect())
         except Exception as error:
             reason = server.failure
             known = marked_errors.find(f"{reason}\n{error}")
@@ -347,14 +361,19 @@ class KafkaTransaction(TransactionalSink):
                 raise known from error
             raise BatchFailedError(reason or f"the batch's Spark job failed: {error}") from error
         finally:
+            context.setLocalProperty(kafka_writer.ATTEMPT_PROPERTY, None)  # type: ignore[arg-type]  # null removes it
             context.removeJobTag(tag)
-        return [
-            {
-                TopicPartition(topic, partition): (count, digest)
-                for topic, partition, count, digest in json.loads(row["written"])
-            }
-            for row in rows
-        ]
+
+
+def _answers(rows: Iterable[Any]) -> list[dict[TopicPartition, tuple[int, int]]]:
+    """Return {topic-partition: (rows, digest)} of each task."""
+    return [
+        {
+            TopicPartition(topic, partition): (count, digest)
+            for topic, partition, count, digest in json.loads(row["written"])
+        }
+        for row in rows
+    ]
 
 
 def _agreed(

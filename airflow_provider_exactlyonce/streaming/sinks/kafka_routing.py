@@ -41,22 +41,10 @@ class Router:
 
         :raises RecordRefusedError: when a row's topic or partition does not exist; the text is marked
         """
-        for topic, selected in self._by_topic(rows):
+        for topic, selected in by_topic(rows, self._topic):
             if topic not in self.targets:
                 self.targets[topic] = self._describe(topic)
             yield topic, selected, self._partitions(topic, selected)
-
-    def _by_topic(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        if "topic" not in rows.schema.names:
-            yield str(self._topic), rows
-            return
-        import pyarrow.compute as pc  # only those who name topics by row pay for its import
-
-        named = rows["topic"]
-        for topic in pc.unique(named).to_pylist():
-            if topic is None:
-                raise _refused("a record has no topic: its topic column is null, and KafkaSink declares no topic")
-            yield topic, rows.filter(pc.equal(named, topic))
 
     def _partitions(self, topic: str, rows: pa.RecordBatch) -> NDArray[np.int32]:
         count = self.targets[topic].partitions
@@ -70,6 +58,24 @@ class Router:
             chosen = given if valid is None else np.where(valid, given, chosen)
         keyless = chosen < 0
         return np.where(keyless, np.int32(count), chosen) if keyless.any() else chosen
+
+
+def by_topic(rows: pa.RecordBatch, default: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield (topic, its rows).
+
+    :param default: the topic of all rows when they have no column with it
+    :raises RecordRefusedError: when a row's topic is null; the text is marked
+    """
+    if "topic" not in rows.schema.names:
+        yield str(default), rows
+        return
+    import pyarrow.compute as pc  # only those who name topics by row pay for its import
+
+    named = rows["topic"]
+    for topic in pc.unique(named).to_pylist():
+        if topic is None:
+            raise _refused("a record has no topic: its topic column is null, and KafkaSink declares no topic")
+        yield topic, rows.filter(pc.equal(named, topic))
 
 
 def _refused(message: str) -> RecordRefusedError:

@@ -12,9 +12,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -30,39 +30,111 @@ from airflow_provider_exactlyonce.kafka.transaction import add_partition, produc
 from airflow_provider_exactlyonce.kafka.wire import Producer, WireClient
 from airflow_provider_exactlyonce.streaming.marked_errors import mark
 from airflow_provider_exactlyonce.streaming.sequencer import TopicPartition
-from airflow_provider_exactlyonce.streaming.sequencer_client import Address, SequencerClient, first_place
-from airflow_provider_exactlyonce.streaming.sinks.kafka_routing import Router
+from airflow_provider_exactlyonce.streaming.sequencer_client import (
+    Address,
+    SequencerClient,
+    attempt_secret,
+    first_place,
+)
+from airflow_provider_exactlyonce.streaming.sinks.kafka_routing import Router, by_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 FLUSH_BYTES_MINIMUM: Final = 1 << 20
 FLUSH_BYTES_MAXIMUM: Final = 8 << 20
 _FLUSHES_QUEUED: Final = 2
+_NO_PARTITION: Final = -1
 CANDIDATES: Final = 64  # of more, hardly one more is free, and the question gets long
 
 RESULT_SCHEMA: Final = "task INT, written STRING"
 
+#: The local property of a Spark job that names the open batch attempt; a job without it writes nothing.
+ATTEMPT_PROPERTY: Final = "exactlyonce.attempt"
+
 
 @dataclass(frozen=True, kw_only=True)
-class WriteTask:
-    """What a task needs to know.
+class WriterSettings:
+    """What the tasks of all batches of a query share.
 
     :param config: client configuration in librdkafka's names
+    :param sequencer_key: of which a batch attempt's secret is made
     :param topic: where rows without a topic of their own go, None when each has one
-    :param targets: the topics that the driver knows; a task looks up others
     """
 
     config: Mapping[str, str] = field(repr=False)
-    sequencer: Address
+    sequencer_key: bytes = field(repr=False)
     transactional_id: str
-    producer: Producer
     topic: str | None
-    targets: Mapping[str, TopicFacts]
     compression: Compression = UNCOMPRESSED
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteTask:
+    """What a task of a batch attempt needs to know.
+
+    :param targets: the topics that the driver knows; a task looks up others
+    :param first_task: the number of the attempt's first task in this Spark job
+    """
+
+    settings: WriterSettings
+    sequencer: Address
+    producer: Producer
+    targets: Mapping[str, TopicFacts]
+    first_task: int = 0
+
+
+def describe(task: WriteTask, attempt: str) -> str:
+    """Return the value of :data:`ATTEMPT_PROPERTY`. Nothing in it is secret: Spark shows and logs such properties.
+
+    :param attempt: the attempt's name
+    """
+    return json.dumps(
+        {
+            "attempt": attempt,
+            "sequencer": [task.sequencer.host, task.sequencer.port],
+            "producer": [task.producer.id, task.producer.epoch],
+            "targets": [asdict(target) for target in task.targets.values()],
+            "first_task": task.first_task,
+        }
+    )
+
+
+def _described(text: str, settings: WriterSettings) -> WriteTask:
+    found = json.loads(text)
+    host, port = found["sequencer"]
+    producer, epoch = found["producer"]
+    return WriteTask(
+        settings=settings,
+        sequencer=Address(host=host, port=port, secret=attempt_secret(settings.sequencer_key, found["attempt"])),
+        producer=Producer(id=producer, epoch=epoch),
+        targets={target["name"]: TopicFacts(**target) for target in found["targets"]},
+        first_task=found["first_task"],
+    )
+
+
+def write_stage(records: DataFrame, settings: WriterSettings) -> DataFrame:
+    """Return the frame whose tasks write these records, a row in :data:`RESULT_SCHEMA` each.
+
+    It is planned once, with the query; what differs from batch to batch comes in :data:`ATTEMPT_PROPERTY`.
+
+    :param records: the columns of :func:`airflow_provider_exactlyonce.streaming.sinks.kafka_columns.encode`
+    """
+
+    def write_partition(batches: Any) -> Any:
+        return write(batches, settings)
+
+    return records.mapInArrow(write_partition, RESULT_SCHEMA)
 
 
 @dataclass
 class _Sums:
     rows: int = 0
     digest: int = 0
+
+    def add(self, rows: int, digest: int) -> None:
+        self.rows += rows
+        self.digest = (self.digest + digest) % 2**64
 
 
 _clients: dict[str, WireClient] = {}
@@ -76,11 +148,12 @@ def _client(config: Mapping[str, str]) -> WireClient:
     return _clients[key]
 
 
-def write(batches: Iterator[pa.RecordBatch], task: WriteTask) -> Iterator[pa.RecordBatch]:
-    """Write one Spark partition's rows.
+def write(batches: Iterator[pa.RecordBatch], settings: WriterSettings) -> Iterator[pa.RecordBatch]:
+    """Write one Spark partition's rows, or only sum them up when the job has no batch attempt.
 
     :param batches: the columns of :func:`airflow_provider_exactlyonce.streaming.sinks.kafka_columns.encode`
-    :returns: one row in :data:`RESULT_SCHEMA`; ``written`` is JSON, [[topic, partition, rows, digest], …]
+    :returns: one row in :data:`RESULT_SCHEMA`; ``written`` is JSON, [[topic, partition, rows, digest], …], the
+        partition -1 for rows that were only summed up
     :raises RecordTooLargeError: when a record is above the topic's limit; the text is marked
     :raises RecordRefusedError: when a record's topic or partition does not exist; the text is marked
     """
@@ -90,9 +163,23 @@ def write(batches: Iterator[pa.RecordBatch], task: WriteTask) -> Iterator[pa.Rec
     if context is None:
         raise RuntimeError("write() runs in a Spark task")
     number = context.partitionId()
-    written = write_rows(batches, task, number, context.attemptNumber())
+    attempt = context.getLocalProperty(ATTEMPT_PROPERTY)
+    if attempt is None:
+        written = _sum_up(batches, settings.topic)
+    else:
+        task = _described(attempt, settings)
+        written = write_rows(batches, task, task.first_task + number, context.attemptNumber())
     places = [[*place, rows, digest] for place, (rows, digest) in written.items()]
     yield _answer(number, json.dumps(places).encode())
+
+
+def _sum_up(batches: Iterator[pa.RecordBatch], default: str | None) -> dict[TopicPartition, tuple[int, int]]:
+    sums: dict[TopicPartition, _Sums] = {}
+    for batch in batches:
+        for topic, rows in by_topic(batch, default):
+            total = sums.setdefault(TopicPartition(topic, _NO_PARTITION), _Sums())
+            total.add(rows.num_rows, int(flat_numbers(rows["digest"], np.int64)[0].sum()))
+    return {place: (total.rows, total.digest) for place, total in sums.items()}
 
 
 def write_rows(
@@ -108,7 +195,7 @@ def write_rows(
     :raises RecordRefusedError: when a record's topic or partition does not exist; the text is marked
     """
     with SequencerClient(task.sequencer, number, attempt) as sequencer:
-        router = Router(task.topic, task.targets, lambda topic: _look_up(task, topic))
+        router = Router(task.settings.topic, task.targets, lambda topic: _look_up(task, topic))
         sender = _Sender(task, sequencer, number, router.targets)
         for rows in _flushes(batches, _flush_bytes(task)):
             for topic, selected, partitions in router.route(rows):
@@ -130,7 +217,7 @@ def _answer(task: int, written: bytes) -> pa.RecordBatch:
 
 def _flush_bytes(task: WriteTask) -> int:
     """Return how many bytes to encode at a time: what fills a body for every partition, and stays in the cache."""
-    known = task.targets.get(task.topic or "")
+    known = task.targets.get(task.settings.topic or "")
     full = 0.9 * known.partitions * known.batch_bytes_maximum if known else FLUSH_BYTES_MAXIMUM
     return int(min(max(full, FLUSH_BYTES_MINIMUM), FLUSH_BYTES_MAXIMUM))
 
@@ -157,7 +244,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def _look_up(task: WriteTask, topic: str) -> TopicFacts:
     """Check a topic that only a row has named; the driver looks at its number of replicas before the commit."""
     try:
-        return preflight.check_topics(_client(task.config), sinks=[topic], allow_single_replica=True)[topic]
+        return preflight.check_topics(_client(task.settings.config), sinks=[topic], allow_single_replica=True)[topic]
     except RefusedError as error:
         raise RecordRefusedError(mark(RecordRefusedError, f"a record's topic can't be written: {error}")) from error
 
@@ -174,7 +261,7 @@ def _encode(
             timestamps=_timestamps(rows, target),
             headers=rows["headers"] if "headers" in rows.schema.names else None,
             body_bytes_maximum=target.batch_bytes_maximum,
-            compression=task.compression,
+            compression=task.settings.compression,
         )
     except OversizedRecord as error:
         raise RecordTooLargeError(mark(RecordTooLargeError, f"topic {topic}: {error}")) from error
@@ -269,19 +356,17 @@ class _Sender:
     def _send_one(self, place: TopicPartition, body: Body, sequence: int, add: bool, *, asks_next: bool) -> None:
         offset = self._append(place, body, sequence, add)
         self._sequencer.release(place, body.records, offset, asks_next=asks_next)
-        sums = self._sums.setdefault(place, _Sums())
-        sums.rows += body.records
-        sums.digest = (sums.digest + body.digest) % 2**64
+        self._sums.setdefault(place, _Sums()).add(body.records, body.digest)
 
     def _append(self, place: TopicPartition, body: Body, sequence: int, add: bool) -> int:
         task = self._task
-        client = _client(task.config)
+        client = _client(task.settings.config)
         header, payload = record_batch.stamp(
             body, producer_id=task.producer.id, epoch=task.producer.epoch, base_sequence=sequence
         )
         try:
             if add:
-                add_partition(client, task.transactional_id, task.producer, *place)
-            return produce(client, task.transactional_id, *place, b"".join((header, payload)))
+                add_partition(client, task.settings.transactional_id, task.producer, *place)
+            return produce(client, task.settings.transactional_id, *place, b"".join((header, payload)))
         except (RecordRefusedError, RefusedError) as error:
             raise type(error)(mark(type(error), str(error))) from error

@@ -151,7 +151,7 @@ def test_headers_partition_and_timestamp_columns_arrive_with_the_record(
     ]
     frame = spark.createDataFrame(rows, f"key BINARY, value BINARY, h {HEADERS}, p INT, t TIMESTAMP")
     out = open_sink(KafkaSink(topic, headers="h", partition="p", timestamp="t"))
-    out.coordinator.process(frame, 0)
+    out.coordinator.process(out.sink.prepare(frame), 0)
     found = sorted(read(kafka_config, topic), key=lambda message: repr(facts(message)))
     expected = [(key, value, headers or [], partition) for key, value, headers, partition, _ in rows]
     assert [facts(message) for message in found] == sorted(expected, key=repr)
@@ -166,7 +166,7 @@ def test_a_topic_column_sends_rows_to_many_topics_in_one_transaction(
     rows = [(f"k{number}", f"v{number}", (None, first, second)[number % 3]) for number in range(300)]
     frame = spark.createDataFrame(rows, "key STRING, value STRING, t STRING").repartition(3)
     out = open_sink(KafkaSink(default, topic_column="t"))
-    out.coordinator.process(frame, 0)
+    out.coordinator.process(out.sink.prepare(frame), 0)
     for place, topic in enumerate((default, first, second)):
         expected = sorted(f"v{number}".encode() for number in range(300) if number % 3 == place)
         assert sorted(message.value() for message in read(kafka_config, topic)) == expected
@@ -177,7 +177,7 @@ def test_a_topic_column_sends_rows_to_many_topics_in_one_transaction(
     assert record.sink_topic_ids.keys() == record.sink.keys()
     missing = spark.createDataFrame([("k", "v", "absent")], "key STRING, value STRING, t STRING")
     with pytest.raises(RecordRefusedError, match="sink topic absent"):
-        out.coordinator.process(missing, 1)
+        out.coordinator.process(out.sink.prepare(missing), 1)
     assert len(out.commits) == 1
 
 
@@ -194,7 +194,7 @@ def test_a_compressed_batch_is_read_back_record_by_record(
         "concat('k', id % 97) key", "repeat(concat('value ', id, ' '), 1 + id % 40) value"
     )
     out = open_sink(KafkaSink(topic, compression=codec))
-    out.coordinator.process(frame, 0)
+    out.coordinator.process(out.sink.prepare(frame), 0)
     found = read(kafka_config, topic)
     expected = sorted((row["key"].encode(), row["value"].encode()) for row in frame.collect())
     assert sorted((message.key(), message.value()) for message in found) == expected
@@ -209,7 +209,7 @@ def test_avro_is_written_in_the_wire_format_of_schema_registries(
     schema = {"type": "record", "name": "Person", "fields": fields}
     frame = spark.createDataFrame([(1, "ü"), (2, None)], "id BIGINT NOT NULL, name STRING")
     out = open_sink(KafkaSink(topic, key="id", value_format=AvroFormat(json.dumps(schema), schema_id=70_000)))
-    out.coordinator.process(frame, 0)
+    out.coordinator.process(out.sink.prepare(frame), 0)
     found = {}
     for message in read(kafka_config, topic):
         assert message.value()[:5] == b"\x00" + (70_000).to_bytes(4, "big")
@@ -223,10 +223,10 @@ def test_a_record_above_the_topics_limit_is_refused_by_name_and_nothing_commits(
     topic = make_topic(partitions=2, **{"max.message.bytes": "20000"})
     out = open_sink(KafkaSink(topic))
     fits = spark.createDataFrame([("small", "x"), ("full", "y" * 19_900)], "key STRING, value STRING")
-    out.coordinator.process(fits, 0)
+    out.coordinator.process(out.sink.prepare(fits), 0)
     above = spark.createDataFrame([("small", "x"), ("huge", "y" * 20_000)], "key STRING, value STRING")
     with pytest.raises(RecordTooLargeError, match=rf"{topic}.*huge.*20\d\d\d bytes.*20000"):
-        out.coordinator.process(above, 1)
+        out.coordinator.process(out.sink.prepare(above), 1)
     assert sorted(message.key() for message in read(kafka_config, topic)) == [b"full", b"small"]
 
 
@@ -236,7 +236,7 @@ def test_one_hot_key_is_cut_into_bodies_that_the_topic_accepts(
     topic = make_topic(partitions=4, **{"max.message.bytes": "50000"})
     frame = spark.range(30_000, numPartitions=4).selectExpr("'hot' key", "concat(id, repeat('x', 90)) value")
     out = open_sink(KafkaSink(topic))
-    out.coordinator.process(frame, 0)
+    out.coordinator.process(out.sink.prepare(frame), 0)
     found = [message.value() for message in read(kafka_config, topic)]
     assert sorted(found) == sorted(str(number).encode() + b"x" * 90 for number in range(30_000))
 
@@ -248,10 +248,10 @@ def test_a_partition_or_timestamp_that_the_topic_does_not_take_is_refused_by_nam
     out = open_sink(KafkaSink(topic, partition="p", timestamp="t"))
     schema = "key STRING, value STRING, p INT, t BIGINT"
     with pytest.raises(RecordRefusedError, match=f"partition is 2; topic {topic} has 2"):
-        out.coordinator.process(spark.createDataFrame([("k", "v", 2, None)], schema), 0)
+        out.coordinator.process(out.sink.prepare(spark.createDataFrame([("k", "v", 2, None)], schema)), 0)
     with pytest.raises(RecordRefusedError, match=r"message\.timestamp\.before\.max\.ms"):
-        out.coordinator.process(spark.createDataFrame([("k", "v", 1, 1_000)], schema), 0)
-    out.coordinator.process(spark.createDataFrame([("k", "v", None, None)], schema), 0)
+        out.coordinator.process(out.sink.prepare(spark.createDataFrame([("k", "v", 1, 1_000)], schema)), 0)
+    out.coordinator.process(out.sink.prepare(spark.createDataFrame([("k", "v", None, None)], schema)), 0)
     assert [record.rows for record in out.commits] == [1]
 
 
@@ -281,7 +281,7 @@ def test_bad_records_go_to_their_topic_with_origin_and_reason_in_the_same_transa
     }
     read_in = source.fitted(spark.read.format("kafka").options(**options).load(), leave_out_bad=True)
     big = read_in.selectExpr("id", "if(id = 7, repeat(t, 2), t) t")
-    out.coordinator.process(big, 0)
+    out.coordinator.process(out.sink.prepare(big), 0)
     assert [message.value() for message in read(kafka_config, topic)] == [b'{"id":1,"t":null}']
     found = {}
     for message in read(kafka_config, bad):
@@ -304,7 +304,7 @@ def test_the_consumer_groups_offsets_follow_the_batch_and_a_live_group_is_refuse
     out = open_sink(KafkaSink(topic, offsets_group=group))
     out.source[source_topic] = {0: (0, 5), 1: (0, 9)}
     frame = spark.createDataFrame([("k", "v")], "key STRING, value STRING")
-    out.coordinator.process(frame, 0)
+    out.coordinator.process(out.sink.prepare(frame), 0)
     admin = AdminClient(dict(kafka_config))
     asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
     committed = {place.partition: place.offset for place in asked[group].result().topic_partitions}
@@ -329,7 +329,7 @@ def test_no_shuffle_is_added_between_the_query_and_the_sink(
     spark.sparkContext.setLocalProperty("spark.jobGroup.id", "plan")
     frame = spark.range(1000, numPartitions=5).selectExpr("cast(id as string) key", "cast(id as string) value")
     try:
-        out.coordinator.process(frame, 0)
+        out.coordinator.process(out.sink.prepare(frame), 0)
     finally:
         spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
     stages = [tracker.getJobInfo(job).stageIds for job in tracker.getJobIdsForGroup("plan")]
@@ -345,14 +345,14 @@ def test_a_topic_that_is_recreated_in_mid_run_is_refused_before_the_commit(
     topic = make_topic(partitions=1)
     out = open_sink(KafkaSink(topic))
     frame = spark.createDataFrame([("k", "v")], "key STRING, value STRING")
-    out.coordinator.process(frame, 0)
+    out.coordinator.process(out.sink.prepare(frame), 0)
     admin = AdminClient(dict(kafka_config))
     admin.delete_topics([topic])[topic].result(30)
     while topic in admin.list_topics(timeout=10).topics:
         pass
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
     with pytest.raises(ExactlyOnceError, match=f"topic {topic} was recreated"):
-        out.coordinator.process(frame, 1)
+        out.coordinator.process(out.sink.prepare(frame), 1)
     assert len(out.commits) == 1 and read(kafka_config, topic) == []
 
 
@@ -401,7 +401,7 @@ def test_a_tasks_memory_does_not_grow_with_the_batch(
         frame = spark.range(10_000_000, numPartitions=2).selectExpr(
             "cast(id as string) key", "rpad(cast(id as string), 100, 'x') value"
         )
-        out.coordinator.process(frame, 0)
+        out.coordinator.process(out.sink.prepare(frame), 0)
     finally:
         ended.set()
         watcher.join()

@@ -63,6 +63,9 @@ class ScriptedSink(TransactionalSink):
         self.script, self.answers, self.calls = script, committed, list[str]()
         self.limits = limits or []
 
+    def prepare(self, result: Any) -> Any:
+        return result
+
     @property
     def time_limit_seconds(self) -> float:
         return self.limits.pop(0) if self.limits else 60.0

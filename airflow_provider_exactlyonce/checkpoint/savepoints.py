@@ -14,10 +14,8 @@ forgets what it holds. Its directory may be moved, and its name changed: nothing
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shutil
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -122,7 +120,7 @@ class Savepoint:
 class Savepoints:
     """The savepoints in one directory.
 
-    :param directory: a home's ``savepoints``
+    :param directory: a home's ``savepoints``, or a directory anywhere that universal_pathlib reaches
     """
 
     def __init__(self, directory: Path) -> None:
@@ -206,7 +204,7 @@ class Savepoints:
             savepoint = _describe(Checkpoint(directory / "checkpoint"), batch, files, record, job)
             savepoint = replace(savepoint, id=savepoint_id, label=label)
         except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
+            storage.remove(directory)
             raise
         failpoints.reach("before-savepoint-manifest")
         self._write(savepoint)
@@ -298,10 +296,9 @@ class Savepoints:
     def _remove(self, name: str) -> None:
         """Remove what is no savepoint: bytes first, then the records of what it was."""
         directory = self.directory / name
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(directory / "checkpoint")
+        storage.remove(directory / "checkpoint")
         (directory / "manifest.json").unlink(missing_ok=True)
-        shutil.rmtree(directory, ignore_errors=True)
+        storage.remove(directory)
 
     def _is_leftover(self, name: str) -> bool:
         directory = self.directory / name

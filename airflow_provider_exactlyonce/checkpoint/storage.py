@@ -1,4 +1,8 @@
-"""Puts files where a savepoint or a lineage needs them: as a second name for the same bytes, else as a copy."""
+"""Puts files where a savepoint or a lineage needs them, on local file systems and on what fsspec reaches.
+
+A local path is a :class:`pathlib.Path`. Any other is one of universal_pathlib, such as Airflow's ObjectStoragePath: it
+is asked for no more than reading, writing a whole file, and listing.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,19 @@ import errno
 import os
 import shutil
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.control.documents import is_local
 
 #: What a file system without hard links, or two file systems, answer.
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file that nobody writes again a second name; copy it where the file system has no hard links."""
+    """Give a file that nobody writes again a second name; copy it where there are no hard links."""
+    if not (is_local(source) and is_local(target)):
+        copy(source, target)
+        return
     try:
         os.link(source, target)
     except OSError as error:
@@ -24,14 +33,26 @@ def link(source: Path, target: Path) -> None:
 
 def copy(source: Path, target: Path) -> None:
     """Copy a file's bytes."""
-    with source.open("rb") as read, target.open("xb") as written:
+    with source.open("rb") as read, target.open("wb") as written:
         shutil.copyfileobj(read, written, 1024 * 1024)
 
 
 def flush(path: Path) -> None:
-    """Wait until a file's bytes, or a directory's names, are on disk."""
+    """Wait until a local file's bytes, or a directory's names, are on disk; others are when they are written."""
+    if not is_local(path):
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove(directory: Path) -> None:
+    """Remove a directory with all that is in it; one that is not there is no error."""
+    if is_local(directory):
+        shutil.rmtree(directory, ignore_errors=True)
+        return
+    remote: Any = directory
+    if remote.exists():
+        remote.fs.rm(remote.path, recursive=True)

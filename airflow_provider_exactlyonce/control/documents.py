@@ -1,7 +1,8 @@
 """One JSON document in one file: whole or absent, readable by its owner only.
 
-A document is written to a temporary name in the same directory, flushed to disk and renamed. It carries a checksum of
-itself, so that a file that was torn by a lost machine or a foreign hand is never taken for a document.
+A document is written to a temporary name in the same directory, flushed to disk and renamed; on an object store it is
+written at once. It carries a checksum of itself, so that a file that was torn by a lost machine or a foreign hand is
+never taken for a document.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ def _checksum(body: Mapping[str, Any]) -> str:
     return f"crc32:{zlib.crc32(canonical.encode()):08x}"
 
 
+def is_local(path: object) -> bool:
+    """Tell a path of this machine's file systems from one of universal_pathlib."""
+    return isinstance(path, Path)
+
+
 def write(path: Path, body: Mapping[str, Any], *, durable: bool = True, exclusive: bool = False) -> None:
     """Replace the document at ``path``; readers see the old or the new one, nothing between.
 
@@ -31,6 +37,9 @@ def write(path: Path, body: Mapping[str, Any], *, durable: bool = True, exclusiv
     :raises FileExistsError: when it is there and ``exclusive`` was asked for
     """
     text = json.dumps({**body, _CHECKSUM: _checksum(body)}, indent=1)
+    if not is_local(path):
+        _put(path, text, exclusive=exclusive)
+        return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp gives mode 0600
     try:
@@ -48,6 +57,13 @@ def write(path: Path, body: Mapping[str, Any], *, durable: bool = True, exclusiv
         raise
     if durable:
         _flush_directory(path.parent)
+
+
+def _put(path: Any, text: str, *, exclusive: bool) -> None:
+    if exclusive and path.exists():
+        raise FileExistsError(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 def _create(temporary: str, path: Path) -> None:

@@ -45,17 +45,16 @@ def joined(events: DataFrame) -> tuple[DataFrame, str]:
     return left.join(right, F.expr("v = w + 30 AND then BETWEEN at - INTERVAL 1 MINUTE AND at")), "append"
 
 
-class Adding(StatefulProcessor):
-    def init(self, handle: Any) -> None:
-        self.total = handle.getValueState("total", "n long")
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:  # noqa: N802, N803 - Spark's names
-        total = (self.total.get()[0] if self.total.exists() else 0) + sum(row["v"] for row in rows)
-        self.total.update((total,))
-        yield Row(k=key[0], total=total)
-
-
 def transformed(events: DataFrame) -> tuple[DataFrame, str]:
+    class Adding(StatefulProcessor):  # in here, so that workers get it by value
+        def init(self, handle: Any) -> None:
+            self.total = handle.getValueState("total", "n long")
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:  # noqa: N802, N803 - Spark's names
+            total = (self.total.get()[0] if self.total.exists() else 0) + sum(row["v"] for row in rows)
+            self.total.update((total,))
+            yield Row(k=key[0], total=total)
+
     return events.groupBy("k").transformWithState(Adding(), "k string, total long", "update", "none"), "update"
 
 

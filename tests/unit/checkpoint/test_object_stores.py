@@ -1,0 +1,79 @@
+"""Checkpoints and savepoints on what fsspec reaches: read where they lie, and copied there and back."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from upath import UPath
+
+from airflow_provider_exactlyonce.checkpoint import lineages, whole
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
+from airflow_provider_exactlyonce.control.home import Lineage
+from tests.unit.checkpoint import crafted
+
+
+@pytest.fixture(params=["memory", "file"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    """Give an empty folder of a file system behind fsspec."""
+    folder = UPath({"memory": f"memory://{uuid.uuid4()}", "file": f"file://{tmp_path}/remote"}[request.param])
+    folder.mkdir(parents=True)
+    assert not isinstance(folder, Path)
+    yield folder
+    folder.fs.rm(folder.path, recursive=True)
+
+
+def upload(checkpoint: Checkpoint, remote: Any) -> Checkpoint:
+    for file in checkpoint.path.rglob("*"):
+        if file.is_file():
+            target = remote / str(file.relative_to(checkpoint.path))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    return Checkpoint(remote)
+
+
+def test_a_checkpoint_is_read_and_judged_where_it_lies(tmp_path: Path, remote: Any) -> None:
+    local = crafted.checkpoint(tmp_path / "local")
+    there = upload(local, remote / "checkpoint")
+    assert whole.files_of(there, 2) == whole.files_of(local, 2)
+    assert whole.newest_whole(there) == (2, [])
+    (table,) = (file for file in (remote / "checkpoint/state/0/1/SSTs").iterdir() if file.name.startswith("000002"))
+    table.write_bytes(b"torn")
+    batch, defects = whole.newest_whole(there)
+    assert (batch, [defect.path for defect in defects]) == (1, [f"state/0/1/SSTs/{table.name}"])
+
+
+def test_a_savepoint_goes_there_and_comes_back(tmp_path: Path, remote: Any) -> None:
+    local = crafted.checkpoint(tmp_path / "local")
+    store = Savepoints(remote / "savepoints")
+    first, second = (store.take(local, batch, crafted.record(batch), None) for batch in (1, 2))
+    assert list(store.list()) == [first, second]
+    assert store.verify(second.id) == []
+    store.pin(first.id)
+    lineages.make(tmp_path / "back", store.checkpoint(second.id).path, second.files, Lineage(id=crafted.LINEAGE))
+    assert whole.newest_whole(Checkpoint(tmp_path / "back/checkpoint")) == (2, [])
+    table = next(path for path in second.files if "000002-" in path)
+    (store.checkpoint(second.id).path / table).write_bytes(b"torn")
+    assert [defect.path for defect in store.verify(second.id)] == [table]
+    assert store.newest_good()[0] == replace(first, pinned=True)
+    store.delete(second.id)
+    assert not (remote / "savepoints" / second.id).exists()
+    assert store.clean_up(SavepointRetention(count=0, days=0)) == []
+
+
+def test_a_savepoint_without_its_manifest_is_none(tmp_path: Path, remote: Any) -> None:
+    local = crafted.checkpoint(tmp_path / "local")
+    store = Savepoints(remote / "savepoints")
+    taken = store.take(local, 2, crafted.record(2), None)
+    manifest = remote / "savepoints" / taken.id / "manifest.json"
+    text = manifest.read_text()
+    manifest.write_text(text[: len(text) // 2])
+    assert store.list() == []
+    manifest.unlink()
+    assert store.list() == []
+    assert store.oldest_commit() == 3

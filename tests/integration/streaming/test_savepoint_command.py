@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,15 @@ def run(world: World, capsys: pytest.CaptureFixture[str], *arguments: str) -> An
     printed = capsys.readouterr()
     assert code == 0, printed.err + printed.out
     return json.loads(printed.out)
+
+
+def verified(home: Home, pipeline: str, savepoint: str) -> Any:
+    """Verify a savepoint in a process of its own, which opens the state with Spark; returns its JSON."""
+    command = [sys.executable, "-m", cli.__name__, "savepoint", "verify", pipeline, savepoint, "--home", str(home.path)]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=150, check=False)
+    found = json.loads(done.stdout)
+    assert done.returncode == (0 if found["whole"] else RefusedError.exit_code), done.stderr[-3000:]
+    return found
 
 
 def state_of(world: World) -> DriverState | None:
@@ -87,8 +98,14 @@ def test_a_running_driver_takes_one_without_stopping_and_one_with_a_stop_and_a_s
     run(world, capsys, "unpin", world.pipeline, first["id"])
     run(world, capsys, "delete", world.pipeline, first["id"])
     shutil.rmtree(checkpoint.path)
-    found = run(world, capsys, "verify", world.pipeline, here["id"], "--no-state")
+    found = verified(home, world.pipeline, here["id"])
     assert (found["whole"], found["defects"]) == (True, [])
+    assert found["state"] == [{"operator": 0, "name": "stateStoreSave", "store": "default", "rows": 37}]
+    table = next(saved.checkpoint(here["id"]).path.glob("state/0/0/SSTs/*.sst"))
+    table.write_bytes(b"torn")
+    found = verified(home, world.pipeline, here["id"])
+    assert (found["whole"], found["state"]) == (False, None)
+    assert table.name in found["defects"][0]
 
 
 def test_a_pipeline_that_does_not_exist_is_refused(kafka_config: dict[str, str], tmp_path: Path) -> None:

@@ -1,0 +1,137 @@
+"""The driver's side of savepoints, with a checkpoint that is there and no query."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.checkpoint import job as jobs
+from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
+from airflow_provider_exactlyonce.control import commands
+from airflow_provider_exactlyonce.control.commands import SavepointAnswer, SavepointRequest
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.streaming.savepoint_service import SavepointService
+from tests.unit.checkpoint import crafted
+
+TOKEN = "t"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    crafted.checkpoint(home.checkpoint(crafted.LINEAGE))
+    return home
+
+
+def service(home: Home) -> SavepointService:
+    return SavepointService(
+        home,
+        crafted.LINEAGE,
+        TOKEN,
+        retention=SavepointRetention(count=2, days=0),
+        batch_of=lambda record: record.batch if record.lineage == crafted.LINEAGE else None,
+    )
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ask(home: Home, request: str, *, stop: bool = False, token: str = TOKEN) -> None:
+    commands.request_savepoint(home, SavepointRequest(request=request, token=token, label="x", stop=stop))
+
+
+def test_a_request_is_answered_with_the_newest_batch_that_spark_and_the_ledger_have(home: Home) -> None:
+    serving = service(home)
+    ask(home, "aa")
+    serving.start(None)
+    time.sleep(0.6)
+    assert commands.savepoint_answer(home, "aa") is None, "the ledger has nothing yet"
+    for batch in (1, 2, 3):  # Spark has not recorded batch 3
+        serving.committed(crafted.record(batch))
+    serving.committed(replace(crafted.record(2), lineage="another"))
+    eventually(lambda: commands.savepoint_answer(home, "aa"))
+    assert commands.savepoint_answer(home, "aa") == SavepointAnswer(savepoint="3-aa")
+    assert commands.savepoint_requests(home, TOKEN) == []
+    ask(home, "bb", token="another driver")
+    serving.close(serve=True)
+    assert commands.savepoint_answer(home, "bb") is None
+    assert [one.id for one in Savepoints(home.savepoints).list()] == ["3-aa"]
+
+
+def test_a_stop_is_a_reason_to_begin_no_batch_and_is_served_at_the_end(home: Home) -> None:
+    serving = service(home)
+    serving.start(crafted.record(2))
+    assert serving.stop_reason() is None
+    ask(home, "cc", stop=True)
+    assert "savepoint x was asked for" in (serving.stop_reason() or "")
+    time.sleep(0.6)
+    assert commands.savepoint_answer(home, "cc") is None, "not while the query runs"
+    serving.close(serve=True)
+    assert commands.savepoint_answer(home, "cc") == SavepointAnswer(savepoint="3-cc")
+
+
+def test_a_driver_that_fails_answers_nothing_so_that_whoever_asked_takes_it(home: Home) -> None:
+    serving = service(home)
+    serving.start(crafted.record(2))
+    ask(home, "dd", stop=True)
+    serving.close(serve=False)
+    assert commands.savepoint_answer(home, "dd") is None
+    assert [one.request for one in commands.savepoint_requests(home, TOKEN)] == ["dd"]
+
+
+def test_what_cannot_be_saved_is_answered_with_the_reason_and_the_next_request_is_served(home: Home) -> None:
+    table = next(home.checkpoint(crafted.LINEAGE).glob("state/0/1/SSTs/000002-*"))
+    aside = table.rename(home.path / "aside")
+    serving = service(home)
+    serving.start(crafted.record(2))
+    ask(home, "ee")
+    eventually(lambda: commands.savepoint_answer(home, "ee"))
+    answer = commands.savepoint_answer(home, "ee")
+    assert answer is not None
+    assert f"{table.name} is missing" in (answer.error or "")
+    shutil.move(aside, table)
+    for request in ("f1", "f2", "f3"):
+        ask(home, request)
+    eventually(lambda: commands.savepoint_answer(home, "f3"))
+    serving.close(serve=True)
+    assert len(Savepoints(home.savepoints).list()) == 2, "retention is kept after each"
+
+
+def test_the_jobs_own_words_go_into_the_manifest(home: Home) -> None:
+    job = jobs.JobDescription(
+        version="abc",
+        job_hash="hash",
+        spark_version="4.2.0",
+        output_mode="update",
+        sources={"in": "k STRING"},
+        sinks=("out",),
+        result_schema="{}",
+    )
+    jobs.write(home, crafted.LINEAGE, job)
+    assert jobs.read(home, crafted.LINEAGE, "abc") == job
+    assert jobs.read(home, crafted.LINEAGE, "other") is None
+    serving = service(home)
+    serving.start(crafted.record(2))
+    ask(home, "aa")
+    serving.close(serve=True)
+    (taken,) = Savepoints(home.savepoints).list()
+    assert (taken.job_hash, taken.spark_version, taken.result_schema) == ("hash", "4.2.0", "{}")
+
+
+def test_answers_that_nobody_has_come_back_for_are_forgotten(home: Home) -> None:
+    for request in ("aa", "bb"):
+        commands.answer_savepoint(home, request, SavepointAnswer(savepoint="1-x"))
+    old = home.commands / "savepoint-aa.done.json"
+    os.utime(old, (0, 0))
+    commands.forget_savepoint(home, "cc")
+    assert [file.name for file in home.commands.iterdir()] == ["savepoint-bb.done.json"]

@@ -326,7 +326,7 @@ class Savepoints:
 
 def encode(savepoint: Savepoint) -> dict[str, Any]:
     """Return a manifest's JSON form."""
-    return {"schema": SCHEMA, **asdict(savepoint)}
+    return {"schema": SCHEMA, **vars(savepoint), "operators": [asdict(one) for one in savepoint.operators]}
 
 
 def decode(body: Mapping[str, Any]) -> Savepoint:

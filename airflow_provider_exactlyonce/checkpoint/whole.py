@@ -63,8 +63,12 @@ def files_of(checkpoint: Checkpoint, batch: int) -> Batch:
     return Batch(number=batch, files=tuple(sorted(found.files)), defects=tuple(named.values()))
 
 
-def defects_of(checkpoint: Checkpoint, batch: int) -> list[Defect]:
-    """Return what is wrong with a batch's files, contents included; empty when the batch is whole."""
+def defects_of(checkpoint: Checkpoint, batch: int, seen: dict[str, str | None] | None = None) -> list[Defect]:
+    """Return what is wrong with a batch's files, contents included; empty when the batch is whole.
+
+    :param seen: {path: what is wrong with its content}, of files that were read for other batches; they are added
+    """
+    seen = {} if seen is None else seen
     needed = files_of(checkpoint, batch)
     defects = list(needed.defects)
     known = {defect.path for defect in defects}
@@ -74,7 +78,11 @@ def defects_of(checkpoint: Checkpoint, batch: int) -> list[Defect]:
         return defects
     for path in needed.files:
         file = checkpoint.path / path
-        if path not in known and file.stat().st_mtime >= since and (reason := content_defect(file)):
+        if path in known or file.stat().st_mtime < since:
+            continue
+        if path not in seen:
+            seen[path] = content_defect(file)
+        if reason := seen[path]:
             defects.append(Defect(path=path, reason=reason))
     return defects
 
@@ -82,8 +90,9 @@ def defects_of(checkpoint: Checkpoint, batch: int) -> list[Defect]:
 def newest_whole(checkpoint: Checkpoint) -> tuple[int | None, list[Defect]]:
     """Return the newest batch that is whole, None when there is none, and what is wrong with the newer ones."""
     defects: list[Defect] = []
+    seen: dict[str, str | None] = {}
     for batch in reversed(checkpoint.batches("commits")):
-        found = defects_of(checkpoint, batch)
+        found = defects_of(checkpoint, batch, seen)
         if not found:
             return batch, defects
         defects += [defect for defect in found if defect not in defects]

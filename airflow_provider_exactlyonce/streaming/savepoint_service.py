@@ -71,9 +71,16 @@ class SavepointService:
             self._records = {**dict(sorted(self._records.items())[-_RECORDS_KEPT:]), batch: record}
 
     def stop_reason(self) -> str | None:
-        """Return why the driver should begin no further batch: somebody wants a savepoint and a stop."""
+        """Return why the driver should begin no further batch: somebody wants a savepoint and a stop.
+
+        The stop is noted as one that was asked for, so that a supervisor does not take it for a failure.
+        """
         wanted = next((one for one in commands.savepoint_requests(self._home, self._token) if one.stop), None)
-        return f"savepoint {wanted.label or wanted.request} was asked for, with a stop" if wanted else None
+        if wanted is None:
+            return None
+        reason = f"savepoint {wanted.label or wanted.request} was asked for, with a stop"
+        commands.request_stop(self._home, self._token, reason=reason)
+        return reason
 
     def close(self, *, serve: bool) -> None:
         """End; nothing is being taken after it.

@@ -25,6 +25,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state_reader import read_state
 from airflow_provider_exactlyonce.control.home import Lineage
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming import StateBackend
 from tests.unit.checkpoint import crafted
 
@@ -129,6 +130,9 @@ def test_a_query_goes_on_from_a_savepoint_of_an_older_batch_as_if_nothing_had_ha
     original = run(spark, case, source, first)
     checkpoint = Checkpoint(first)
     assert whole.newest_whole(checkpoint) == (max(original), [])
+    with pytest.raises(RefusedError, match="has its state in"):
+        (ROCKSDB if case.backend is HASHMAP else HASHMAP).check_lineage("l", checkpoint.conf())
+    case.backend.check_lineage("l", checkpoint.conf())
     taken = take(store, checkpoint, 1)
     (first / "commits/2").unlink()  # Spark runs the batch again, over the files that it had written for it
     (first / "commits/.2.crc").unlink()

@@ -73,7 +73,9 @@ def test_a_stop_is_a_reason_to_begin_no_batch_and_is_served_at_the_end(home: Hom
     serving.start(crafted.record(2))
     assert serving.stop_reason() is None
     ask(home, "cc", stop=True)
+    assert commands.stop_requested(home, TOKEN) is None
     assert "savepoint x was asked for" in (serving.stop_reason() or "")
+    assert "savepoint x was asked for" in (commands.stop_requested(home, TOKEN) or ""), "supervisors see it"
     time.sleep(0.6)
     assert commands.savepoint_answer(home, "cc") is None, "not while the query runs"
     serving.close(serve=True)

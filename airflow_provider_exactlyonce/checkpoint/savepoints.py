@@ -192,6 +192,8 @@ class Savepoints:
             )
         savepoint_id = f"{record.commit}-{request}"
         directory = self.directory / savepoint_id
+        if directory.is_dir() and self._is_leftover(savepoint_id):
+            self._remove(savepoint_id)
         failpoints.reach("before-savepoint")
         documents.write(directory / "taking.json", _taker())
         try:

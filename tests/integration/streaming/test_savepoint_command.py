@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from airflow_provider_exactlyonce.control import commands, lease, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from tests.integration.streaming.harness import World, eventually
+from tests.integration.streaming.harness import World, check_counts, eventually
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -106,6 +107,23 @@ def test_a_running_driver_takes_one_without_stopping_and_one_with_a_stop_and_a_s
     found = verified(home, world.pipeline, here["id"])
     assert (found["whole"], found["state"]) == (False, None)
     assert table.name in found["defects"][0]
+
+
+@pytest.mark.slow
+def test_a_driver_that_dies_while_it_takes_one_leaves_it_to_who_asked(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.send(1500)
+    driver = world.start(until="forever", failpoints="during-savepoint")
+    eventually(lambda: world.commits() >= 2, "it commits", timeout_seconds=180)
+    taken = run(world, capsys, world.pipeline)
+    assert driver.wait(30) == -signal.SIGKILL
+    store = Savepoints(Home(world.home).savepoints)
+    assert [one.id for one in store.list()] == [taken["id"]] == [entry.name for entry in store.directory.iterdir()]
+    assert store.verify(taken["id"]) == []
+    again = world.start()
+    assert again.wait(180) == 0, again.output()[-3000:]
+    check_counts(world)
 
 
 def test_a_pipeline_that_does_not_exist_is_refused(kafka_config: dict[str, str], tmp_path: Path) -> None:

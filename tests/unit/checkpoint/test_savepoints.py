@@ -203,7 +203,7 @@ store.delete(taken.id)
 
 @pytest.mark.parametrize("step", failpoints.SAVEPOINT_NAMES)
 def test_a_crash_at_any_step_leaves_a_whole_savepoint_or_none_and_what_is_left_is_cleaned_up(
-    made: Checkpoint, store: Savepoints, step: str
+    made: Checkpoint, store: Savepoints, step: str, tmp_path: Path
 ) -> None:
     before = store.take(made, 1, crafted.record(1), JOB)
     original = contents(made)
@@ -220,6 +220,10 @@ def test_a_crash_at_any_step_leaves_a_whole_savepoint_or_none_and_what_is_left_i
     assert names == ([before.id, "3-dead"] if step == "after-savepoint-manifest" else [before.id])
     for name in names:
         assert store.verify(name) == []
+    if step != "during-savepoint-delete":  # its place is taken at once by whoever asks again
+        shutil.copytree(store.directory, tmp_path / "other")
+        other = Savepoints(tmp_path / "other")
+        assert other.verify(other.take(made, 2, crafted.record(2), None, request="dead").id) == []
     store.clean_up()
     assert [entry.name for entry in sorted(store.directory.iterdir())] == names
     assert contents(made) == original

@@ -6,6 +6,7 @@ import json
 import logging
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,7 @@ def begin_empty(home: Home, lost: Lineage, tail: LedgerTail) -> Lineage:
             _write_start(checkpoint / "sources" / str(number), position)
     home.remember(lineage)
     home.use(lineage.id)
+    home.remember(replace(lost, abandoned_for=lineage.id))
     return lineage
 
 

@@ -86,6 +86,9 @@ class Savepoint:
     :param state_format: Spark's checkpoint format of the state, 1 or 2
     :param spark_version: of the job that committed the batch, None when it left no description
     :param job_hash: SHA-256 of that job's file, None as above
+    :param output_mode: of that job, None as above
+    :param source_schemas: {topic: what that job declared for its values}, empty as above
+    :param sinks: topics that it writes to, of those that are known before the first row
     :param result_schema: of the rows that go to the sink, as Spark's JSON, None as above
     :param size: bytes of all files
     :param files: {path below ``checkpoint/``: (bytes, checksum)}
@@ -110,6 +113,9 @@ class Savepoint:
     state_format: int
     spark_version: str | None
     job_hash: str | None
+    output_mode: str | None
+    source_schemas: Mapping[str, str | None]
+    sinks: tuple[str, ...]
     result_schema: str | None
     size: int
     files: Mapping[str, tuple[int, str]]
@@ -348,6 +354,7 @@ def decode(body: Mapping[str, Any]) -> Savepoint:
             topic: {int(partition): offset for partition, offset in offsets.items()}
             for topic, offsets in fields[name].items()
         }
+    fields["sinks"] = tuple(fields["sinks"])
     fields["files"] = {path: (size, checksum) for path, (size, checksum) in fields["files"].items()}
     fields["operators"] = tuple(
         StatefulOperator(
@@ -428,6 +435,9 @@ def _describe(
         state_format=2 if commit.state_ids is not None else 1,
         spark_version=job.spark_version if job else None,
         job_hash=job.job_hash if job else None,
+        output_mode=job.output_mode if job else None,
+        source_schemas=job.sources if job else {},
+        sinks=job.sinks if job else (),
         result_schema=job.result_schema if job else None,
         size=sum(size for size, _ in files.values()),
         files=files,

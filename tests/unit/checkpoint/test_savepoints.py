@@ -60,6 +60,8 @@ def test_a_savepoint_holds_the_batchs_files_and_says_what_it_is(made: Checkpoint
     assert taken.source == {"in": {0: 30, 1: 15}}
     assert taken.sink == {"out": {0: 2}}
     assert (taken.state_backend, taken.state_format, taken.spark_version) == ("rocksdb", 2, "4.2.0")
+    assert (taken.job_hash, taken.output_mode, taken.sinks) == ("h", "update", ("out",))
+    assert (taken.source_schemas, taken.result_schema) == ({"in": "{}"}, '{"type":"struct"}')
     assert [(one.name, one.partitions) for one in taken.operators] == [("stateStoreSave", 2)]
     assert taken.size == sum(len(original[path]) for path in taken.files)
     assert store.verify(taken.id) == []

@@ -50,7 +50,7 @@ def test_a_start_goes_on_from_the_newest_whole_batch_then_from_a_savepoint_and_n
     (checkpoint_of(world).path / "metadata").write_text("")
     output = run_on(world)
     assert "metadata of" in output
-    assert ".zip is truncated" in output
+    assert ".zip is torn" in output
     assert "is run again" in output
     check_counts(world)
 

@@ -61,7 +61,7 @@ def test_a_request_is_answered_with_the_newest_batch_that_spark_and_the_ledger_h
     serving.committed(replace(crafted.record(2), lineage="another"))
     eventually(lambda: commands.savepoint_answer(home, "aa"))
     assert commands.savepoint_answer(home, "aa") == SavepointAnswer(savepoint="3-aa")
-    assert commands.savepoint_requests(home, TOKEN) == []
+    eventually(lambda: commands.savepoint_requests(home, TOKEN) == [])
     ask(home, "bb", token="another driver")
     serving.close(serve=True)
     assert commands.savepoint_answer(home, "bb") is None

@@ -78,6 +78,14 @@ def kafka_config(broker: EmbeddedBroker) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
+def spark_classes(kafka_config: dict[str, str]) -> None:
+    """Let drivers start faster, all of this session and of later ones."""
+    from tests import spark_classes
+
+    spark_classes.ensure(kafka_config)
+
+
+@pytest.fixture(scope="session")
 def make_topic(kafka_config: dict[str, str]) -> MakeTopic:
     """Give ``make(partitions=4, **{"max.message.bytes": "9"})``, which creates a topic and returns its new name."""
     from confluent_kafka.admin import AdminClient, NewTopic

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.failpoints import NAMES
-from tests.crash_matrix import archive, report, stock
+from tests import spark_classes
+from tests.crash_matrix import report, stock
 from tests.crash_matrix.cases import Case, cases, worlds
 from tests.crash_matrix.lane import Result, run_lanes
 from tests.crash_matrix.pipeline import Pipeline
@@ -54,10 +55,10 @@ def _run(given: argparse.Namespace, wanted: Sequence[Case], results: list[Result
     if not left:
         return
     folder = given.folder / time.strftime("%Y%m%d-%H%M%S")
-    classes = given.folder / "classes.jsa"
-    if len(left) >= WORTH_AN_ARCHIVE and not classes.exists():
+    if len(left) >= WORTH_AN_ARCHIVE and not spark_classes.ARCHIVE.exists():
         print("first Spark's classes are put into an archive, so that drivers start faster", flush=True)
-        archive.make(classes, folder / "archive")
+        with EmbeddedBroker(folder / "archive") as broker:
+            spark_classes.ensure({"bootstrap.servers": broker.bootstrap_servers})
     began = time.monotonic()
 
     def tell(result: Result) -> None:
@@ -73,7 +74,7 @@ def _run(given: argparse.Namespace, wanted: Sequence[Case], results: list[Result
         folder,
         worlds(left, min(WORLD_CASES, -(-len(left) // given.lanes))),
         tell,
-        make=functools.partial(stock.StockPipeline if given.stock else Pipeline, jvm_options=archive.use(classes)),
+        make=stock.StockPipeline if given.stock else Pipeline,
         goes_on=given.stock,
     )
 

@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.ledger.records import RunRecord, ledger_topic
 from tests.crash_matrix.observer import QUIET, STABLE, Observer
 from tests.crash_matrix.shapes import NO_DATA, WITH_WATERMARK, Event, Model, burst
 from tests.crash_matrix.verdict import Findings, Judge
-from tests.integration.streaming.harness import CONF, Driver, World
+from tests.integration.streaming.harness import Driver, World
 
 JOBS = Path(__file__).parent / "jobs"
 PATIENCE_SECONDS = 180.0
@@ -36,14 +36,12 @@ class Pipeline:
     """A pipeline under test.
 
     :param shape: one of :data:`tests.crash_matrix.shapes.SHAPES`
-    :param jvm_options: for the driver's JVM, beside those of every test
     """
 
     config: Mapping[str, str]
     name: str
     shape: str
     folder: Path
-    jvm_options: str = ""
     restarts: int = 0
     events: dict[tuple[int, int], Event] = field(default_factory=dict)
     bursts: int = 0
@@ -94,11 +92,7 @@ class Pipeline:
             "TEST_TRANSACTION_TIMEOUT": str(timeout_seconds),
             "TEST_SERVERS": self.config["bootstrap.servers"],
         }
-        options = "spark.driver.extraJavaOptions"
-        conf = {
-            "spark.sql.streaming.noDataMicroBatches.enabled": str(self.shape == NO_DATA).lower(),
-            options: f"{CONF[options]} {self.jvm_options}",
-        }
+        conf = {"spark.sql.streaming.noDataMicroBatches.enabled": str(self.shape == NO_DATA).lower()}
         self.driver = self.world.start(until="forever", failpoints=f"@{self.plan}", conf=conf, environment=environment)
 
     def arm(self, step: str) -> None:

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from tests import spark_classes
+
 JOB = Path(__file__).parents[1] / "streaming" / "jobs" / "counts.py"
 CONF = {
     "spark.sql.shuffle.partitions": "2",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {spark_classes.JVM_OPTION}",
 }

@@ -24,7 +24,7 @@ WORLDS = {
 
 
 @pytest.mark.timeout(900)
-def test_twelve_faults_at_named_steps_lose_and_double_nothing(tmp_path: Path) -> None:
+def test_twelve_faults_at_named_steps_lose_and_double_nothing(tmp_path: Path, spark_classes: None) -> None:
     worlds = [
         [
             Case(index=100 * n + i, seed=n + i, shape=shape, point=point, fault=fault)

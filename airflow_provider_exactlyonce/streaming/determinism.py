@@ -44,7 +44,7 @@ _SUMS: Final = frozenset(
 )
 _FLOATS: Final = frozenset({"float", "double"})
 #: Plan nodes that read something that changes with time.
-_LOOK_UPS: Final = frozenset({"LogicalRelation", "DataSourceV2Relation", "HiveTableRelation", "LogicalRDD"})
+_LOOK_UPS: Final = frozenset({"LogicalRelation", "DataSourceV2Relation", "HiveTableRelation"})
 
 
 def find(frame: DataFrame) -> list[str]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from py4j.protocol import Py4JJavaError
+
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 
 if TYPE_CHECKING:
@@ -45,8 +47,8 @@ def missing_part(spark: SparkSession) -> str | None:
         for name, field in _FIELDS:
             _class(spark, name).getDeclaredField(field)
         _class(spark, _MANUAL_CLOCK)
-    except Exception as error:  # py4j wraps the JVM's ClassNotFoundException and NoSuchFieldException
-        return str(error).strip().splitlines()[-1]
+    except Py4JJavaError as error:  # ClassNotFoundException or NoSuchFieldException
+        return str(error.java_exception.toString())
     return None
 
 

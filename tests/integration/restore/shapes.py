@@ -60,6 +60,10 @@ def joined(left: DataFrame, right: DataFrame) -> DataFrame:
     return ours.join(theirs, near, "leftOuter").select("k", "left", "right")
 
 
+def random_rows(events: DataFrame) -> DataFrame:
+    return events.select("id", "k", F.rand().alias("r"))
+
+
 class Sessions(StatefulProcessor):
     """Counts a key's events; 30 s of event time after its first one a timer reports and forgets them."""
 
@@ -114,6 +118,10 @@ SHAPES = {
     "joined": Shape(joined, sources=("left", "right")),
     "timed": Shape(timed),
 }
+
+
+#: What can't be replayed exactly.
+RANDOM = Shape(random_rows)
 
 
 def declare(

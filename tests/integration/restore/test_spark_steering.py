@@ -51,7 +51,9 @@ def test_a_steered_batch_is_what_it_was_told_and_the_next_one_is_sparks_own(benc
             assert started.wait(60)
             queries.append(SteeredQuery(spark, queries[0]))
             queries[1].forget_operator_watermarks()
-            queries[1].steer([json.dumps({topics[""]: {"0": 20, "1": 7}})], timestamp=1_234_567, watermark=5_000)
+            queries[1].steer(
+                [json.dumps({topics[""]: {"0": 20, "1": 7}})], timestamp=1_234_567, watermark=1_000_100_000
+            )
         elif batch == 1:
             queries[1].release()
 
@@ -68,7 +70,7 @@ def test_a_steered_batch_is_what_it_was_told_and_the_next_one_is_sparks_own(benc
     assert query.awaitTermination(240)
     assert sum(ends[0].values()) == 10
     assert ends[1] == {"0": 20, "1": 7}, "more than the limit, because it was told so"
-    assert (headers[1]["batchWatermarkMs"], headers[1]["batchTimestampMs"]) == (5_000, 1_234_567)
+    assert (headers[1]["batchWatermarkMs"], headers[1]["batchTimestampMs"]) == (1_000_100_000, 1_234_567)
     assert 0 < sum(ends[2].values()) - 27 <= 10, "the limit holds again"
     assert headers[2]["batchTimestampMs"] > 1e12, "and so does the clock"
     assert sum(ends[-1].values()) == 40, "and the query ends where what was available at its start does"

@@ -1,0 +1,189 @@
+"""What may lie between a savepoint and the restore, and under which settings Spark keeps its state."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.streaming import spark_steering
+from airflow_provider_exactlyonce.streaming.session import open_session
+from tests.integration.restore.harness import Bench
+from tests.integration.restore.shapes import RANDOM, ROWS_A_BATCH
+from tests.integration.restore.test_restore import check_clean, replayed
+
+STORE = "spark.sql.streaming.stateStore"
+HASHMAP = {
+    f"{STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+    f"{STORE}.checkpointFormatVersion": "1",
+}
+CHANGELOG = {f"{STORE}.rocksdb.changelogCheckpointing.enabled": "true"}
+FORMAT_1 = {f"{STORE}.checkpointFormatVersion": "1", **CHANGELOG}
+MAX_POLICY = {"spark.sql.streaming.multipleWatermarkPolicy": "max"}
+
+
+@pytest.fixture
+def configure(jvm: None) -> Iterator[Callable[[Mapping[str, str]], None]]:
+    """Give what sets settings of the session until the test ends."""
+    spark, before = open_session("settings"), dict[str, str | None]()
+
+    def configure(settings: Mapping[str, str]) -> None:
+        for name, value in settings.items():
+            before[name] = spark.conf.get(name, None)
+            spark.conf.set(name, value)
+
+    yield configure
+    for name, value in before.items():
+        spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [
+        pytest.param("windowed", HASHMAP, id="windowed in memory"),
+        pytest.param("windowed", CHANGELOG, id="windowed with changelog", marks=pytest.mark.slow),
+        pytest.param("update", FORMAT_1, id="update with changelog of format 1", marks=pytest.mark.slow),
+        pytest.param("joined", MAX_POLICY, id="joined by the faster watermark", marks=pytest.mark.slow),
+        pytest.param("joined", HASHMAP, id="joined in memory", marks=pytest.mark.slow),
+    ],
+)
+def test_a_restore_works_with_every_way_to_keep_state(
+    bench: Bench, configure: Callable[[Mapping[str, str]], None], shape: str, settings: Mapping[str, str]
+) -> None:
+    configure(settings)
+    topics, rounds = bench.topics(shape), bench.input()
+    case, plain = (bench.case(shape, topics, limit=ROWS_A_BATCH) for _ in range(2))
+    for _ in range(5):
+        rounds.send(topics)
+    case.run(stop_at=2)
+    plain.run(stop_at=2)
+    saved = case.save()
+    case.run()
+    plain.run()
+    newest = case.tail().place.commit
+    case.restore(saved)
+    rounds.send(topics)
+    replayed(case.run(), 3, newest)
+    plain.run()
+    assert case.written() == plain.written()
+
+
+@pytest.mark.timeout(900)
+def test_one_pipeline_goes_through_everything_and_writes_what_its_twin_does(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics, rounds = bench.topics("windowed"), bench.input()
+    case, plain = (bench.case("windowed", topics, limit=ROWS_A_BATCH) for _ in range(2))
+    for _ in range(4):
+        rounds.send(topics)
+    case.run(stop_at=2)
+    saved = case.save()
+    case.run()
+    plain.run()
+    first, newest = case.home.current(), case.tail().place.commit
+    assert first is not None
+
+    # The original is lost, and the replay is stopped on its way: it goes on where it was.
+    shutil.rmtree(case.home.lineages / first.id / "checkpoint")
+    restored = case.restore(saved)
+    assert restored.stretch is not None
+    assert (restored.stretch.first, restored.stretch.last) == (3, newest)
+    stopped = case.run(stop_at=3)
+    assert stopped.replay is not None
+    assert (stopped.replay.done, stopped.commit) == (3, newest)
+    replayed(case.run(), 4, newest)
+    assert case.written() == plain.written()
+
+    # Another version ran since, and commits of it are in the stretch, with a batch without data among them.
+    rounds.send(topics)
+    case.run(compression="gzip")
+    plain.run()
+    foreign, newest = newest + 1, case.tail().place.commit
+    case.restore(saved)
+    told = case.run().replay
+    assert told is not None
+    assert [(one[1], one[2]) for one in told.not_compared] == [(foreign, newest)]
+    assert (told.done, told.diverged) == (newest, [])
+
+    # A partition is added, and Spark can't be steered.
+    futures = AdminClient(dict(case.config)).create_partitions([NewPartitions(topics[""], 3)])
+    futures[topics[""]].result(30)
+    rounds.send(topics, partitions=3)
+    case.run()
+    plain.run()
+    assert case.written() == plain.written()
+    newest = case.tail().place.commit
+    case.restore(saved)
+    with monkeypatch.context() as patch:
+        patch.setattr(spark_steering, "_FIELDS", (("org.apache.spark.sql.classic.SparkSession", "no such field"),))
+        rounds.send(topics, partitions=3)
+        told = case.run().replay
+    plain.run()
+    assert told is not None
+    assert "no such field" in str(told.one_start_per_batch)
+    assert told.done == newest
+    assert case.written() == plain.written()
+
+    # Somebody has removed the newest files of the checkpoint.
+    current, newest = case.home.current(), case.tail().place.commit
+    assert current is not None
+    checkpoint = Checkpoint(case.home.checkpoint(current.id))
+    batch = current.batch_of(newest)
+    for lost in (batch - 1, batch):
+        checkpoint.remove("offsets", lost)
+        checkpoint.remove("commits", lost)
+    rounds.send(topics, partitions=3)
+    told = case.run().replay
+    plain.run()
+    assert told is not None
+    assert (told.first, told.done) == (newest - 1, newest)
+    assert case.written() == plain.written()
+    check_clean(case)
+
+    # The lineage that was abandoned is refused, and nothing happens.
+    case.home.use(first.id)
+    case.run(expected=64)
+    case.home.use(current.id)
+    case.run()
+
+
+@pytest.mark.timeout(600)
+def test_random_rows_are_refused_by_name_unless_they_are_accepted_and_then_told(bench: Bench) -> None:
+    topics, rounds = bench.topics("update"), bench.input()
+    case = bench.case(RANDOM, topics, limit=ROWS_A_BATCH)
+    for _ in range(3):
+        rounds.send(topics)
+    case.run(stop_at=1)
+    saved = case.save()
+    case.run()
+    written = case.written()
+    case.restore(saved)
+    runs = case.tail().place.run
+    case.run(expected=64)
+    assert case.tail().place.run == runs, "it was refused before anybody was fenced"
+    told = case.run(accept_nondeterminism=True).replay
+    assert told is not None
+    assert (told.done, told.diverged) == (3, [2, 3])
+    assert case.written() == written
+    check_clean(case)
+
+
+@pytest.mark.timeout(600)
+def test_reemit_writes_again_what_followed_the_savepoint_and_the_audit_knows_why(bench: Bench) -> None:
+    topics, rounds = bench.topics("update"), bench.input()
+    case = bench.case("update", topics, limit=ROWS_A_BATCH)
+    for _ in range(3):
+        rounds.send(topics)
+    case.run(stop_at=1)
+    saved = case.save()
+    once = case.written()
+    case.run()
+    twice = case.written() - once
+    case.restore(saved, mode="reemit")
+    assert case.run().commit == 5
+    assert case.written() == once + twice + twice
+    check_clean(case)

@@ -10,7 +10,7 @@ VENV_PYTHON := .venv/bin/python
 STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all crash-matrix lint format lock checksums bench-commit bench-ledger bench-savepoint bench-sequencer bench-sink model wheel clean clean-cache
+.PHONY: help setup demo test test-all crash-matrix lint format lock checksums bench-commit bench-ledger bench-restore bench-savepoint bench-sequencer bench-sink model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -63,6 +63,9 @@ bench-savepoint: setup ## measure savepoints of 10 MB, 100 MB and 1 GB of state 
 
 bench-sequencer: setup ## measure what share of a batch of 200 tasks x 200 partitions is their taking turns
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/sequencer.py $(ARGS)
+
+bench-restore: setup ## measure a restore, and its replay against the original processing of the same batches
+	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/restore.py $(ARGS)
 
 bench-sink: setup ## measure the sink against Spark's own: one run, one broker, interleaved; draws a plot
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/sink.py $(ARGS)

@@ -9,6 +9,7 @@ needs is looked for here, before anything is changed.
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -90,7 +91,7 @@ def restore(home: Home, pipeline: str, config: Mapping[str, Any], request: Resto
         savepoints = Savepoints(home.savepoints)
         savepoint = _chosen(savepoints, request)
         stretch = _check(savepoint, reader, tail, config, request.mode)
-        lineage = _lineage(savepoint, _current(home), tail, tail.claim, request)
+        lineage = _lineage(savepoint, tail, tail.claim, request)
         directory = _make(home, savepoints, savepoint, lineage, request.to)
         return Restored(
             savepoint=savepoint,
@@ -167,16 +168,7 @@ def _check_positions(savepoint: Savepoint, positions: Mapping[str, Mapping[int, 
                 )
 
 
-def _current(home: Home) -> Lineage | None:
-    try:
-        return home.current()
-    except RefusedError:
-        return None  # it is lost, and no longer needed
-
-
-def _lineage(
-    savepoint: Savepoint, current: Lineage | None, tail: LedgerTail, claim: RunRecord, request: RestoreRequest
-) -> Lineage:
+def _lineage(savepoint: Savepoint, tail: LedgerTail, claim: RunRecord, request: RestoreRequest) -> Lineage:
     again = request.mode is RestoreMode.REEMIT and savepoint.commit < tail.place.commit
     return Lineage(
         id=str(uuid.uuid4()),
@@ -186,7 +178,7 @@ def _lineage(
         base_batch=savepoint.batch,
         base_commit=tail.place.commit if again else savepoint.commit,
         savepoint=savepoint.id,
-        parent=current.id if current else claim.lineage,
+        parent=claim.lineage,
         parent_run=claim.run,
         parent_commit=tail.place.commit,
         reemits=savepoint.commit if again else None,
@@ -209,4 +201,15 @@ def _make(home: Home, savepoints: Savepoints, savepoint: Savepoint, lineage: Lin
         abandoned = home.lineage(str(lineage.parent))
         if abandoned is not None:
             home.remember(replace(abandoned, abandoned_for=lineage.id))
+        _remove_unstarted(home, lineage)
     return directory
+
+
+def _remove_unstarted(home: Home, lineage: Lineage) -> None:
+    """Remove what restores before this one have made and nobody has started: no run has claimed the pipeline since."""
+    for directory in home.lineages.iterdir():
+        known = home.lineage(directory.name)
+        if known is None or known.id == lineage.id or known.savepoint is None:
+            continue
+        if (known.parent_run, known.parent_commit) == (lineage.parent_run, lineage.parent_commit):
+            shutil.rmtree(directory)

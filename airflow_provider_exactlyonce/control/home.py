@@ -40,7 +40,7 @@ class Lineage:
     :param ledger_topic_id: the ledger topic's id, None before the first claim
     :param last_commit: number of the last commit that the driver has seen, 0 for none
     :param savepoint: the savepoint that it was restored from, None for none
-    :param parent: the lineage that was current when it was restored, None for none
+    :param parent: the lineage of the newest run when it was restored, None for none
     :param parent_run: the newest run when it was restored
     :param parent_commit: the newest commit when it was restored
     :param reemits: its first commit's output is a repetition: it was restored at this commit in mode ``reemit``

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from py4j.protocol import Py4JJavaError
-
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 
 if TYPE_CHECKING:
@@ -47,8 +45,9 @@ def missing_part(spark: SparkSession) -> str | None:
         for name, field in _FIELDS:
             _class(spark, name).getDeclaredField(field)
         _class(spark, _MANUAL_CLOCK)
-    except Py4JJavaError as error:  # ClassNotFoundException or NoSuchFieldException
-        return str(error.java_exception.toString())
+    except Exception as error:
+        cause = getattr(error, "java_exception", None)  # ClassNotFoundException or NoSuchFieldException
+        return str(error if cause is None else cause.toString())
     return None
 
 

@@ -30,7 +30,7 @@ def test_what_a_restore_would_lack_is_named_and_nothing_is_changed(bench: Bench)
         case.restore(saved)
     with pytest.raises(RefusedError, match="2 commits followed, up to 4; mode fail"):
         case.restore(saved, mode=RestoreMode.FAIL)
-    with pytest.raises(RefusedError, match=f"no savepoint at or before commit 1 .*{saved}"):
+    with pytest.raises(RefusedError, match=rf"no savepoint at or before commit 1 .*{saved}"):
         case.restore(commit=1)
     with pytest.raises(RefusedError, match="none at commit 3"):
         case.restore(commit=3, mode=RestoreMode.REEMIT)
@@ -60,7 +60,7 @@ def _check_ahead(case: Case, savepoint: str) -> None:
     body = documents.read(manifest)
     assert body is not None
     documents.write(manifest, {**body, "commit": 9})
-    with pytest.raises(RefusedError, match="at commit 9, and the ledger .* ends at commit 4"):
+    with pytest.raises(RefusedError, match=r"at commit 9, and the ledger .* ends at commit 4"):
         case.restore(savepoint)
     documents.write(manifest, {**body, "source": {name: {"0": 1} for name in body["source"]}})
     with pytest.raises(RefusedError, match="ends at offset 1 of"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.streaming.plans import elements, text, tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -56,15 +57,15 @@ def find(frame: DataFrame) -> list[str]:
     :param frame: the stream that goes to the sink
     """
     found: dict[str, None] = {}
-    for plan in _tree(frame._jdf.queryExecution().analyzed(), "children"):
+    for plan in tree(frame._jdf.queryExecution().analyzed()):
         name = plan.getClass().getSimpleName()
         if name in _LOOK_UPS and not plan.isStreaming():
-            found[f"{name} reads outside of the stream: {_text(plan)}"] = None
-        for expression in _elements(plan.expressions()):
-            for one in _tree(expression, "children"):
+            found[f"{name} reads outside of the stream: {text(plan)}"] = None
+        for expression in elements(plan.expressions()):
+            for one in tree(expression):
                 reason = _reason(one)
                 if reason is not None:
-                    found[f"{reason}: {_text(one)}"] = None
+                    found[f"{reason}: {text(one)}"] = None
     return list(found)
 
 
@@ -72,25 +73,10 @@ def _reason(expression: Any) -> str | None:
     name = expression.getClass().getSimpleName()
     if name in _BY_ORDER:
         return f"{name} depends on the order of the rows"
-    if name in _SUMS and any(one.dataType().typeName() in _FLOATS for one in _elements(expression.children())):
+    if name in _SUMS and any(one.dataType().typeName() in _FLOATS for one in elements(expression.children())):
         return f"{name} of floats depends on the order of the rows"
     if name.endswith("Subquery"):
         return "a sub-query reads outside of the stream"
-    if not expression.deterministic() and all(one.deterministic() for one in _elements(expression.children())):
+    if not expression.deterministic() and all(one.deterministic() for one in elements(expression.children())):
         return f"{name} is not deterministic"
     return None
-
-
-def _tree(node: Any, children: str) -> Iterator[Any]:
-    yield node
-    for child in _elements(getattr(node, children)()):
-        yield from _tree(child, children)
-
-
-def _elements(sequence: Any) -> Iterator[Any]:
-    for index in range(sequence.size()):
-        yield sequence.apply(index)
-
-
-def _text(node: Any) -> str:
-    return str(node.toString()).strip().splitlines()[0][:120]

@@ -40,6 +40,7 @@ from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.batch import Batch, planned_batch
 from airflow_provider_exactlyonce.streaming.checkpointing import OnCancellation, Pause
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.plans import check_sources
 from airflow_provider_exactlyonce.streaming.replay import (
     OneStartPerBatchError,
     Replay,
@@ -230,6 +231,7 @@ class Driver:
         # Whatever can be refused is, before the start of the run fences anybody.
         result = self._pipeline.result(spark, self._options.config)
         definition, config = self._pipeline.sink, self._options.config
+        check_sources(result)
         check_replay(run, tail, result, accept_nondeterminism=self._options.accept_nondeterminism)
 
         def bad_source_records(ranges: SourceRanges) -> DataFrame | None:

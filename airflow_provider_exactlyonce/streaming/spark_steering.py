@@ -9,10 +9,11 @@ Called from the callback of ``foreachBatch`` only. That runs on the thread that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.streaming.plans import elements
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +62,7 @@ class SteeredQuery:
     def __init__(self, spark: SparkSession, query: StreamingQuery) -> None:
         self._spark: Final = spark
         self._execution: Final = query._jsq.streamingQuery()
-        self._sources: Final = list(_elements(self._execution.sources()))
+        self._sources: Final = list(elements(self._execution.sources()))
         for source in self._sources:
             if source.getClass().getName() != _KAFKA_STREAM:
                 raise SteeringError(f"source {source.getClass().getName()} can't be steered; {_KAFKA_STREAM} can")
@@ -137,13 +138,8 @@ class SteeredQuery:
     def _forget_operator_watermarks(self) -> None:
         seen = _get(self._execution.watermarkTracker(), "operatorToWatermarkMap")
         none = getattr(getattr(self._spark._jvm.scala, "None$"), "MODULE$")  # type: ignore[union-attr]
-        for operator in list(_elements(seen.keys().toSeq())):
+        for operator in list(elements(seen.keys().toSeq())):
             seen.update(operator, none)
-
-
-def _elements(sequence: Any) -> Iterator[Any]:
-    for index in range(sequence.size()):
-        yield sequence.apply(index)
 
 
 def _class(spark: SparkSession, name: str) -> Any:

@@ -98,6 +98,33 @@ def timed(events: DataFrame) -> DataFrame:
     )
 
 
+class Ticks(StatefulProcessor):
+    """Counts a key's events for two seconds of processing time; a timer reports them, their state expires by itself."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._state = handle.getValueState("ticks", "n BIGINT", 2_000)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        before = self._state.get()
+        count = (before[0] if before else 0) + sum(1 for _ in rows)
+        self._state.update((count,))
+        now = timerValues.getCurrentProcessingTimeInMs()
+        self._handle.registerTimer(now + 1_000)
+        yield Row(k=key[0], n=count, at=now)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
+        before = self._state.get()
+        yield Row(k=key[0], n=-(before[0] if before else 0), at=expiredTimerInfo.getExpiryTimeInMs())
+
+    def close(self) -> None:
+        pass
+
+
+def ticking(events: DataFrame) -> DataFrame:
+    return events.groupBy("k").transformWithState(Ticks(), "k STRING, n BIGINT, at BIGINT", "update", "ProcessingTime")
+
+
 @dataclass(frozen=True)
 class Shape:
     """One kind of query.
@@ -120,6 +147,8 @@ SHAPES = {
 }
 
 
+#: By the clock on the wall: two runs of it never write the same.
+TICKING = Shape(ticking, "update")
 #: What can't be replayed exactly.
 RANDOM = Shape(random_rows)
 

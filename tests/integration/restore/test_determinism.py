@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming import determinism
+from airflow_provider_exactlyonce.streaming.plans import check_sources
 from airflow_provider_exactlyonce.streaming.session import open_session
 from tests.integration.restore.shapes import deduplicated, joined, stateless, timed, update, windowed
 
@@ -52,6 +55,12 @@ def test_what_may_give_other_rows_is_found_and_named(
 ) -> None:
     found = determinism.find(function(events(session)))
     assert any(reason in one for one in found), found
+
+
+def test_a_stream_that_is_not_declared_is_refused_by_name(session: SparkSession, tmp_path: Path) -> None:
+    files = session.readStream.format("text").load(str(tmp_path))
+    with pytest.raises(RefusedError, match=r"source 'FileSource.*' that its declaration does not name"):
+        check_sources(files.select("value"))
 
 
 def test_ordinary_queries_are_taken_as_deterministic(session: SparkSession) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 
@@ -12,7 +13,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.streaming import spark_steering
 from airflow_provider_exactlyonce.streaming.session import open_session
 from tests.integration.restore.harness import Bench
-from tests.integration.restore.shapes import RANDOM, ROWS_A_BATCH
+from tests.integration.restore.shapes import RANDOM, ROWS_A_BATCH, TICKING
 from tests.integration.restore.test_restore import check_clean, replayed
 
 STORE = "spark.sql.streaming.stateStore"
@@ -186,4 +187,21 @@ def test_reemit_writes_again_what_followed_the_savepoint_and_the_audit_knows_why
     case.restore(saved, mode="reemit")
     assert case.run().commit == 5
     assert case.written() == once + twice + twice
+    check_clean(case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_timers_and_expiry_by_processing_time_are_replayed_as_they_were(bench: Bench) -> None:
+    topics, rounds = bench.topics("update"), bench.input()
+    case = bench.case(TICKING, topics, limit=ROWS_A_BATCH)
+    for _ in range(8):
+        rounds.send(topics)
+    case.run(stop_at=2)
+    saved = case.save()
+    case.run()
+    newest, written = case.tail().place.commit, case.written()
+    assert any(json.loads(row)["n"] < 0 for row in written), "timers have expired"
+    case.restore(saved)
+    replayed(case.run(), 3, newest)
     check_clean(case)

@@ -23,6 +23,7 @@ _BY_ORDER: Final = frozenset(
         "Mode",
         "ApproximatePercentile",
         "PivotFirst",
+        "HistogramNumeric",
     }
 )
 #: Aggregates that round differently in another order when their input is a float.
@@ -43,6 +44,7 @@ _SUMS: Final = frozenset(
         "VarianceSamp",
     }
 )
+_SUB_QUERIES: Final = frozenset({"ScalarSubquery", "Exists", "ListQuery", "LateralSubquery"})
 _FLOATS: Final = frozenset({"float", "double"})
 #: Plan nodes that read something that changes with time.
 _LOOK_UPS: Final = frozenset({"LogicalRelation", "DataSourceV2Relation", "HiveTableRelation"})
@@ -73,9 +75,11 @@ def _reason(expression: Any) -> str | None:
     name = expression.getClass().getSimpleName()
     if name in _BY_ORDER:
         return f"{name} depends on the order of the rows"
-    if name in _SUMS and any(one.dataType().typeName() in _FLOATS for one in elements(expression.children())):
+    if (name in _SUMS or name.startswith("Regr")) and any(
+        one.dataType().typeName() in _FLOATS for one in elements(expression.children())
+    ):
         return f"{name} of floats depends on the order of the rows"
-    if name.endswith("Subquery"):
+    if name in _SUB_QUERIES:
         return "a sub-query reads outside of the stream"
     if not expression.deterministic() and all(one.deterministic() for one in elements(expression.children())):
         return f"{name} is not deterministic"

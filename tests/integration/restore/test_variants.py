@@ -174,6 +174,19 @@ def test_random_rows_are_refused_by_name_unless_they_are_accepted_and_then_told(
 
 
 @pytest.mark.timeout(600)
+def test_a_replay_does_not_wait_for_the_trigger(bench: Bench) -> None:
+    topics, rounds = bench.topics("update"), bench.input()
+    case = bench.case("update", topics, limit=ROWS_A_BATCH)
+    for _ in range(4):
+        rounds.send(topics)
+    case.run(stop_at=1)
+    saved = case.save()
+    case.run()
+    case.restore(saved)
+    replayed(case.run(until="forever", interval="10 minutes", stop_at=4), 2, 4)
+
+
+@pytest.mark.timeout(600)
 def test_reemit_writes_again_what_followed_the_savepoint_and_the_audit_knows_why(bench: Bench) -> None:
     topics, rounds = bench.topics("update"), bench.input()
     case = bench.case("update", topics, limit=ROWS_A_BATCH)

@@ -39,8 +39,8 @@ def test_what_a_restore_would_lack_is_named_and_nothing_is_changed(bench: Bench)
     _check_ahead(case, newest)
     _check_damage(case, newest)
 
-    gone = {TopicPartition(topics[""], 1, 55)}
-    AdminClient(dict(case.config)).delete_records(list(gone))[gone.pop()].result()
+    admin, before = AdminClient(dict(case.config)), TopicPartition(topics[""], 1, 55)
+    admin.delete_records([before])[before].result(30)
     with pytest.raises(RefusedError, match=rf"first {topics['']}-1, offsets 40 to 54, of commit 3"):
         case.restore(saved)
     assert case.home.current() == current

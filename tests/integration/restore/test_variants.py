@@ -111,8 +111,8 @@ def test_one_pipeline_goes_through_everything_and_writes_what_its_twin_does(
     assert (told.done, told.diverged) == (newest, [])
 
     # A partition is added, and Spark can't be steered.
-    futures = AdminClient(dict(case.config)).create_partitions([NewPartitions(topics[""], 3)])
-    futures[topics[""]].result(30)
+    admin = AdminClient(dict(case.config))
+    admin.create_partitions([NewPartitions(topics[""], 3)])[topics[""]].result(30)
     rounds.send(topics, partitions=3)
     case.run()
     plain.run()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,10 +26,7 @@ def jvm() -> Iterator[None]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     stop = SparkSession.stop
     SparkSession.stop = lambda _: None  # type: ignore[method-assign]  # the next driver takes the session over
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
     del os.environ["PYSPARK_SUBMIT_ARGS"]
     SparkSession.stop = stop  # type: ignore[method-assign]
     if (active := SparkSession.getActiveSession()) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -66,7 +67,10 @@ class Case:
         made = driver(self.pipeline(**changes), options)
         self.home.status.unlink(missing_ok=True)
         made.stop_at = stop_at
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         code = made.run()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         assert code == expected
         told = status.read(self.home.status)
         return told or status.Status(pipeline=self.name, token="", state=status.DriverState.FAILED)

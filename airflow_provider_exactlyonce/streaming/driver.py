@@ -304,7 +304,7 @@ class Driver:
                 log.warning("%s; each recorded batch gets a start of its own", error)
                 continue
             replay.check_progress()
-            if impossible is None:
+            if not replay.pending and impossible is None:
                 return False
         return True
 
@@ -400,6 +400,9 @@ class Driver:
                     run.check_superseded()
                 if self._replay is not None:
                     self._replay.check_moving()
+                    if self._replay.needs_restart() and not query.status["isTriggerActive"]:
+                        query.stop()
+                        return
                 reason = self._stop_reason()
                 if reason is not None and not query.status["isTriggerActive"]:
                     query.stop()

@@ -5,8 +5,8 @@ Spark runs one uncommitted batch again by itself, so the first recorded batch is
 timestamp, without rate limits and trigger interval. Nothing is written to the sink; boundaries are compared before a
 batch runs, rows and digest after. At the last recorded commit everything is put back and the query goes on live.
 
-What another version of the job committed can't be compared: it is replayed by its source ranges only, its batches
-without data are left out, and watermarks are left to Spark.
+What another version of the job committed can't be compared: it is replayed by its source ranges only, and watermarks
+are left to Spark.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 _STALL_SECONDS: Final = 120.0
 _START_SECONDS: Final = 60.0
+_NO_REASON_SECONDS: Final = 10.0
 
 
 class OneStartPerBatchError(ExactlyOnceError):
@@ -79,6 +80,7 @@ class Replay:
         self._next: tuple[int, CommitRecord] | None = None
         self._moved = time.monotonic()
         self._busy = False
+        self._started_at = -1
         self.report = ReplayReport(
             first=commits.first,
             last=commits.last,
@@ -118,19 +120,32 @@ class Replay:
             watermark=None if exact or commit is None else commit.next_watermark,
         )
         self._checkpoint.write_offsets(number, text)
+        self._started_at = self.report.done
         self._moved, self._busy = time.monotonic(), False
         return True
 
     def check_progress(self) -> None:
-        """Check, after the query's end, that it went on to the last recorded commit.
+        """Check, after the query's end, that it has replayed something since its start.
 
-        :raises ExactlyOnceError: when it did not
+        :raises ExactlyOnceError: when it has not
         """
-        if self.pending and self.report.one_start_per_batch is None:
+        if self.pending and self.report.done == self._started_at:
             raise ExactlyOnceError(
                 f"the query ended at commit {self.report.done} of {self.report.last} that are replayed. Start the "
                 "pipeline again; it goes on from there"
             )
+
+    def needs_restart(self) -> bool:
+        """Tell whether the next batch has to be put into Spark's log, because Spark sees no reason to plan it.
+
+        That is a batch without data of another version: this one's watermark may not have moved.
+        """
+        return (
+            self._next is not None
+            and not self._is_exact(self._next[1])
+            and not self._busy
+            and time.monotonic() - self._moved > _NO_REASON_SECONDS
+        )
 
     def attach(self, query: StreamingQuery) -> None:
         """Tell which query runs; its first callback waits for it."""
@@ -224,15 +239,27 @@ class Replay:
         """
         done = self._run.lineage.commit_of(batch) if done is None else done
         self._next = None
-        while done < self.report.last:
-            record = self._commits.get(done + 1)
-            if self._is_exact(record) or before is None or not before.same_sources(parse_offsets(record.offsets)):
-                self._next = batch + 1, record
-                break
-            done += 1  # another version's batch without data
+        if done < self.report.last:
+            record = self._skipped(self._commits.get(done + 1), before)
+            self._next, done = (batch + 1, record), record.commit - 1
         if self._run.lineage.commit_of(batch) != done:
             self._run.rebase(batch, done)
         self.report = replace(self.report, done=done)
+
+    def _skipped(self, record: CommitRecord, before: BatchOffsets | None) -> CommitRecord:
+        """Return the record, or the one after it that takes in what other versions' batches without data did.
+
+        Such a batch moves on what its watermark lets go; the next batch with data does so too. At the end of the
+        stretch, or before a commit that is compared, none follows: there it is run.
+        """
+        following = record
+        while before is not None and not self._is_exact(following):
+            if not before.same_sources(parse_offsets(following.offsets)):
+                return following
+            if following.commit == self.report.last:
+                break
+            following = self._commits.get(following.commit + 1)
+        return record
 
     def _steer(self, exact: bool) -> None:
         steered = self._steered_query()

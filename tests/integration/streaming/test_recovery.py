@@ -42,9 +42,7 @@ def newest(checkpoint: Checkpoint, pattern: str) -> Path:
     return max(checkpoint.path.glob(pattern), key=lambda file: int(file.name.partition("_")[0].partition("-")[0]))
 
 
-def test_a_start_goes_on_from_the_newest_whole_batch_then_from_a_savepoint_and_never_from_nothing(
-    world: World,
-) -> None:
+def test_a_start_goes_on_from_the_newest_whole_batch_then_from_a_savepoint(world: World) -> None:
     run_on(world)
     newest(checkpoint_of(world), "state/0/1/*.zip").write_bytes(b"torn")
     (checkpoint_of(world).path / "metadata").write_text("")
@@ -64,9 +62,11 @@ def test_a_start_goes_on_from_the_newest_whole_batch_then_from_a_savepoint_and_n
     check_counts(world)
     assert checkpoint_of(world).path != lost.path
 
+
+def test_state_that_is_lost_stops_the_start_unless_it_is_allowed_to_begin_anew(world: World) -> None:
+    run_on(world)
     shutil.rmtree(checkpoint_of(world).path)
-    shutil.rmtree(Home(world.home).savepoints)
-    before, output = read_committed(world.config, world.sink), ""
+    before = read_committed(world.config, world.sink)
     world.send(100)
     refused = world.start()
     assert refused.wait(180) == RefusedError.exit_code
@@ -74,7 +74,6 @@ def test_a_start_goes_on_from_the_newest_whole_batch_then_from_a_savepoint_and_n
     assert "--allow-empty-state" in refused.output()
     assert read_committed(world.config, world.sink) == before
     commits = world.commits()
-
     output = run_on(world, "--allow-empty-state", records=1)
     assert f"begins with empty state after commit {commits}" in output
     last = check_ledger(world)[-1]

@@ -201,7 +201,7 @@ class Savepoints:
         if directory.is_dir() and self._is_leftover(savepoint_id):
             self._remove(savepoint_id)
         failpoints.reach("before-savepoint")
-        documents.write(directory / "taking.json", _taker())
+        documents.write(directory / "taking.json", _taker(), durable=False)
         try:
             known_sums = self._known_sums()
             _copy(checkpoint.path, directory / "checkpoint", needed.files, known_sums)
@@ -392,11 +392,8 @@ def _copy(source: Path, target: Path, paths: Iterable[str], known: Mapping[str, 
             ) from error
         if number == 0:
             failpoints.reach("during-savepoint")
-    for path in paths:
-        if path not in known:
-            storage.flush(target / path)
-    for directory in directories:
-        storage.flush(directory)
+    storage.flush_all([target / path for path in paths if path not in known])
+    storage.flush_all(directories)
 
 
 def _describe(

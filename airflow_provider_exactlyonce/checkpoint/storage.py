@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +18,8 @@ from airflow_provider_exactlyonce.control.documents import is_local
 
 #: What a file system without hard links, or two file systems, answer.
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
+
+_FLUSHING_THREADS: Final = 16
 
 
 def link(source: Path, target: Path) -> None:
@@ -46,6 +50,13 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def flush_all(paths: Iterable[Path]) -> None:
+    """Flush many at once: a file system writes its journal once for all that wait for it."""
+    with ThreadPoolExecutor(_FLUSHING_THREADS) as threads:
+        for _ in threads.map(flush, paths):
+            pass
 
 
 def remove(directory: Path) -> None:

@@ -1,0 +1,111 @@
+"""An empty lineage after lost state: it begins where the last commit ended, and its home and its ledger accept it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.recovery import begin_empty, recover
+from airflow_provider_exactlyonce.checkpoint.restart import Ground
+from airflow_provider_exactlyonce.control import lease
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.reader import LedgerTail
+from airflow_provider_exactlyonce.ledger.records import Place, RunRecord
+from airflow_provider_exactlyonce.streaming.start_checks import check_start, reconcile
+from tests.unit.checkpoint import crafted
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    lineage = home.create("p")
+    shutil.rmtree(home.checkpoint(lineage.id))
+    crafted.checkpoint(home.checkpoint(crafted.LINEAGE))
+    home.remember(Lineage(id=crafted.LINEAGE, cluster_id="c", ledger_topic_id="t"))
+    home.use(crafted.LINEAGE)
+    return home
+
+
+def tail_of(home: Home) -> LedgerTail:
+    claim = RunRecord(
+        pipeline="p",
+        run=4,
+        host="h",
+        pid=1,
+        token="t",
+        lineage=crafted.LINEAGE,
+        version="abc",
+        home=str(home.identity()),
+        home_path=str(home.path),
+        base_commit=0,
+        claimed=0,
+        before=Place(),
+    )
+    record = crafted.record(2)
+    return LedgerTail(
+        cluster_id="c",
+        topic_id="t",
+        end_offset=9,
+        claim=claim,
+        claim_offset=1,
+        commit=record,
+        commit_offset=8,
+    )
+
+
+def check(home: Home, tail: LedgerTail) -> None:
+    check_start(
+        pipeline="p",
+        home_path=str(home.path),
+        home_id=home.identity(),
+        home_pipeline=home.pipeline(),
+        lineage=home.current(),
+        tail=tail,
+        accept_home=False,
+    )
+
+
+def test_it_begins_at_the_source_offsets_of_the_last_commit_and_its_first_batch_is_the_next_commit(home: Home) -> None:
+    tail = tail_of(home)
+    lost = home.current()
+    assert lost is not None
+    empty = begin_empty(home, lost, tail)
+    assert home.current() == empty
+    checkpoint = Checkpoint(home.checkpoint(empty.id))
+    assert checkpoint.query_id() == empty.id
+    assert checkpoint.initial_kafka_offsets() == {"in": {0: 30, 1: 15}}
+    assert (empty.batch_of(4), empty.commit_of(0)) == (0, 4)
+    check(home, tail)
+    assert reconcile(checkpoint, empty, tail) is False
+    home.use(lost.id)
+    with pytest.raises(RefusedError, match=f"which was abandoned for {empty.id}"):
+        check(home, tail)
+
+
+def test_lost_state_is_refused_unless_empty_state_is_allowed_and_nothing_is_changed_before(home: Home) -> None:
+    tail = tail_of(home)
+    assert recover(home, "p", {}, tail) is Ground.CHECKPOINT
+    shutil.rmtree(home.checkpoint(crafted.LINEAGE) / "state")
+    with pytest.raises(RefusedError, match=r"state of pipeline p is lost: state/0/_metadata is missing.*commit 3"):
+        recover(home, "p", {}, tail)
+    current = home.current()
+    assert current is not None
+    assert current.id == crafted.LINEAGE
+    assert recover(home, "p", {}, tail, allow_empty_state=True) is Ground.NOTHING
+    assert home.current() != current
+    assert lease.read(home.lease) is None
+
+
+def test_torn_files_of_the_newest_batch_are_removed_and_the_lease_is_let_go(home: Home) -> None:
+    checkpoint = Checkpoint(home.checkpoint(crafted.LINEAGE))
+    torn = next(checkpoint.path.glob("state/0/1/3_*.zip"))
+    torn.write_bytes(b"torn")
+    (checkpoint.path / "metadata").unlink()
+    assert recover(home, "p", {}, tail_of(home)) is Ground.NEWEST_AGAIN
+    assert (checkpoint.newest_commit(), checkpoint.query_id(), torn.exists()) == (1, crafted.LINEAGE, False)
+    assert lease.read(home.lease) is None
+    assert recover(home, "p", {}, tail_of(home)) is Ground.CHECKPOINT

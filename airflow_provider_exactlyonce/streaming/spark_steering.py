@@ -66,6 +66,7 @@ class SteeredQuery:
         for source in self._sources:
             if source.getClass().getName() != _KAFKA_STREAM:
                 raise SteeringError(f"source {source.getClass().getName()} can't be steered; {_KAFKA_STREAM} can")
+        self._fields: Final = {field: _field(spark, name, field) for name, field in _FIELDS}
         self._limits: Any = None
         self._clock: Any = None
         self._interval: int | None = None
@@ -87,11 +88,12 @@ class SteeredQuery:
         for source, end in zip(self._sources, ends, strict=True):
             if end is None:
                 raise SteeringError("the recorded batch has a source without an offset")
-            _set(source, "allDataForTriggerAvailableNow", source.deserializeOffset(end).partitionToOffsets())
-            _set(source, "isTriggerAvailableNow", True)
-        self._clock_set(timestamp)
+            self._set(source, "allDataForTriggerAvailableNow", source.deserializeOffset(end).partitionToOffsets())
+            self._set(source, "isTriggerAvailableNow", True)
+        clock = self._spark._jvm.org.apache.spark.util.ManualClock(timestamp)  # type: ignore[union-attr]
+        self._set(self._execution, "triggerClock", clock)
         if watermark is not None:
-            self._forget_operator_watermarks()
+            self.forget_operator_watermarks()
             self._execution.watermarkTracker().setWatermark(watermark)
 
     def release(self) -> None:
@@ -99,30 +101,32 @@ class SteeredQuery:
         if not self._steered:
             return
         for source, (data, available_now) in zip(self._sources, self._caps, strict=True):
-            _set(source, "allDataForTriggerAvailableNow", data)
-            _set(source, "isTriggerAvailableNow", available_now)
+            self._set(source, "allDataForTriggerAvailableNow", data)
+            self._set(source, "isTriggerAvailableNow", available_now)
         getattr(self._execution, "uniqueSources_$eq")(self._limits)
-        _set(self._execution, "triggerClock", self._clock)
+        self._set(self._execution, "triggerClock", self._clock)
         if self._interval is not None:
-            _set(self._execution.triggerExecutor(), "intervalMs", self._interval)
+            self._set(self._execution.triggerExecutor(), "intervalMs", self._interval)
         self._steered = False
 
-    def forget_operator_watermarks(self) -> None:
-        """Forget what each ``withWatermark`` has seen, as a restart does: checkpoints don't hold it."""
-        self._forget_operator_watermarks()
+    def _get(self, target: Any, name: str) -> Any:
+        return self._fields[name].get(target)
+
+    def _set(self, target: Any, name: str, value: Any) -> None:
+        self._fields[name].set(target, value)
 
     def _hold(self) -> None:
         """Remember what is put back, and lift what would cut or delay a recorded batch."""
         self._limits = self._execution.uniqueSources()
-        self._clock = _get(self._execution, "triggerClock")
+        self._clock = self._get(self._execution, "triggerClock")
         self._caps = [
-            (_get(source, "allDataForTriggerAvailableNow"), _get(source, "isTriggerAvailableNow"))
+            (self._get(source, "allDataForTriggerAvailableNow"), self._get(source, "isTriggerAvailableNow"))
             for source in self._sources
         ]
         executor = self._execution.triggerExecutor()
         if executor.getClass().getName() == f"{_RUNTIME}.ProcessingTimeExecutor":
-            self._interval = _get(executor, "intervalMs")
-            _set(executor, "intervalMs", 0)
+            self._interval = self._get(executor, "intervalMs")
+            self._set(executor, "intervalMs", 0)
         jvm = self._spark._jvm
         all_available = jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit.allAvailable()  # type: ignore[union-attr]
         lifted = self._limits
@@ -131,12 +135,9 @@ class SteeredQuery:
         getattr(self._execution, "uniqueSources_$eq")(lifted)
         self._steered = True
 
-    def _clock_set(self, milliseconds: int) -> None:
-        clock = self._spark._jvm.org.apache.spark.util.ManualClock(milliseconds)  # type: ignore[union-attr]
-        _set(self._execution, "triggerClock", clock)
-
-    def _forget_operator_watermarks(self) -> None:
-        seen = _get(self._execution.watermarkTracker(), "operatorToWatermarkMap")
+    def forget_operator_watermarks(self) -> None:
+        """Forget what each ``withWatermark`` has seen, as a restart does: checkpoints don't hold it."""
+        seen = self._get(self._execution.watermarkTracker(), "operatorToWatermarkMap")
         none = getattr(getattr(self._spark._jvm.scala, "None$"), "MODULE$")  # type: ignore[union-attr]
         for operator in list(elements(seen.keys().toSeq())):
             seen.update(operator, none)
@@ -146,20 +147,7 @@ def _class(spark: SparkSession, name: str) -> Any:
     return spark._jvm.org.apache.spark.util.Utils.classForName(name, False, False)  # type: ignore[union-attr]
 
 
-def _field(target: Any, name: str) -> Any:
-    of = target.getClass()
-    while of is not None:
-        for field in of.getDeclaredFields():
-            if field.getName() == name:
-                field.setAccessible(True)
-                return field
-        of = of.getSuperclass()
-    raise SteeringError(f"{target.getClass().getName()} has no field {name}")
-
-
-def _get(target: Any, name: str) -> Any:
-    return _field(target, name).get(target)
-
-
-def _set(target: Any, name: str, value: Any) -> None:
-    _field(target, name).set(target, value)
+def _field(spark: SparkSession, name: str, field: str) -> Any:
+    found = _class(spark, name).getDeclaredField(field)
+    found.setAccessible(True)
+    return found

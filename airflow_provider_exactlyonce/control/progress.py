@@ -13,11 +13,22 @@ def moved(before: Status | None, now: Status) -> bool:
 
 
 def _essence(status: Status) -> tuple[object, ...]:
-    return (status.token, status.state, status.run, status.commit, status.batch, status.application_id, status.ui_url)
+    replayed = status.replay.done if status.replay else 0
+    return (
+        *(status.token, status.state, status.run, status.commit, status.batch),
+        *(status.application_id, status.ui_url, replayed),
+    )
 
 
 def sentence(status: Status) -> str:
     """Return one line for a log."""
+    replay = status.replay
+    if replay is not None and replay.pending and status.state is DriverState.RUNNING:
+        left = "" if replay.seconds_left is None else f", about {replay.seconds_left:,.0f} s left"
+        return (
+            f"{status.pipeline}: commits {replay.first} to {replay.last} are replayed without writing, at "
+            f"{replay.done}{left}"
+        )
     if status.state is DriverState.STARTING or (status.state is DriverState.RUNNING and status.commits_of_run == 0):
         return f"{status.pipeline}: driver {status.state.value}{_claimed(status)}, last commit {status.commit}"
     lag = "unknown" if status.lag is None else f"{status.lag:,}"

@@ -204,7 +204,19 @@ class Replay:
         self.write_report()
         if self.report.one_start_per_batch is None:
             self._steer(exact)
+        if not self.pending:
+            self._log_end()
         self._moved, self._busy = time.monotonic(), False
+
+    def _log_end(self) -> None:
+        report = self.report
+        log.info(
+            "commits %d to %d were replayed in %.1f s, nothing was written", report.first, report.last, report.seconds
+        )
+        for version, first, last in report.not_compared:
+            log.info("commits %d to %d were delivered by version %s, and not compared", first, last, version)
+        if report.diverged:
+            log.warning("these commits gave other rows than were delivered: %s", report.diverged)
 
     def write_report(self) -> None:
         """Write ``replay.json``."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,8 +26,9 @@ def events(spark: SparkSession) -> DataFrame:
 
 
 def a_look_up(frame: DataFrame) -> DataFrame:
-    frame.sparkSession.range(3).write.mode("overwrite").format("parquet").saveAsTable("look_up")
-    return frame.join(frame.sparkSession.table("look_up"), "id")
+    with tempfile.TemporaryDirectory() as folder:
+        frame.sparkSession.range(3).write.parquet(f"{folder}/ids")
+        return frame.join(frame.sparkSession.read.parquet(f"{folder}/ids"), "id")
 
 
 def a_random_function(frame: DataFrame) -> DataFrame:

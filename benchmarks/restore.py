@@ -1,6 +1,6 @@
 """How long a restore takes, and how fast the replay is against the original processing of the same batches.
 
-Run: ``python benchmarks/restore.py``. Starts a broker and a Spark of its own. Two sizes of batches: small ones show the
+Run: ``python benchmarks/restore.py [small] [large]``. Starts a broker and a Spark of its own. Two sizes of batches: small ones show the
 fixed cost of a batch, large ones what a row costs.
 """
 
@@ -122,7 +122,7 @@ def main() -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     SparkSession.stop = lambda _: None  # type: ignore[method-assign]  # the drivers share a warm one
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder, "broker")) as broker:
-        for size in SIZES:
+        for size in (one for one in SIZES if one.name in (sys.argv[1:] or [one.name])):
             measure(size, {"bootstrap.servers": broker.bootstrap_servers}, Path(folder))
 
 

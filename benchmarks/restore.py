@@ -1,7 +1,7 @@
 """How long a restore takes, and how fast the replay is against the original processing of the same batches.
 
-Run: ``python benchmarks/restore.py [small] [large]``. Starts a broker and a Spark of its own. Two sizes of batches: small ones show the
-fixed cost of a batch, large ones what a row costs.
+Run: ``python benchmarks/restore.py [small] [large]``. Starts a broker and a Spark of its own. Two sizes of batches:
+small ones show the fixed cost of a batch, large ones what a row costs.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ class RestoreRequest:
     :param commit: a commit; not together with ``savepoint``
     :param to: make the lineage in this directory, which must not exist, and leave the home as it is
     :param accept_nondeterminism: replayed batches may give other rows than were committed
+    :raises RefusedError: when there is no such mode
     """
 
     savepoint: str | None = None
@@ -52,6 +53,11 @@ class RestoreRequest:
     mode: RestoreMode = RestoreMode.SUPPRESS
     to: Path | None = None
     accept_nondeterminism: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in list(RestoreMode):
+            raise RefusedError(f"mode {self.mode!r} of a restore: {', '.join(RestoreMode)} are known")
+        object.__setattr__(self, "mode", RestoreMode(self.mode))  # its name will do
 
 
 @dataclass(frozen=True, kw_only=True)

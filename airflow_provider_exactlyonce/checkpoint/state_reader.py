@@ -31,6 +31,7 @@ def read_state(
     """
     session = spark or _session()
     session.conf.set(_FORMAT, str(savepoint.state_format))
+    _ = session.streams.active  # in a session that has not run a query, it makes the endpoint that state is opened with
     counts: list[dict[str, Any]] = []
     errors: list[str] = []
     try:
@@ -41,14 +42,22 @@ def read_state(
                 try:
                     rows = reader.load(str(checkpoint)).count()
                 except Exception as error:
-                    told = str(error).partition("\n")[0]
-                    errors.append(f"operator {operator.id} ({operator.name}), {store}: Spark can't read it: {told}")
+                    errors.append(
+                        f"operator {operator.id} ({operator.name}), {store}: Spark can't read it: {_cause(error)}"
+                    )
                 else:
                     counts.append({"operator": operator.id, "name": operator.name, "store": store, "rows": rows})
     finally:
         if spark is None:
             session.stop()
     return counts, errors
+
+
+def _cause(error: Exception) -> str:
+    """Return the innermost of the JVM's exceptions, without its stack."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    causes = [line.strip() for line in lines if line.startswith(("Caused by: ", ": "))]
+    return causes[-1].removeprefix("Caused by").lstrip(": ") if causes else lines[0]
 
 
 def _views(operator: StatefulOperator) -> Iterator[tuple[str, dict[str, str]]]:

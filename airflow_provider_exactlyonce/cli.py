@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_exactlyonce.audit.command import add_audit_parser
-from airflow_provider_exactlyonce.checkpoint.command import add_savepoint_parser, with_action
+from airflow_provider_exactlyonce.checkpoint.command import add_savepoint_parser, pairs, print_answer, with_action
 from airflow_provider_exactlyonce.checkpoint.restore_command import add_restore_parser
 from airflow_provider_exactlyonce.control import lease, status
 from airflow_provider_exactlyonce.control.home import Home
@@ -129,12 +128,7 @@ def _status(given: argparse.Namespace) -> int:
     if tail is None or tail.claim is None:
         raise RefusedError(f"pipeline {given.pipeline} has no ledger on this cluster: it has never been started here")
     facts = _facts(given.pipeline, tail, Home(given.home or tail.claim.home_path))
-    if given.json:
-        print(json.dumps(facts, indent=2))
-    else:
-        width = max(map(len, facts))
-        for name, value in facts.items():
-            print(f"{name.replace('_', ' '):<{width}}  {'-' if value is None else value}")
+    print_answer(given, facts, pairs(facts))
     return 0
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -119,23 +119,21 @@ def _take(given: argparse.Namespace) -> int:
         stop=given.stop,
         timeout_seconds=given.timeout,
     )
-    _print(given, _summary(savepoint), f"{savepoint.id}: {_sentence(savepoint)}")
+    print_answer(given, _summary(savepoint), f"{savepoint.id}: {_sentence(savepoint)}")
     return 0
 
 
 def _list(given: argparse.Namespace) -> int:
     found = _savepoints(given).list()
     lines = [f"{one.id:<20}  {_sentence(one)}" for one in found]
-    _print(given, [_summary(one) for one in found], "\n".join(lines) or f"{given.pipeline} has no savepoint")
+    print_answer(given, [_summary(one) for one in found], "\n".join(lines) or f"{given.pipeline} has no savepoint")
     return 0
 
 
 def _show(given: argparse.Namespace) -> int:
     savepoint = _savepoints(given).get(given.savepoint)
     facts = {**_summary(savepoint), "operators": [f"{one.name} x {one.partitions}" for one in savepoint.operators]}
-    width = max(map(len, facts))
-    text = "\n".join(f"{name.replace('_', ' '):<{width}}  {'-' if v is None else v}" for name, v in facts.items())
-    _print(given, encode(savepoint), text)
+    print_answer(given, encode(savepoint), pairs(facts))
     return 0
 
 
@@ -150,7 +148,7 @@ def _verify(given: argparse.Namespace) -> int:
     rows = [f"{one['name']}, store {one['store']}: {one['rows']:,} rows" for one in state or []]
     told = [f"{savepoint.id}: {len(savepoint.files)} files, {savepoint.size:,} bytes", *rows, *defects]
     body = {"savepoint": savepoint.id, "whole": not defects, "defects": defects, "state": state}
-    _print(given, body, "\n".join(told))
+    print_answer(given, body, "\n".join(told))
     if defects:
         print(f"savepoint {savepoint.id} is damaged", file=sys.stderr)
     return RefusedError.exit_code if defects else 0
@@ -168,19 +166,19 @@ def _read_state(store: Savepoints, savepoint: Savepoint) -> tuple[list[dict[str,
 
 def _delete(given: argparse.Namespace) -> int:
     _savepoints(given).delete(given.savepoint)
-    _print(given, {"deleted": [given.savepoint]}, f"deleted {given.savepoint}")
+    print_answer(given, {"deleted": [given.savepoint]}, f"deleted {given.savepoint}")
     return 0
 
 
 def _pin(given: argparse.Namespace) -> int:
     savepoint = _savepoints(given).pin(given.savepoint, pinned=given.pinned)
-    _print(given, _summary(savepoint), f"{savepoint.id} is {'pinned' if savepoint.pinned else 'not pinned'}")
+    print_answer(given, _summary(savepoint), f"{savepoint.id} is {'pinned' if savepoint.pinned else 'not pinned'}")
     return 0
 
 
 def _clean_up(given: argparse.Namespace) -> int:
     gone = _savepoints(given).clean_up(SavepointRetention(count=given.count, days=given.days))
-    _print(given, {"deleted": gone}, "\n".join(f"deleted {one}" for one in gone) or "nothing to delete")
+    print_answer(given, {"deleted": gone}, "\n".join(f"deleted {one}" for one in gone) or "nothing to delete")
     return 0
 
 
@@ -202,5 +200,14 @@ def _time(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
 
 
-def _print(given: argparse.Namespace, body: object, text: str) -> None:
+def pairs(facts: Mapping[str, Any]) -> str:
+    """Return facts as lines of a name and a value."""
+    width = max(map(len, facts))
+    return "\n".join(
+        f"{name.replace('_', ' '):<{width}}  {'-' if value is None else value}" for name, value in facts.items()
+    )
+
+
+def print_answer(given: argparse.Namespace, body: object, text: str) -> None:
+    """Print what a subcommand has to say, as JSON with ``--json``."""
     print(json.dumps(body, indent=2) if given.json else text)

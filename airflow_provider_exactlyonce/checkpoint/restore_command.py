@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_exactlyonce.checkpoint.command import home_of
+from airflow_provider_exactlyonce.checkpoint.command import home_of, pairs, print_answer
 from airflow_provider_exactlyonce.checkpoint.restore import Restored, RestoreMode, RestoreRequest, restore
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 
@@ -56,12 +55,7 @@ def _restore(given: argparse.Namespace) -> int:
         accept_nondeterminism=given.accept_nondeterminism,
     )
     facts = facts_of(restore(home_of(given), given.pipeline, config, request), given.pipeline)
-    if given.json:
-        print(json.dumps(facts, indent=2))
-    else:
-        width = max(map(len, facts))
-        for name, value in facts.items():
-            print(f"{name.replace('_', ' '):<{width}}  {'-' if value is None else value}")
+    print_answer(given, facts, pairs(facts))
     return 0
 
 

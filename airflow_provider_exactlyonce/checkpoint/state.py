@@ -27,12 +27,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
+
 DEFAULT_STORE: Final = "default"
 _VERSIONED: Final = re.compile(r"(\d+)(?:_([0-9A-Za-z-]+))?\.(zip|snapshot|delta|changelog)")
 _ID_BYTES: Final = 2  # a schema's number, before each in version 3
 _BASES: Final = frozenset({"zip", "snapshot"})
 #: What precedes ``state/<operator>/_stateSchema/…`` in an entry of ``_metadata/v2`` is where the checkpoint was then.
 _SCHEMA_PATH: Final = re.compile(r'"[^"]*/(state/\d+/_stateSchema/[^"]+)"')
+#: How many state partitions a batch has; what operators' metadata say was so when the query was started first.
+PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,8 @@ class StatefulOperator:
 
     :param name: Spark's name for its kind, such as ``stateStoreSave`` or ``symmetricHashJoin``
     :param stores: names of the stores that each state partition has
+    :param partitions: its state partitions
+    :param keyed: whether its state has keys; without, it has one partition whatever the settings say
     :param schemas: {store or store/column family: (key schema, value schema)}, as Spark's JSON; empty where its schema
         files can't be read
     :param properties: what transformWithState says of itself, such as its ``stateVariables``
@@ -65,6 +71,7 @@ class StatefulOperator:
     name: str
     stores: tuple[str, ...]
     partitions: int
+    keyed: bool = True
     schemas: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     properties: Mapping[str, Any] = field(default_factory=dict)
 
@@ -95,14 +102,19 @@ class StateDirectory:
 
         :raises ValueError: when an operator's metadata is not whole
         """
-        return [self._operator(number, file) for number in self._ids() if (file := self._metadata_file(number, batch))]
+        partitions = self._partitions(batch)
+        return [
+            self._operator(number, file, partitions)
+            for number in self._ids()
+            if (file := self._metadata_file(number, batch))
+        ]
 
     def needed(self, batch: int, state_ids: Mapping[int, Mapping[int, tuple[frozenset[str], ...]]]) -> FileSet:
         """Return the files of all state as of a batch.
 
         :param state_ids: {batch: what its commit tells of ids}, of as many batches as are known
         """
-        found = FileSet()
+        found, partitions = FileSet(), self._partitions(batch)
         for number in sorted({*self._ids(), *state_ids.get(batch, {})}):
             metadata = self._metadata_file(number, batch)
             if metadata is None:
@@ -111,7 +123,7 @@ class StateDirectory:
                 continue  # else a start that failed left it behind
             found.files.add(metadata)
             try:
-                operator = self._operator(number, metadata)
+                operator = self._operator(number, metadata, partitions)
             except ValueError as error:
                 found.defects.append(Defect(path=metadata, reason=f"is not whole: {error}"))
                 continue
@@ -133,6 +145,14 @@ class StateDirectory:
         names = [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
         return sorted(int(name) for name in names if name.isdecimal())
 
+    def _partitions(self, batch: int) -> int | None:
+        """Return how many state partitions a batch has, None when its offsets don't say."""
+        try:
+            offsets = Checkpoint(self._checkpoint).offsets(batch)
+        except TornFileError:
+            return None
+        return int(offsets.conf[PARTITIONS]) if offsets is not None and PARTITIONS in offsets.conf else None
+
     def _has_partitions(self, operator: int) -> bool:
         return any(entry.name.isdecimal() for entry in (self._checkpoint / "state" / str(operator)).iterdir())
 
@@ -153,16 +173,20 @@ class StateDirectory:
             raise ValueError(f"{body[:40]!r} is no operator")
         return fields
 
-    def _operator(self, number: int, file: str) -> StatefulOperator:
+    def _operator(self, number: int, file: str, partitions: int | None) -> StatefulOperator:
         try:
             body = self._read_metadata(file)
             stores = body["stateStoreInfo"]
+            schemas = self._schemas(number, file, tuple(str(store["storeName"]) for store in stores))
+            keyed = not schemas or any(_has_key(key) for key, _ in schemas.values())
+            partitions = partitions or max(int(store["numPartitions"]) for store in stores)
             return StatefulOperator(
                 id=number,
                 name=str(body["operatorInfo"]["operatorName"]),
                 stores=tuple(str(store["storeName"]) for store in stores),
-                partitions=max(int(store["numPartitions"]) for store in stores),
-                schemas=self._schemas(number, file, tuple(str(store["storeName"]) for store in stores)),
+                partitions=partitions if keyed else 1,
+                keyed=keyed,
+                schemas=schemas,
                 properties=json.loads(body.get("operatorPropertiesJson") or "{}"),
             )
         except (KeyError, TypeError) as error:
@@ -312,6 +336,11 @@ def read_schemas(data: bytes) -> dict[str, tuple[str, str]]:
     except (struct.error, UnicodeDecodeError) as error:
         raise ValueError(f"a torn state schema: {error}") from error
     return families
+
+
+def _has_key(schema: str) -> bool:
+    """Tell whether a key has a column with values: an aggregation without keys has none, a limit one that is void."""
+    return any(column["type"] != "void" for column in json.loads(schema)["fields"])
 
 
 def _long_text(data: bytes, at: int) -> tuple[str, int]:

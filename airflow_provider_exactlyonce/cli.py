@@ -22,6 +22,7 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedErr
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming.rescale_command import add_rescale_parser
 from airflow_provider_exactlyonce.transactions.command import add_transactions_parser
 
 
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_status(subparsers)
     add_savepoint_parser(subparsers)
     add_restore_parser(subparsers)
+    add_rescale_parser(subparsers)
     add_audit_parser(subparsers)
     add_transactions_parser(subparsers)
     add_broker_parser(subparsers)

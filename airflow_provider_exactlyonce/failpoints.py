@@ -48,7 +48,14 @@ RESTORE_NAMES: Final = (
     "restore-switched",
     "after-replayed",
 )
-_KNOWN: Final = (*NAMES, *SAVEPOINT_NAMES, *RESTORE_NAMES)
+#: The durable steps of a rescale; after the second it takes the first two of a restore, after the third the one that
+#: switches.
+RESCALE_NAMES: Final = (
+    "rescale-copied",
+    "rescale-repartitioned",
+    "rescale-verified",
+)
+_KNOWN: Final = (*NAMES, *SAVEPOINT_NAMES, *RESTORE_NAMES, *RESCALE_NAMES)
 
 _POLL_SECONDS: Final = 0.01
 
@@ -113,7 +120,7 @@ def note(**facts: object) -> None:
 def reach(name: str) -> None:
     """Fire here if a test asked for it.
 
-    :param name: one of :data:`NAMES`, :data:`SAVEPOINT_NAMES` or :data:`RESTORE_NAMES`
+    :param name: one of :data:`NAMES`, :data:`SAVEPOINT_NAMES`, :data:`RESTORE_NAMES` or :data:`RESCALE_NAMES`
     """
     if not _TEXT:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,6 +43,13 @@ def read(home: Home, lineage: str, version: str) -> JobDescription | None:
     """Return the description of a version that ran in a lineage, None when there is none."""
     body: dict[str, Any] | None = documents.read(_path(home, lineage, version))
     return JobDescription(**{**body, "sinks": tuple(body["sinks"])}) if body else None
+
+
+def copy(home: Home, lineage: str, to: str) -> None:
+    """Keep what the jobs of a lineage said beside another one, too, that goes on with its state."""
+    directory = _path(home, lineage, "").parent
+    if directory.is_dir():
+        shutil.copytree(directory, _path(home, to, "").parent, dirs_exist_ok=True)
 
 
 def _path(home: Home, lineage: str, version: str) -> Path:

@@ -1,7 +1,8 @@
-"""Makes a lineage of a copied checkpoint: a fresh directory with a query id of its own.
+"""Makes a lineage of a copied checkpoint: a fresh directory with a query id of its own, which then becomes current.
 
 A checkpoint is never truncated in place: Spark would read newer state files that are left behind. What is killed on the
-way leaves a directory whose name begins with a dot; it is never taken for a lineage, and the next restore removes it.
+way leaves a directory whose name begins with a dot; it is never taken for a lineage, and the next restore or rescale
+removes it. So it does with a lineage that became current and was never started.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint import storage
 from airflow_provider_exactlyonce.control import documents
-from airflow_provider_exactlyonce.control.home import Lineage
+from airflow_provider_exactlyonce.control.home import Home, Lineage
 
-_UNFINISHED: Final = ".restore-"
+_UNFINISHED: Final = ".unfinished-"
 #: Written under a new name and never changed, so that a lineage can share it with the savepoint.
 _STATE_DATA: Final = re.compile(r"state/.*\.(sst|log|zip|changelog|delta|snapshot|crc)")
 #: In ``_metadata/v2``, what comes before this is where the checkpoint was when it was written.
@@ -36,14 +38,7 @@ def make(target: Path, source: Path, paths: Iterable[str], lineage: Lineage) -> 
     """
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     unfinished = target.with_name(f"{_UNFINISHED}{target.name}")
-    checkpoint = unfinished / "checkpoint"
-    for path in paths:
-        if path == "metadata":
-            continue
-        (checkpoint / path).parent.mkdir(parents=True, exist_ok=True)
-        (storage.link if _STATE_DATA.fullmatch(path) else storage.copy)(source / path, checkpoint / path)
-    (checkpoint / "metadata").write_text(json.dumps({"id": lineage.id}, separators=(",", ":")))
-    _rewrite_paths(checkpoint, target / "checkpoint")
+    _copy(unfinished / "checkpoint", source, paths, lineage.id, place=target / "checkpoint")
     documents.write(unfinished / "lineage.json", lineage.document())
     _flush(unfinished)
     failpoints.reach("restore-copied")
@@ -52,8 +47,53 @@ def make(target: Path, source: Path, paths: Iterable[str], lineage: Lineage) -> 
     failpoints.reach("restore-renamed")
 
 
+def work_copy(directory: Path, source: Path, paths: Iterable[str], lineage_id: str) -> Path:
+    """Copy a whole checkpoint to be worked on, where nobody takes it for a lineage; returns the copy.
+
+    :param directory: where lineages are
+    :param lineage_id: Spark's query id of the copy
+    """
+    checkpoint = directory / f"{_UNFINISHED}work-{lineage_id}" / "checkpoint"
+    _copy(checkpoint, source, paths, lineage_id, place=checkpoint)
+    return checkpoint
+
+
+def switch(home: Home, lineage: Lineage) -> None:
+    """Make a lineage the one that the next start runs; the one that ran last is refused from then on."""
+    home.use(lineage.id)
+    failpoints.reach("restore-switched")
+    abandoned = home.lineage(str(lineage.parent))
+    if abandoned is not None:
+        home.remember(replace(abandoned, abandoned_for=lineage.id))
+    _remove_unstarted(home, lineage)
+
+
+def _remove_unstarted(home: Home, lineage: Lineage) -> None:
+    """Remove what was made before this one and nobody has started: no run has claimed the pipeline since."""
+    for directory in home.lineages.iterdir():
+        known = home.lineage(directory.name)
+        if known is None or known.id == lineage.id or known.parent is None:
+            continue
+        if (known.parent_run, known.parent_commit) == (lineage.parent_run, lineage.parent_commit):
+            shutil.rmtree(directory)
+
+
+def _copy(target: Path, source: Path, paths: Iterable[str], lineage_id: str, *, place: Path) -> None:
+    """Copy a checkpoint.
+
+    :param place: where it will be when Spark opens it
+    """
+    for path in paths:
+        if path == "metadata":
+            continue
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        (storage.link if _STATE_DATA.fullmatch(path) else storage.copy)(source / path, target / path)
+    (target / "metadata").write_text(json.dumps({"id": lineage_id}, separators=(",", ":")))
+    _rewrite_paths(target, place)
+
+
 def remove_unfinished(directory: Path) -> None:
-    """Remove what killed restores have left in a directory."""
+    """Remove what killed restores and rescales have left in a directory."""
     for left in directory.glob(f"{_UNFINISHED}*") if directory.is_dir() else ():
         shutil.rmtree(left)
 

@@ -9,15 +9,13 @@ needs is looked for here, before anything is changed.
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
 from airflow_provider_exactlyonce.control import lease as leases
@@ -202,20 +200,5 @@ def _make(home: Home, savepoints: Savepoints, savepoint: Savepoint, lineage: Lin
     lineages.remove_unfinished(directory.parent)
     lineages.make(directory, savepoints.checkpoint(savepoint.id).path, savepoint.files, lineage)
     if to is None:
-        home.use(lineage.id)
-        failpoints.reach("restore-switched")
-        abandoned = home.lineage(str(lineage.parent))
-        if abandoned is not None:
-            home.remember(replace(abandoned, abandoned_for=lineage.id))
-        _remove_unstarted(home, lineage)
+        lineages.switch(home, lineage)
     return directory
-
-
-def _remove_unstarted(home: Home, lineage: Lineage) -> None:
-    """Remove what restores before this one have made and nobody has started: no run has claimed the pipeline since."""
-    for directory in home.lineages.iterdir():
-        known = home.lineage(directory.name)
-        if known is None or known.id == lineage.id or known.savepoint is None:
-            continue
-        if (known.parent_run, known.parent_commit) == (lineage.parent_run, lineage.parent_commit):
-            shutil.rmtree(directory)

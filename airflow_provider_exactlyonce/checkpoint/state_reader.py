@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_FORMAT: Final = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+FORMAT: Final = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _JOIN: Final = "symmetricHashJoin"
 
 
@@ -29,8 +29,8 @@ def read_state(
     :returns: [{operator, name, store, rows}] and a sentence for each store that can't be read
     :raises RefusedError: when pyspark is not installed
     """
-    session = spark or _session()
-    session.conf.set(_FORMAT, str(savepoint.state_format))
+    session = spark or local_session("exactlyonce savepoint verify")
+    session.conf.set(FORMAT, str(savepoint.state_format))
     _ = session.streams.active  # in a session that has not run a query, it makes the endpoint that state is opened with
     counts: list[dict[str, Any]] = []
     errors: list[str] = []
@@ -43,7 +43,7 @@ def read_state(
                     rows = reader.load(str(checkpoint)).count()
                 except Exception as error:
                     errors.append(
-                        f"operator {operator.id} ({operator.name}), {store}: Spark can't read it: {_cause(error)}"
+                        f"operator {operator.id} ({operator.name}), {store}: Spark can't read it: {cause(error)}"
                     )
                 else:
                     counts.append({"operator": operator.id, "name": operator.name, "store": store, "rows": rows})
@@ -53,7 +53,7 @@ def read_state(
     return counts, errors
 
 
-def _cause(error: Exception) -> str:
+def cause(error: Exception) -> str:
     """Return the innermost of the JVM's exceptions, without its stack."""
     lines = str(error).splitlines() or [type(error).__name__]
     causes = [line.strip() for line in lines if line.startswith(("Caused by: ", ": "))]
@@ -77,18 +77,23 @@ def _views(operator: StatefulOperator) -> Iterator[tuple[str, dict[str, str]]]:
             yield store, {"storeName": store}
 
 
-def _session() -> SparkSession:
+def local_session(name: str) -> SparkSession:
+    """Return a session of this process, for commands that read or write state.
+
+    :param name: the application's name
+    :raises RefusedError: when pyspark is not installed
+    """
     try:
         from pyspark.sql import SparkSession
     except ImportError:
         raise RefusedError(
-            "pyspark is not installed, so the state can't be opened: install airflow-provider-exactlyonce[spark], or "
-            "ask for --no-state"
+            "pyspark is not installed, so the state can't be opened: install airflow-provider-exactlyonce[spark]; a "
+            "savepoint can be verified without it: --no-state"
         ) from None
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = (
         SparkSession.builder.master("local[*]")
-        .appName("exactlyonce savepoint verify")
+        .appName(name)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")

@@ -56,8 +56,8 @@ def check_start(
     if lineage.abandoned_for is not None:
         raise RefusedError(
             f"{home_path}/current points to lineage {lineage.id}, which was abandoned for {lineage.abandoned_for} by a "
-            f"restore. Point current to {lineage.abandoned_for} again, or restore a savepoint: exactlyonce restore "
-            f"{pipeline}"
+            f"restore or a rescale. Point current to {lineage.abandoned_for} again, or restore a savepoint: "
+            f"exactlyonce restore {pipeline}"
         )
     restored_since = (lineage.parent_run, lineage.parent_commit) == (claim.run, tail.place.commit if tail else 0)
     if lineage.id != claim.lineage and not restored_since:

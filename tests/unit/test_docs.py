@@ -9,10 +9,11 @@ import pytest
 
 from airflow_provider_exactlyonce import exceptions
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.failpoints import NAMES, SAVEPOINT_NAMES
+from airflow_provider_exactlyonce.failpoints import NAMES, RESCALE_NAMES, RESTORE_NAMES, SAVEPOINT_NAMES
 from airflow_provider_exactlyonce.kafka.transaction import TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
+RESCALE_STEPS = (*RESCALE_NAMES[:2], *RESTORE_NAMES[:2], RESCALE_NAMES[2], RESTORE_NAMES[2])
 QUOTE = re.compile(r"<!-- quote: (\S+) (\w+) -->\n```python\n(.*?)```", re.DOTALL)
 QUOTES = [(file.name, *quote) for file in (ROOT / "README.md",) for quote in QUOTE.findall(file.read_text())]
 
@@ -43,7 +44,9 @@ def test_the_states_of_the_producer_session_are_drawn_from_its_table() -> None:
     assert drawn == rows
 
 
-@pytest.mark.parametrize(("document", "names"), [("protocol", NAMES), ("savepoints", SAVEPOINT_NAMES)])
+@pytest.mark.parametrize(
+    ("document", "names"), [("protocol", NAMES), ("savepoints", SAVEPOINT_NAMES), ("rescale", RESCALE_STEPS)]
+)
 def test_every_fail_point_is_in_its_documents_table(document: str, names: tuple[str, ...]) -> None:
     assert re.findall(r"\| `([a-z-]+)` \|", (ROOT / f"docs/{document}.md").read_text()) == list(names)
 

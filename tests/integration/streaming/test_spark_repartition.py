@@ -1,0 +1,67 @@
+"""The contract of the adapter for Spark's repartitioning of state.
+
+When this fails with another Spark: see what ``StreamingCheckpointManager`` of pyspark/sql/streaming/query.py offers, and
+what the reader of the format ``statestore`` shows to Spark's own repartitioning. Mend ``streaming/spark_repartition.py``
+after it, run this again, and then ``tests/integration/restore/test_rescale.py`` with ``-m ""``. Until then a rescale is
+refused, or fails before anything is changed; everything else goes on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_exactlyonce.checkpoint import whole
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.state import PARTITIONS, StateDirectory
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.streaming.spark_repartition import Repartition
+from tests.integration.streaming.test_state_layout import HASHMAP, KEYS, ROCKSDB, Case, feed, run
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def open_state(spark: SparkSession, checkpoint: Checkpoint, told: list[str], *, state_format: int = 2) -> Repartition:
+    return Repartition(spark, checkpoint.path, checkpoint.conf(), state_format=state_format, tell=told.append)
+
+
+def test_spark_adds_a_batch_that_differs_in_nothing_but_the_number_of_its_partitions(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    for number in range(2):
+        feed(tmp_path / "in", number)
+    run(spark, Case(ROCKSDB), tmp_path / "in", tmp_path / "ck")
+    checkpoint, told = Checkpoint(tmp_path / "ck"), list[str]()
+    operators = StateDirectory(checkpoint.path).operators(1)
+    state = open_state(spark, checkpoint, told)
+    before = state.sums(checkpoint.path, 1, operators)
+    assert {place: rows for place, (rows, _) in before.items()} == {(0, "default", "default"): KEYS}
+    state.run(5)
+    assert (checkpoint.batches("offsets"), checkpoint.batches("commits")) == ([0, 1, 2], [0, 1, 2])
+    made, original = checkpoint.offsets(2), checkpoint.offsets(1)
+    assert made is not None
+    assert original is not None
+    assert made.same_sources(original)
+    assert made.conf == {**original.conf, PARTITIONS: "5"}
+    assert [one.partitions for one in StateDirectory(checkpoint.path).operators(2)] == [5]
+    assert whole.defects_of(checkpoint, 2) == []
+    assert state.sums(checkpoint.path, 2, operators) == before
+    assert told[0] == "reading the state of batch 1, operator 0, default"
+    assert "dealing the state out to 5 partitions" in told
+    with pytest.raises(RefusedError, match=r"STATE_REPARTITION_INVALID_CHECKPOINT.SHUFFLE_PARTITIONS_ALREADY_MATCH"):
+        state.run(5)
+    (checkpoint.path / "commits/2").unlink()
+    (checkpoint.path / "commits/.2.crc").unlink()
+    with pytest.raises(RefusedError, match=r"STATE_REPARTITION_INVALID_CHECKPOINT"):
+        state.run(3)
+    with pytest.raises(ExactlyOnceError, match=r"Spark can't read operator 0 \(stateStoreSave\), default, of batch 9"):
+        state.sums(checkpoint.path, 9, operators)
+
+
+def test_spark_refuses_state_in_memory(spark: SparkSession, tmp_path: Path) -> None:
+    feed(tmp_path / "in", 0)
+    run(spark, Case(HASHMAP), tmp_path / "in", tmp_path / "ck")
+    with pytest.raises(RefusedError, match=r"STATE_REPARTITION_INVALID_CHECKPOINT.UNSUPPORTED_PROVIDER"):
+        open_state(spark, Checkpoint(tmp_path / "ck"), [], state_format=1).run(4)

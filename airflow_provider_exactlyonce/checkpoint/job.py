@@ -10,6 +10,8 @@ from typing import Any
 
 from airflow_provider_exactlyonce.control import documents
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.recorded import Stretch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,7 @@ class JobDescription:
     :param sources: {topic: the schema that the job declares for its values, None for Kafka's own columns}
     :param sinks: the topics that are known before the first row
     :param result_schema: of the rows that go to the sink, as Spark's JSON
+    :param nondeterministic: what may give other rows when a batch is run again
     """
 
     version: str
@@ -32,6 +35,7 @@ class JobDescription:
     sources: Mapping[str, str | None]
     sinks: tuple[str, ...]
     result_schema: str
+    nondeterministic: tuple[str, ...] = ()
 
 
 def write(home: Home, lineage: str, job: JobDescription) -> None:
@@ -42,7 +46,26 @@ def write(home: Home, lineage: str, job: JobDescription) -> None:
 def read(home: Home, lineage: str, version: str) -> JobDescription | None:
     """Return the description of a version that ran in a lineage, None when there is none."""
     body: dict[str, Any] | None = documents.read(_path(home, lineage, version))
-    return JobDescription(**{**body, "sinks": tuple(body["sinks"])}) if body else None
+    if body is None:
+        return None
+    unsure = tuple(body.get("nondeterministic", ()))
+    return JobDescription(**{**body, "sinks": tuple(body["sinks"]), "nondeterministic": unsure})
+
+
+def check_deterministic(home: Home, stretch: Stretch) -> None:
+    """Check that the jobs whose commits are going to be replayed give the same rows each time, as far as they said.
+
+    :raises RefusedError: naming what may give others
+    """
+    lineages = [entry.name for entry in sorted(home.lineages.iterdir())] if home.lineages.is_dir() else []
+    for version, first, last in stretch.versions:
+        found = next((job for lineage in lineages if (job := read(home, lineage, version))), None)
+        if found is not None and found.nondeterministic:
+            raise RefusedError(
+                f"commits {first} to {last} have to be replayed, and the job that made them (version {version}) may "
+                f"give other rows each time: {'; '.join(found.nondeterministic)}. Make it deterministic and take a "
+                "newer savepoint, or accept that state and output may differ: --accept-nondeterminism"
+            )
 
 
 def copy(home: Home, lineage: str, to: str) -> None:

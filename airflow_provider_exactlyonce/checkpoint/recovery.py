@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
-from airflow_provider_exactlyonce.checkpoint import request
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_offsets
+from airflow_provider_exactlyonce.checkpoint.request import record_of
 from airflow_provider_exactlyonce.checkpoint.restart import (
     Ground,
     Restart,
@@ -37,12 +37,14 @@ def recover(
     tail: LedgerTail | None,
     *,
     allow_empty_state: bool = False,
+    accept_nondeterminism: bool = False,
 ) -> Ground:
     """Make the current lineage one that can be started; returns what it goes on from.
 
     :param config: client configuration in librdkafka's names
     :param tail: the ledger's end, None when there is no ledger yet
     :param allow_empty_state: go on with empty state when it is lost
+    :param accept_nondeterminism: replayed commits may give other rows than were committed
     :raises RefusedError: when state was there and is lost
     """
     lineage = home.current()
@@ -73,7 +75,8 @@ def recover(
     else:
         savepoint = found.savepoint if found.ground is Ground.SAVEPOINT else None
         chosen = savepoint or _save(home, pipeline, config, lineage, checkpoint, found)
-        restored = restore(home, pipeline, config, RestoreRequest(savepoint=chosen.id))
+        request = RestoreRequest(savepoint=chosen.id, accept_nondeterminism=accept_nondeterminism)
+        restored = restore(home, pipeline, config, request)
         log.warning("restored savepoint %s of commit %d: lineage %s", chosen.id, chosen.commit, restored.lineage.id)
     return found.ground
 
@@ -84,7 +87,7 @@ def _save(
     """Save the newest batch that is whole, so that it can be restored."""
     batch = found.batch if found.batch is not None else -1
     with LedgerReader(config, pipeline) as reader:
-        record = request.record_of(reader, lineage.commit_of(batch))
+        record = record_of(reader, lineage.commit_of(batch))
     if record is None:
         raise RefusedError(
             f"{checkpoint.path} is whole up to batch {batch} only ({found.damage}), and the ledger of {pipeline} has "

@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
 from airflow_provider_exactlyonce.control import lease as leases
@@ -95,6 +96,8 @@ def restore(home: Home, pipeline: str, config: Mapping[str, Any], request: Resto
         savepoints = Savepoints(home.savepoints)
         savepoint = _chosen(savepoints, request)
         stretch = _check(savepoint, reader, tail, config, request.mode)
+        if stretch is not None and not request.accept_nondeterminism:
+            jobs.check_deterministic(home, stretch)
         lineage = _lineage(savepoint, tail, tail.claim, request)
         directory = _make(home, savepoints, savepoint, lineage, request.to)
         return Restored(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.streaming.plans import elements, text, tree
@@ -46,6 +47,7 @@ _SUMS: Final = frozenset(
 )
 _SUB_QUERIES: Final = frozenset({"ScalarSubquery", "Exists", "ListQuery", "LateralSubquery"})
 _FLOATS: Final = frozenset({"float", "double"})
+_DEDUPLICATIONS: Final = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
 #: Plan nodes that read something that changes with time.
 _LOOK_UPS: Final = frozenset({"LogicalRelation", "DataSourceV2Relation", "HiveTableRelation"})
 
@@ -58,8 +60,9 @@ def find(frame: DataFrame) -> list[str]:
 
     :param frame: the stream that goes to the sink
     """
-    found: dict[str, None] = {}
-    for plan in tree(frame._jdf.queryExecution().analyzed()):
+    analyzed = frame._jdf.queryExecution().analyzed()
+    found: dict[str, None] = dict.fromkeys(_rows_kept_by_chance(analyzed, _ids(analyzed.output())))
+    for plan in tree(analyzed):
         name = plan.getClass().getSimpleName()
         if name in _LOOK_UPS and not plan.isStreaming():
             found[f"{name} reads outside of the stream: {text(plan)}"] = None
@@ -69,6 +72,35 @@ def find(frame: DataFrame) -> list[str]:
                 if reason is not None:
                     found[f"{reason}: {text(one)}"] = None
     return list(found)
+
+
+def _rows_kept_by_chance(plan: Any, needed: Set[int]) -> Iterator[str]:
+    """Yield each ``dropDuplicates`` by some of the columns of which others are used: they are those of any row.
+
+    :param needed: ids of the plan's columns that are used above it
+    """
+    name = plan.getClass().getSimpleName()
+    if name in _DEDUPLICATIONS:
+        keys = _ids(plan.keys())
+        others = [str(one.name()) for one in elements(plan.output()) if one.exprId().id() in needed - keys]
+        if others:
+            yield f"{name} keeps any row of a key, and these of its columns are used: {', '.join(others)}"
+    if name in ("Project", "Aggregate"):
+        columns = plan.projectList() if name == "Project" else plan.aggregateExpressions()
+        used = [column for column in elements(columns) if column.exprId().id() in needed]
+        used += elements(plan.groupingExpressions()) if name == "Aggregate" else ()
+        below = {number for column in used for number in _ids(column.references().toSeq())}
+    else:
+        below = {*needed, *_ids(plan.references().toSeq())}
+    for child in elements(plan.children()):
+        if name == "Union":  # it has columns of its own, in the same order
+            pairs = zip(elements(child.output()), elements(plan.output()), strict=True)
+            below = {theirs.exprId().id() for theirs, ours in pairs if ours.exprId().id() in needed}
+        yield from _rows_kept_by_chance(child, below)
+
+
+def _ids(attributes: Any) -> set[int]:
+    return {attribute.exprId().id() for attribute in elements(attributes)}
 
 
 def _reason(expression: Any) -> str | None:

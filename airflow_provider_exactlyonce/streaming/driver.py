@@ -36,7 +36,7 @@ from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges, ledger_topic
-from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming import determinism, settings
 from airflow_provider_exactlyonce.streaming.batch import Batch, planned_batch
 from airflow_provider_exactlyonce.streaming.checkpointing import OnCancellation, Pause
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
@@ -196,6 +196,7 @@ class Driver:
                 self._options.config,
                 tail,
                 allow_empty_state=self._options.allow_empty_state,
+                accept_nondeterminism=self._options.accept_nondeterminism,
             )
             spark = open_session(self._pipeline.name)
             spark.sparkContext.setLogLevel("WARN")
@@ -232,7 +233,8 @@ class Driver:
         result = self._pipeline.result(spark, self._options.config)
         definition, config = self._pipeline.sink, self._options.config
         check_sources(result)
-        check_replay(run, tail, result, accept_nondeterminism=self._options.accept_nondeterminism)
+        unsure = determinism.find(result)
+        check_replay(run, tail, unsure, accept_nondeterminism=self._options.accept_nondeterminism)
 
         def bad_source_records(ranges: SourceRanges) -> DataFrame | None:
             return self._pipeline.bad_source_records(spark, config, ranges)
@@ -272,7 +274,7 @@ class Driver:
             self._replay = open_replay(
                 spark, run, checkpoint, accept_nondeterminism=self._options.accept_nondeterminism
             )
-        self._serve_savepoints(run, spark.version, result)
+        self._serve_savepoints(run, spark.version, result, unsure)
         coordinator = CommitCoordinator(
             sink,
             Callbacks(
@@ -335,7 +337,7 @@ class Driver:
         for name, value in asked.items():
             spark.conf.set(name, value)
 
-    def _serve_savepoints(self, run: Run, spark_version: str, result: DataFrame) -> None:
+    def _serve_savepoints(self, run: Run, spark_version: str, result: DataFrame, unsure: Sequence[str]) -> None:
         lineage, pipeline = run.lineage.id, self._pipeline
         job = JobDescription(
             version=pipeline.version,
@@ -345,6 +347,7 @@ class Driver:
             sources={source.topic: source.schema for source in pipeline.sources.values()},
             sinks=tuple(pipeline.sink.topics),
             result_schema=result.schema.json(),
+            nondeterministic=tuple(unsure),
         )
         jobs.write(run.home, lineage, job)
         self._savepoints = SavepointService(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
@@ -27,14 +28,13 @@ from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceEr
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.recorded import RecordedCommits, Stretch, check_input
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
-from airflow_provider_exactlyonce.streaming import determinism
 from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.run import Run
 from airflow_provider_exactlyonce.streaming.spark_steering import SteeredQuery, SteeringError
 from airflow_provider_exactlyonce.streaming.start_checks import replay_is_needed
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger(__name__)
@@ -299,11 +299,11 @@ class Replay:
         return self._steered
 
 
-def check_replay(run: Run, tail: LedgerTail | None, result: DataFrame, *, accept_nondeterminism: bool) -> None:
+def check_replay(run: Run, tail: LedgerTail | None, unsure: Sequence[str], *, accept_nondeterminism: bool) -> None:
     """Check, before a start fences anybody, that what has to be replayed can be.
 
     :param tail: the ledger's end, None when there is no ledger
-    :param result: the stream that goes to the sink
+    :param unsure: what of the job may give other rows each time
     :raises RefusedError: naming what is gone, or what would give other rows
     """
     lineage = run.home.current()
@@ -315,16 +315,15 @@ def check_replay(run: Run, tail: LedgerTail | None, result: DataFrame, *, accept
     commits, stretch = _recorded(run, checkpoint, lineage, tail)
     commits.close()
     compared = any(version == run.options.version for version, _, _ in stretch.versions)
-    found = determinism.find(result) if compared else []
-    if not found:
+    if not (compared and unsure):
         return
     if not (accept_nondeterminism or lineage.accept_nondeterminism):
         raise RefusedError(
             f"commits {commits.first} to {commits.last} of pipeline {run.pipeline} have to be replayed, and the job "
-            f"may give other rows each time: {'; '.join(found)}. Make it deterministic, or accept that state and "
+            f"may give other rows each time: {'; '.join(unsure)}. Make it deterministic, or accept that state and "
             "output may differ: --accept-nondeterminism"
         )
-    log.warning("the job may give other rows each time, which is accepted: %s", "; ".join(found))
+    log.warning("the job may give other rows each time, which is accepted: %s", "; ".join(unsure))
 
 
 def open_replay(spark: SparkSession, run: Run, checkpoint: Checkpoint, *, accept_nondeterminism: bool) -> Replay:

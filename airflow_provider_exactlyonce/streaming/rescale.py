@@ -164,6 +164,8 @@ def _ground(home: Home, pipeline: str, config: Mapping[str, Any], reader: Ledger
     if commit < tail.place.commit:
         stretch = RecordedCommits(reader, commit + 1, tail.place.commit).check()
         check_input(config, stretch)
+        if not lineage.accept_nondeterminism:
+            jobs.check_deterministic(home, stretch)
     return _Ground(
         lineage=lineage,
         checkpoint=checkpoint,

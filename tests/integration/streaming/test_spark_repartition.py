@@ -1,8 +1,8 @@
 """The contract of the adapter for Spark's repartitioning of state.
 
-When this fails with another Spark: see what ``StreamingCheckpointManager`` of pyspark/sql/streaming/query.py offers, and
-what the reader of the format ``statestore`` shows to Spark's own repartitioning. Mend ``streaming/spark_repartition.py``
-after it, run this again, and then ``tests/integration/restore/test_rescale.py`` with ``-m ""``. Until then a rescale is
+When this fails with another Spark: see what ``StreamingCheckpointManager`` of pyspark/sql/streaming/query.py offers,
+and what the reader of the format ``statestore`` shows to Spark's own repartitioning. Mend
+``streaming/spark_repartition.py`` after it, run this again, and then ``tests/integration/restore/test_rescale.py`` with ``-m ""``. Until then a rescale is
 refused, or fails before anything is changed; everything else goes on.
 """
 

@@ -2,8 +2,8 @@
 
 When this fails with another Spark: see what ``StreamingCheckpointManager`` of pyspark/sql/streaming/query.py offers,
 and what the reader of the format ``statestore`` shows to Spark's own repartitioning. Mend
-``streaming/spark_repartition.py`` after it, run this again, and then ``tests/integration/restore/test_rescale.py`` with ``-m ""``. Until then a rescale is
-refused, or fails before anything is changed; everything else goes on.
+``streaming/spark_repartition.py`` after it, run this again, and then ``tests/integration/restore/test_rescale.py``
+with ``-m ""``. Until then a rescale is refused, or fails before anything is changed; everything else goes on.
 """
 
 from __future__ import annotations

@@ -31,6 +31,9 @@ DEFAULTS: Final[Mapping[str, str]] = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+    # Over TCP, Nagle's algorithm and delayed acknowledgements hold a small batch up for 40 ms in every Python worker.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.unix.domain.socket.dir": "/tmp",  # a path has at most 107 bytes, and java.io.tmpdir of YARN is long
     "spark.sql.session.timeZone": "UTC",  # timestamps in the output are the same wherever the driver runs
 }
 

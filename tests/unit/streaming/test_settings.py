@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import uuid
 
 import pytest
 
@@ -52,3 +53,8 @@ def test_reading_the_settings_loads_no_client_library() -> None:
         "print([m for m in ('pyspark', 'kafka', 'confluent_kafka', 'numpy', 'airflow') if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
+
+
+def test_a_socket_of_a_python_worker_has_a_path_that_fits() -> None:
+    directory = settings.submit_settings({})["spark.python.unix.domain.socket.dir"]
+    assert len(f"{directory}/.{uuid.uuid4()}.sock".encode()) <= 107

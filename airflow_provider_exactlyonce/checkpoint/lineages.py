@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -28,17 +28,23 @@ _STATE_DATA: Final = re.compile(r"state/.*\.(sst|log|zip|changelog|delta|snapsho
 _SCHEMA_FILE: Final = re.compile(r'[^"\\]*(/state/\d+/_stateSchema/)')
 
 
-def make(target: Path, source: Path, paths: Iterable[str], lineage: Lineage) -> None:
+def make(
+    target: Path, source: Path, paths: Iterable[str], lineage: Lineage, texts: Mapping[str, str] | None = None
+) -> None:
     """Make a new lineage of a whole checkpoint, by rename.
 
     :param target: the lineage's directory; must not exist
     :param source: the checkpoint; only read
     :param paths: of its files, relative to it
     :param lineage: what the new lineage remembers; its id is Spark's query id
+    :param texts: {path: text} of files that it has besides
     """
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     unfinished = target.with_name(f"{_UNFINISHED}{target.name}")
     _copy(unfinished / "checkpoint", source, paths, lineage.id, place=target / "checkpoint")
+    for path, text in (texts or {}).items():
+        (unfinished / "checkpoint" / path).parent.mkdir(parents=True, exist_ok=True)
+        (unfinished / "checkpoint" / path).write_text(text)
     documents.write(unfinished / "lineage.json", lineage.document())
     _flush(unfinished)
     failpoints.reach("restore-copied")
@@ -83,6 +89,7 @@ def _copy(target: Path, source: Path, paths: Iterable[str], lineage_id: str, *, 
 
     :param place: where it will be when Spark opens it
     """
+    target.mkdir(parents=True, exist_ok=True)
     for path in paths:
         if path == "metadata":
             continue
@@ -92,9 +99,14 @@ def _copy(target: Path, source: Path, paths: Iterable[str], lineage_id: str, *, 
     _rewrite_paths(target, place)
 
 
+def unfinished(directory: Path) -> list[Path]:
+    """Return what killed restores and rescales have left in a directory."""
+    return sorted(directory.glob(f"{_UNFINISHED}*")) if directory.is_dir() else []
+
+
 def remove_unfinished(directory: Path) -> None:
     """Remove what killed restores and rescales have left in a directory."""
-    for left in directory.glob(f"{_UNFINISHED}*") if directory.is_dir() else ():
+    for left in unfinished(directory):
         shutil.rmtree(left)
 
 

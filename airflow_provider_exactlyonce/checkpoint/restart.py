@@ -53,7 +53,7 @@ class Restart:
 
 
 def decide(checkpoint: Checkpoint, savepoints: Savepoints, lineage: Lineage, commit: int) -> Restart:
-    """Choose what a restart goes on from. Changes nothing.
+    """Choose what a restart goes on from, once the query id is mended. Changes nothing.
 
     :param lineage: the lineage whose checkpoint it should be
     :param commit: the ledger's newest commit, 0 for none
@@ -69,7 +69,7 @@ def decide(checkpoint: Checkpoint, savepoints: Savepoints, lineage: Lineage, com
         if lineage.batch_of(commit) <= 0:  # Spark has recorded no batch: the first one is run from its beginning
             return Restart(ground=Ground.CHECKPOINT)
         return _further_back(savepoints, lineage, None, [Defect(path="commits", reason="is missing or empty")])
-    batch, defects = newest_whole(checkpoint)
+    batch, defects = newest_whole(checkpoint, known_query=True)
     if batch == newest:
         return Restart(ground=Ground.CHECKPOINT, batch=batch)
     if batch is not None and batch == newest - 1:

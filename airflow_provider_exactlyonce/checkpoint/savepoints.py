@@ -240,9 +240,7 @@ class Savepoints:
 
     def clean_up(self, retention: SavepointRetention = DEFAULT_RETENTION) -> Sequence[str]:
         """Delete what retention lets go, and what interrupted saves and deletes have left; returns their ids."""
-        gone = [name for name in self._names() if self._is_leftover(name)]
-        for name in gone:
-            self._remove(name)
+        gone = [*self.remove_leftovers()]
         savepoints = self.list()
         oldest_kept = int(time.time() * 1000 - retention.days * _DAY_MILLISECONDS)
         for savepoint in savepoints[: len(savepoints) - max(retention.count, 1)]:
@@ -250,6 +248,27 @@ class Savepoints:
                 self._delete(savepoint.id)
                 gone.append(savepoint.id)
         return gone
+
+    def leftovers(self) -> Sequence[str]:
+        """Return the names of what interrupted saves and deletes have left."""
+        return [name for name in self._names() if self._is_leftover(name)]
+
+    def remove_leftovers(self) -> Sequence[str]:
+        """Remove what interrupted saves and deletes have left; returns their names."""
+        found = self.leftovers()
+        for name in found:
+            self._remove(name)
+        return found
+
+    def torn(self) -> Sequence[str]:
+        """Return the names of those whose manifest is there and not whole: they are savepoints no more."""
+        return [
+            name
+            for name in self._names()
+            if (self.directory / name / "manifest.json").exists()
+            and not (self.directory / name / "deleting.json").exists()
+            and documents.read(self.directory / name / "manifest.json") is None
+        ]
 
     def verify(self, savepoint_id: str) -> Sequence[Defect]:
         """Read all bytes of a savepoint and compare them with its manifest; returns what is wrong.

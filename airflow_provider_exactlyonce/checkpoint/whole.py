@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.checkpoint.state import Defect, FileSet, State
 
 #: A file that was written longer before the commit has long been on disk.
 RECENT_SECONDS: Final = 3600.0
+QUERY_ID: Final = "metadata"
 _LZ4_MAGIC: Final = b"LZ4Block"
 #: What Java's LZ4 stream, Spark's default for deltas, snapshots and changelogs, ends with: a block of no bytes.
 _LZ4_END: Final = _LZ4_MAGIC + b"\x15" + bytes(12)
@@ -40,7 +41,7 @@ class Batch:
 
 def files_of(checkpoint: Checkpoint, batch: int) -> Batch:
     """Return what a restart after a batch needs, with what is wrong with it as far as names and sizes tell."""
-    found = FileSet(files={"metadata", f"offsets/{batch}", f"commits/{batch}"})
+    found = FileSet(files={QUERY_ID, f"offsets/{batch}", f"commits/{batch}"})
     if batch:
         found.files.add(f"offsets/{batch - 1}")  # Spark takes from it where the batch after this one begins
     offsets = _entry(checkpoint, batch, found)
@@ -87,12 +88,15 @@ def defects_of(checkpoint: Checkpoint, batch: int, seen: dict[str, str | None] |
     return defects
 
 
-def newest_whole(checkpoint: Checkpoint) -> tuple[int | None, list[Defect]]:
-    """Return the newest batch that is whole, None when there is none, and what is wrong with the newer ones."""
+def newest_whole(checkpoint: Checkpoint, *, known_query: bool = False) -> tuple[int | None, list[Defect]]:
+    """Return the newest batch that is whole, None when there is none, and what is wrong with the newer ones.
+
+    :param known_query: the query id can be written again, so that its file need not be whole
+    """
     defects: list[Defect] = []
     seen: dict[str, str | None] = {}
     for batch in reversed(checkpoint.batches("commits")):
-        found = defects_of(checkpoint, batch, seen)
+        found = [one for one in defects_of(checkpoint, batch, seen) if not (known_query and one.path == QUERY_ID)]
         if not found:
             return batch, defects
         defects += [defect for defect in found if defect not in defects]
@@ -127,9 +131,9 @@ def _entry(checkpoint: Checkpoint, batch: int, found: FileSet) -> BatchOffsets |
             found.defects.append(Defect(path=f"offsets/{number}", reason=f"is torn: {error}"))
     try:
         if checkpoint.query_id() is None:
-            found.defects.append(Defect(path="metadata", reason="is missing"))
+            found.defects.append(Defect(path=QUERY_ID, reason="is missing"))
     except TornFileError as error:
-        found.defects.append(Defect(path="metadata", reason=f"is torn: {error}"))
+        found.defects.append(Defect(path=QUERY_ID, reason=f"is torn: {error}"))
     return newest
 
 

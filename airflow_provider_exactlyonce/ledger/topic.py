@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.02
 _REPLICATION_DEFAULT: Final = -1
+_MINIMUM: Final = "min.insync.replicas"
+_TWO_REPLICAS: Final = "2"
 _SAFE_REPLICATION: Final = 3  # from here on a write may wait for a second replica and still survive a broker's loss
 #: A reader follows offsets that a record names; what is compacted meanwhile must still be there for it.
 _COMPACTION_LAG_MINIMUM_MILLISECONDS: Final = 10 * 60 * 1000
@@ -93,8 +95,8 @@ def ensure(config: Mapping[str, Any], pipeline: str) -> None:
             f"kafka-topics.sh --create --topic {name} --partitions 1 {wanted}"
         ) from error
     replicas = _replicas(admin, name, is_new=True)
-    if replicas >= _SAFE_REPLICATION and int(_values(admin, name)["min.insync.replicas"]) < 2:
-        _require_two_replicas(admin, name)
+    if replicas >= _SAFE_REPLICATION and int(_values(admin, name)[_MINIMUM]) < 2:
+        _set(admin, name, {_MINIMUM: _TWO_REPLICAS})
 
 
 def check(config: Mapping[str, Any], pipeline: str) -> None:
@@ -118,16 +120,49 @@ def check_settings(name: str, values: Mapping[str, str], replicas: int) -> None:
     :param replicas: of its partition
     :raises SettingRefusedError: for the first that would lose records
     """
-    for setting, one in _SETTINGS.items():
-        if not one.holds(values[setting]):
-            raise SettingRefusedError(f"{setting} of topic {name}", values[setting], one.required, one.why)
-    if replicas >= _SAFE_REPLICATION and int(values["min.insync.replicas"]) < 2:
-        raise SettingRefusedError(
-            f"min.insync.replicas of topic {name}",
-            values["min.insync.replicas"],
+    for wrong in wrong_settings(name, values, replicas).values():
+        raise wrong
+
+
+def wrong_settings(name: str, values: Mapping[str, str], replicas: int) -> dict[str, SettingRefusedError]:
+    """Return which of a ledger topic's settings would lose records, and why; see :func:`check_settings`."""
+    found = {
+        setting: SettingRefusedError(f"{setting} of topic {name}", values[setting], one.required, one.why)
+        for setting, one in _SETTINGS.items()
+        if not one.holds(values[setting])
+    }
+    if replicas >= _SAFE_REPLICATION and int(values[_MINIMUM]) < 2:
+        found[_MINIMUM] = SettingRefusedError(
+            f"{_MINIMUM} of topic {name}",
+            values[_MINIMUM],
             "at least 2",
             "a commit that only one broker has would be lost with it",
         )
+    return found
+
+
+def look(config: Mapping[str, Any], pipeline: str) -> dict[str, SettingRefusedError]:
+    """Return which settings of the ledger topic, which is there, would lose records.
+
+    :raises SettingRefusedError: when it has more than one partition
+    """
+    from confluent_kafka.admin import AdminClient
+
+    name = ledger_topic(pipeline)
+    admin = AdminClient(for_confluent(config))
+    return wrong_settings(name, _values(admin, name), _replicas(admin, name))
+
+
+def mend(config: Mapping[str, Any], pipeline: str) -> list[str]:
+    """Put the settings right that would lose records; returns them as ``name=value``."""
+    from confluent_kafka.admin import AdminClient
+
+    right = {
+        setting: _SETTINGS[setting].value if setting in _SETTINGS else _TWO_REPLICAS
+        for setting in look(config, pipeline)
+    }
+    _set(AdminClient(for_confluent(config)), ledger_topic(pipeline), right)
+    return [f"{setting}={value}" for setting, value in right.items()]
 
 
 def _values(admin: AdminClient, name: str) -> dict[str, str]:
@@ -163,9 +198,11 @@ def _replicas(admin: AdminClient, name: str, *, is_new: bool = False) -> int:
     return len(described.partitions[0].replicas)
 
 
-def _require_two_replicas(admin: AdminClient, name: str) -> None:
+def _set(admin: AdminClient, name: str, settings: Mapping[str, str]) -> None:
     from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-    entry = ConfigEntry("min.insync.replicas", "2", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry])
+    entries = [
+        ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET) for setting, value in settings.items()
+    ]
+    resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
     admin.incremental_alter_configs([resource], request_timeout=_TIMEOUT_SECONDS)[resource].result()

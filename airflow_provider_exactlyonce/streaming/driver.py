@@ -53,7 +53,7 @@ from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerL
 from airflow_provider_exactlyonce.streaming.session import open_session
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaTransaction
 from airflow_provider_exactlyonce.streaming.spark_steering import missing_part
-from airflow_provider_exactlyonce.streaming.start_checks import reconcile
+from airflow_provider_exactlyonce.streaming.start_checks import check_topic_ids, reconcile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -189,7 +189,7 @@ class Driver:
             )
             topics = self._check_topics(run)  # before the seconds that a Spark session takes
             tail = run.check()
-            self._check_topic_ids(topics, tail)
+            check_topic_ids({name: topic.topic_id for name, topic in topics.items()}, tail)
             recover(
                 run.home,
                 run.pipeline,
@@ -369,15 +369,6 @@ class Driver:
             user=self._options.config.get("sasl.username"),
             allow_single_replica=self._options.allow_single_replica,
         )
-
-    def _check_topic_ids(self, topics: Mapping[str, TopicFacts], tail: LedgerTail | None) -> None:
-        known = {**tail.commit.source_topic_ids, **tail.commit.sink_topic_ids} if tail and tail.commit else {}
-        for name, topic in topics.items():
-            if known.get(name, topic.topic_id) != topic.topic_id:
-                raise RefusedError(
-                    f"topic {name} was recreated: its id is {topic.topic_id}, and the last commit had {known[name]}. "
-                    "What it held is gone, and the checkpoint's offsets mean nothing in it; start a new pipeline"
-                )
 
     def _start_query(
         self, stream: DataFrame, checkpoint: Path, coordinator: CommitCoordinator, *, once: bool = False

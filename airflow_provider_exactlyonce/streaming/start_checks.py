@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError, parse_offsets
 from airflow_provider_exactlyonce.control.home import Lineage
@@ -11,6 +13,18 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Why a home and a ledger do not belong together.
+
+    :param name: a stable name for it
+    :param message: the reason, and what to do
+    """
+
+    name: str
+    message: str
 
 
 def check_start(
@@ -23,74 +37,129 @@ def check_start(
     tail: LedgerTail | None,
     accept_home: bool,
 ) -> None:
-    """Check that this home and this ledger belong together.
+    """Check that this home and this ledger belong together; see :func:`misfit`.
+
+    :raises RefusedError: with the reason and what to do
+    """
+    found = misfit(
+        pipeline=pipeline,
+        home_path=home_path,
+        home_id=home_id,
+        home_pipeline=home_pipeline,
+        lineage=lineage,
+        tail=tail,
+        accept_home=accept_home,
+    )
+    if found is not None:
+        raise RefusedError(found.message)
+
+
+def misfit(
+    *,
+    pipeline: str,
+    home_path: str,
+    home_id: str | None,
+    home_pipeline: str | None,
+    lineage: Lineage | None,
+    tail: LedgerTail | None,
+    accept_home: bool,
+) -> Misfit | None:
+    """Return why this home and this ledger do not belong together, None when they do.
 
     :param home_id: identity of the home, None when the directory is no home yet
     :param home_pipeline: the pipeline whose home it is
     :param lineage: the home's current lineage
     :param tail: the ledger's end, None when there is no ledger topic
     :param accept_home: the home was moved on purpose
-    :raises RefusedError: with the reason and what to do
     """
     if home_pipeline is not None and home_pipeline != pipeline:
-        raise RefusedError(f"{home_path} is the home of pipeline {home_pipeline}, not of {pipeline}; give each its own")
-    _check_ledger_is_ours(pipeline, home_path, lineage, tail)
+        return Misfit(
+            "home-of-another-pipeline",
+            f"{home_path} is the home of pipeline {home_pipeline}, not of {pipeline}; give each its own",
+        )
+    foreign = _foreign_ledger(pipeline, home_path, lineage, tail)
     claim = tail.claim if tail else None
-    if claim is None:
-        return
+    if foreign is not None or tail is None or claim is None:
+        return foreign
     if home_id is None or lineage is None:
-        raise RefusedError(
+        return Misfit(
+            "home-empty",
             f"{home_path} is empty, but pipeline {pipeline} has a home: {claim.home_path} (run {claim.run}, "
-            f"commit {tail.place.commit if tail else 0}). Start it from there, or give the new pipeline another name"
+            f"commit {tail.place.commit}). Start it from there, or give the new pipeline another name",
         )
     if home_id != claim.home:
-        raise RefusedError(
+        return Misfit(
+            "foreign-home",
             f"{home_path} is not the home of pipeline {pipeline}: its last run {claim.run} started from "
-            f"{claim.home_path}. Start it from there, or give the new pipeline another name"
+            f"{claim.home_path}. Start it from there, or give the new pipeline another name",
         )
     if home_path != claim.home_path and not accept_home:
-        raise RefusedError(
+        return Misfit(
+            "copied-home",
             f"{home_path} is a copy: run {claim.run} of pipeline {pipeline} started from {claim.home_path}. "
-            "Start it from there; if the home was moved for good, pass --accept-home once"
+            "Start it from there; if the home was moved for good, pass --accept-home once",
         )
     if lineage.abandoned_for is not None:
-        raise RefusedError(
+        return Misfit(
+            "lineage-abandoned",
             f"{home_path}/current points to lineage {lineage.id}, which was abandoned for {lineage.abandoned_for} by a "
             f"restore or a rescale. Point current to {lineage.abandoned_for} again, or restore a savepoint: "
-            f"exactlyonce restore {pipeline}"
+            f"exactlyonce restore {pipeline}",
         )
-    restored_since = (lineage.parent_run, lineage.parent_commit) == (claim.run, tail.place.commit if tail else 0)
+    restored_since = (lineage.parent_run, lineage.parent_commit) == (claim.run, tail.place.commit)
     if lineage.id != claim.lineage and not restored_since:
-        raise RefusedError(
+        return Misfit(
+            "lineage-not-current",
             f"{home_path}/current points to lineage {lineage.id}; run {claim.run} of pipeline {pipeline} went on in "
             f"lineage {claim.lineage}. A lineage that isn't current would repeat what is committed; point current to "
-            f"{claim.lineage} again"
+            f"{claim.lineage} again",
         )
+    return None
 
 
-def _check_ledger_is_ours(pipeline: str, home_path: str, lineage: Lineage | None, tail: LedgerTail | None) -> None:
+def _foreign_ledger(pipeline: str, home_path: str, lineage: Lineage | None, tail: LedgerTail | None) -> Misfit | None:
     if lineage is None or lineage.ledger_topic_id is None:
-        return
+        return None
     if tail is None:
-        raise RefusedError(
+        return Misfit(
+            "ledger-deleted",
             f"the ledger of pipeline {pipeline} was deleted: {home_path} knows it up to commit {lineage.last_commit}, "
-            "and its topic does not exist on this cluster. Without it committed batches would be written again"
+            "and its topic does not exist on this cluster. Without it committed batches would be written again",
         )
     if tail.cluster_id != lineage.cluster_id:
-        raise RefusedError(
+        return Misfit(
+            "another-cluster",
             f"this is Kafka cluster {tail.cluster_id}; the ledger of {home_path} is on cluster {lineage.cluster_id}. "
-            "Check bootstrap.servers"
+            "Check bootstrap.servers",
         )
     if tail.topic_id != lineage.ledger_topic_id:
-        raise RefusedError(
+        return Misfit(
+            "ledger-recreated",
             f"the ledger of pipeline {pipeline} was recreated: its topic has id {tail.topic_id}, {home_path} knows "
-            f"{lineage.ledger_topic_id} up to commit {lineage.last_commit}. Committed batches would be written again"
+            f"{lineage.ledger_topic_id} up to commit {lineage.last_commit}. Committed batches would be written again",
         )
     if tail.place.commit < lineage.last_commit:
-        raise RefusedError(
+        return Misfit(
+            "ledger-set-back",
             f"the ledger of pipeline {pipeline} ends at commit {tail.place.commit}; {home_path} has seen commit "
-            f"{lineage.last_commit}. The ledger was set back; committed batches would be written again"
+            f"{lineage.last_commit}. The ledger was set back; committed batches would be written again",
         )
+    return None
+
+
+def check_topic_ids(topic_ids: Mapping[str, str], tail: LedgerTail | None) -> None:
+    """Check that topics are still those that the last commit used.
+
+    :param topic_ids: {topic: id} as the cluster has them
+    :raises RefusedError: naming the first that was recreated
+    """
+    known = {**tail.commit.source_topic_ids, **tail.commit.sink_topic_ids} if tail and tail.commit else {}
+    for name, topic_id in topic_ids.items():
+        if known.get(name, topic_id) != topic_id:
+            raise RefusedError(
+                f"topic {name} was recreated: its id is {topic_id}, and the last commit had {known[name]}. "
+                "What it held is gone, and the checkpoint's offsets mean nothing in it; start a new pipeline"
+            )
 
 
 def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> bool:
@@ -108,22 +177,47 @@ def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> boo
     if newest is not None and not checkpoint.commit_is_whole(newest) and newest <= committed:
         log.warning("commits/%d of %s is torn and is removed; its batch is in the ledger", newest, checkpoint.path)
         checkpoint.remove("commits", newest)
-        newest = checkpoint.newest_commit()
-    done = -1 if newest is None else newest
-    if done > committed:
-        raise RefusedError(
-            f"{checkpoint.path} is at batch {done}, and the ledger knows lineage {lineage.id} only up to batch "
-            f"{committed}: the ledger was set back, or the checkpoint is of another pipeline"
-        )
+    check_not_ahead(checkpoint, lineage, tail)
     if replay_is_needed(checkpoint, lineage, tail):
         return True
     if tail.commit is not None and committed >= 0 and tail.commit.lineage == lineage.id:
-        _restore_offsets(checkpoint, tail.commit, committed, spark_is_done=done == committed)
+        check_done_offsets(checkpoint, lineage, tail)
+        _restore_offsets(checkpoint, tail.commit, committed)
     planned = checkpoint.newest_offsets()
     if planned is not None and planned > committed and _offsets(checkpoint, planned) is None:
         log.warning("offsets/%d of %s is torn and is removed; its batch was not begun", planned, checkpoint.path)
         checkpoint.remove("offsets", planned)
     return False
+
+
+def check_not_ahead(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> None:
+    """Check that Spark has done no batch that the ledger does not know. Changes nothing.
+
+    :raises RefusedError: when it has
+    """
+    committed, newest = lineage.batch_of(tail.place.commit), checkpoint.newest_commit()
+    if newest is not None and newest > committed:
+        raise RefusedError(
+            f"{checkpoint.path} is at batch {newest}, and the ledger knows lineage {lineage.id} only up to batch "
+            f"{committed}: the ledger was set back, or the checkpoint is of another pipeline"
+        )
+
+
+def check_done_offsets(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> None:
+    """Check that the newest commit, where Spark is done with it, ended where its state did. Changes nothing.
+
+    :raises RefusedError: when it did not
+    """
+    record, batch = tail.commit, lineage.batch_of(tail.place.commit)
+    if record is None or record.lineage != lineage.id or batch != checkpoint.newest_commit():
+        return
+    found = _offsets(checkpoint, batch)
+    if found is not None and not found.same_sources(parse_offsets(record.offsets)):
+        raise RefusedError(
+            f"{checkpoint.path}/offsets/{batch} ends at {found.kafka_ends()}, and commit {record.commit} in the ledger "
+            f"at {parse_offsets(record.offsets).kafka_ends()}: the state is of other data than the output. "
+            "Put the checkpoint back from a copy"
+        )
 
 
 def replay_is_needed(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> bool:
@@ -152,16 +246,10 @@ def replay_is_needed(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail)
     return True
 
 
-def _restore_offsets(checkpoint: Checkpoint, record: CommitRecord, batch: int, *, spark_is_done: bool) -> None:
+def _restore_offsets(checkpoint: Checkpoint, record: CommitRecord, batch: int) -> None:
     found = _offsets(checkpoint, batch)
     if found is not None and found.same_sources(parse_offsets(record.offsets)):
         return
-    if found is not None and spark_is_done:  # its state was built from them, and nothing would build it again
-        raise RefusedError(
-            f"{checkpoint.path}/offsets/{batch} ends at {found.kafka_ends()}, and commit {record.commit} in the ledger "
-            f"at {parse_offsets(record.offsets).kafka_ends()}: the state is of other data than the output. "
-            "Put the checkpoint back from a copy"
-        )
     state = "is missing or torn" if found is None else "differs from the ledger"
     log.warning("offsets/%d of %s %s and is put back from the ledger", batch, checkpoint.path, state)
     checkpoint.write_offsets(batch, record.offsets)

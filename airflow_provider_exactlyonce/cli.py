@@ -18,6 +18,7 @@ from airflow_provider_exactlyonce.checkpoint.restore_command import add_restore_
 from airflow_provider_exactlyonce.control import lease, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.cli import add_broker_parser
+from airflow_provider_exactlyonce.doctor.command import add_doctor_parser
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_restore_parser(subparsers)
     add_rescale_parser(subparsers)
     add_audit_parser(subparsers)
+    add_doctor_parser(subparsers)
     add_transactions_parser(subparsers)
     add_broker_parser(subparsers)
     given = parser.parse_args(with_action(sys.argv[1:] if arguments is None else arguments))

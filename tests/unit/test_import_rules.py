@@ -19,7 +19,7 @@ PACKAGE = "airflow_provider_exactlyonce"
 ROOT = Path(airflow_provider_exactlyonce.__file__).parent
 
 AIRFLOW_HALF = ("operators", "sensors", "triggers", "hooks", "links", "assets")
-RUNTIME_HALF = ("streaming", "kafka", "ledger", "control", "checkpoint", "devkit", "audit", "transactions")
+RUNTIME_HALF = ("streaming", "kafka", "ledger", "control", "checkpoint", "devkit", "audit", "transactions", "doctor")
 HEAVY = ("pyspark", "confluent_kafka", "kafka")
 
 #: What each part may import of the others; everybody may import the plain modules at the top (exceptions and so on).
@@ -33,6 +33,7 @@ BELOW: dict[str, set[str]] = {
     "transactions": {"control", "ledger", "kafka"},
     "streaming": {"control", "ledger", "checkpoint", "kafka"},
     "audit": {"ledger", "kafka"},
+    "doctor": {"control", "ledger", "checkpoint", "kafka", "audit", "transactions", "streaming.start_checks"},
     "checkpoint": {"control", "ledger", "kafka"},
     "ledger": {"kafka"},
     "control": set(),

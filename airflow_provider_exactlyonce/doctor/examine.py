@@ -1,0 +1,116 @@
+"""The examination: all checks over the facts, and the rounds of mending and looking again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.doctor.facts import Facts
+from airflow_provider_exactlyonce.doctor.findings import MAKING, Finding, Remedy, Severity
+from airflow_provider_exactlyonce.doctor.gather import gather
+from airflow_provider_exactlyonce.doctor.mending import mend
+from airflow_provider_exactlyonce.doctor.rooms import checkpoint, driver, home, ledger, savepoints, topics, transactions
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+
+_CHECKS: Final[Sequence[Callable[[Facts], Iterator[Finding]]]] = (
+    home.fits,
+    ledger.is_consistent,
+    ledger.keeps_its_records,
+    driver.is_alone,
+    driver.holds_no_stale_lease,
+    checkpoint.is_whole,
+    checkpoint.fits_ledger,
+    savepoints.are_whole,
+    savepoints.can_be_restored,
+    topics.are_accepted,
+    topics.keep_unread_input,
+    topics.are_not_compacted,
+    transactions.own_is_ended,
+    transactions.others_are_ended,
+    driver.did_not_fail,
+    home.unfinished,
+)
+#: What one remedy uncovers, the next round mends.
+_ROUNDS: Final = 3
+
+
+@dataclass(kw_only=True)
+class Examination:
+    """What was found, and what was done about it.
+
+    :param home: path of the home, None when it isn't known
+    :param findings: what is wrong, as it is now
+    :param done: what was mended: (name of the finding, what was done)
+    :param refused: what was tried in vain: (name of the finding, why)
+    """
+
+    pipeline: str
+    home: str | None
+    findings: list[Finding]
+    done: list[tuple[str, str]] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing is wrong; what is told for information only doesn't count."""
+        return all(one.severity is Severity.INFO for one in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "pipeline": self.pipeline,
+            "home": self.home,
+            "healthy": self.is_healthy,
+            "findings": [one.to_json() for one in self.findings],
+            "mended": [{"name": name, "done": done} for name, done in self.done],
+            "not_mended": [{"name": name, "why": why} for name, why in self.refused],
+        }
+
+
+def judge(facts: Facts) -> list[Finding]:
+    """Return what is wrong, the worst first."""
+    found = [*facts.unseen, *(one for check in _CHECKS for one in check(facts))]
+    if any(one.name == "batch-too-long" for one in found):  # says the same, and more
+        found = [one for one in found if one.name != "driver-failed"]
+    order = list(Severity)
+    return sorted(dict.fromkeys(found), key=lambda one: order.index(one.severity))
+
+
+def examine(pipeline: str, config: Mapping[str, Any], location: str | None, *, fix: bool = False) -> Examination:
+    """Look at a pipeline, and mend what is safe to mend.
+
+    :param config: client configuration in librdkafka's names
+    :param location: its home, None for where its last run started
+    :param fix: mend, then look again
+    """
+    facts = gather(pipeline, config, location)
+    found = Examination(
+        pipeline=pipeline, home=str(facts.home.home.path) if facts.home else None, findings=judge(facts)
+    )
+    tried: set[tuple[str, str]] = set()
+    for _ in range(_ROUNDS if fix else 0):
+        chosen = _choose(found.findings, tried)
+        if not chosen:
+            break
+        for finding in chosen:
+            tried.add((finding.name, finding.what))
+            try:
+                found.done.append((finding.name, mend(facts, finding)))
+            except ExactlyOnceError as error:
+                found.refused.append((finding.name, str(error)))
+        facts = gather(pipeline, config, location)
+        found.findings = judge(facts)
+    return found
+
+
+def _choose(findings: Sequence[Finding], tried: set[tuple[str, str]]) -> list[Finding]:
+    """Return what is mended in this round: each remedy once, and one lineage at most is made."""
+    chosen: dict[tuple[Remedy, str], Finding] = {}
+    for finding in findings:
+        if finding.remedy is not None and (finding.name, finding.what) not in tried:
+            chosen.setdefault((finding.remedy, finding.subject), finding)
+    order = list(Remedy)
+    ordered = sorted(chosen.values(), key=lambda one: order.index(one.remedy or Remedy.SAVE))
+    first = next((one for one in ordered if one.remedy in MAKING), None)
+    return [one for one in ordered if one.remedy not in MAKING or one is first]

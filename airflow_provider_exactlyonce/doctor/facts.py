@@ -1,0 +1,198 @@
+"""What the doctor has seen of a pipeline: gathered once, judged by the rooms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.restart import Restart
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.lease import Lease, Life
+from airflow_provider_exactlyonce.control.status import Status
+from airflow_provider_exactlyonce.doctor.findings import Finding
+from airflow_provider_exactlyonce.exceptions import SettingRefusedError
+from airflow_provider_exactlyonce.ledger.reader import LedgerTail
+from airflow_provider_exactlyonce.ledger.recorded import Stretch
+from airflow_provider_exactlyonce.ledger.records import RunRecord
+from airflow_provider_exactlyonce.streaming.start_checks import Misfit, misfit
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.audit.topics import SinkTopic
+    from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+    from airflow_provider_exactlyonce.kafka.transactions import Hanging, Transaction
+
+
+@dataclass(kw_only=True)
+class HomeFacts:
+    """The home as it was found.
+
+    :param torn: what home.json's reader says when it isn't whole
+    :param lost: what the reader of ``current`` says when it, or its lineage, isn't whole
+    :param successors: the lineage of the newest run, and those that have replaced it
+    :param unfinished: what killed restores have left
+    """
+
+    home: Home
+    exists: bool
+    identity: str | None = None
+    pipeline: str | None = None
+    torn: str | None = None
+    lineage: Lineage | None = None
+    lost: str | None = None
+    successors: Sequence[Lineage] = ()
+    unfinished: Sequence[str] = ()
+
+
+@dataclass(kw_only=True)
+class CheckpointFacts:
+    """The current lineage's checkpoint.
+
+    :param foreign: what refuses it when it is of another query
+    :param restart: what a start would go on from, None for a foreign one
+    :param query_id_lost: ``metadata`` is missing or torn, and there are batches
+    """
+
+    checkpoint: Checkpoint
+    lineage: Lineage
+    foreign: str | None = None
+    restart: Restart | None = None
+    query_id_lost: bool = False
+
+
+@dataclass(kw_only=True)
+class SavepointFacts:
+    """The savepoints.
+
+    :param whole: whose bytes are as they were, oldest commit first
+    :param damaged: {id: what is wrong with it}
+    :param leftovers: names of what interrupted saves and deletes have left
+    """
+
+    whole: Sequence[Savepoint] = ()
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    leftovers: Sequence[str] = ()
+
+
+@dataclass(kw_only=True)
+class HistoryFacts:
+    """The ledger, read from its beginning to its end.
+
+    :param contradictions: what violates its own rules
+    :param stretches: {commit: what follows it up to the newest}, for each commit that somebody may go back to
+    :param incomplete: {commit: the first commit after it that is in the ledger no more}
+    :param runs: the claims, oldest first
+    """
+
+    contradictions: Sequence[str] = ()
+    stretches: Mapping[int, Stretch] = field(default_factory=dict)
+    incomplete: Mapping[int, int] = field(default_factory=dict)
+    producer_ids: frozenset[int] = frozenset()
+    runs: Sequence[RunRecord] = ()
+    settings: Mapping[str, SettingRefusedError] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class DriverFacts:
+    """Who runs the pipeline.
+
+    :param status: the newest account of a driver
+    :param told_by_another: the status is renewed by another driver than the one that holds the lease
+    :param superseded: claims of older runs whose processes live on this machine
+    """
+
+    lease: Lease | None = None
+    life: Life = Life.NONE
+    status: Status | None = None
+    told_by_another: bool = False
+    superseded: Sequence[RunRecord] = ()
+
+
+@dataclass(kw_only=True)
+class TopicsFacts:
+    """The topics that the pipeline reads and writes.
+
+    :param problems: {topic: (kind of finding, what a start would say of it)}
+    :param recreated: what a start would say of a topic that is another one than at the last commit
+    :param earliest: {source topic: {partition: first offset that is there}}
+    :param written: {(topic, partition, offset): when that record was written}, milliseconds since the epoch
+    :param settings: {source topic: what of its settings bears on how long records stay}
+    :param cluster: what a start would say of the brokers
+    """
+
+    problems: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    recreated: str | None = None
+    earliest: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    written: Mapping[tuple[str, int, int], int] = field(default_factory=dict)
+    settings: Mapping[str, SinkTopic] = field(default_factory=dict)
+    cluster: str | None = None
+
+
+@dataclass(kw_only=True)
+class TransactionFacts:
+    """Transactions that bear on the pipeline.
+
+    :param own: what the coordinator knows of the pipeline's transactional id, None when it knows nothing
+    :param others: open ones of others on the pipeline's topics
+    :param hanging: open in a partition of the pipeline's topics and unknown to any coordinator
+    :param held: {partition: offsets that are held back}
+    :param alive: {transactional id of a pipeline: why its driver may live}
+    """
+
+    own: Transaction | None = None
+    others: Sequence[Transaction] = ()
+    hanging: Sequence[Hanging] = ()
+    held: Mapping[Place, int] = field(default_factory=dict)
+    alive: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Facts:
+    """All of it; what could not be looked at is None and has its finding in :attr:`unseen`.
+
+    :param config: client configuration in librdkafka's names
+    """
+
+    pipeline: str
+    config: Mapping[str, Any] = field(repr=False)
+    unseen: list[Finding] = field(default_factory=list)
+    reachable: bool = False
+    tail: LedgerTail | None = None
+    home: HomeFacts | None = None
+    checkpoint: CheckpointFacts | None = None
+    savepoints: SavepointFacts | None = None
+    history: HistoryFacts | None = None
+    driver: DriverFacts | None = None
+    topics: TopicsFacts | None = None
+    transactions: TransactionFacts | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether a driver holds the pipeline: then much is in motion that is no fault."""
+        return self.driver is not None and self.driver.life is Life.ALIVE
+
+    def misfit(self, lineage: Lineage | None) -> Misfit | None:
+        """Return why a start would refuse the home with this lineage, None when it would not, or there is no home."""
+        if self.home is None:
+            return None
+        return misfit(
+            pipeline=self.pipeline,
+            home_path=str(self.home.home.path),
+            home_id=self.home.identity,
+            home_pipeline=self.home.pipeline,
+            lineage=lineage,
+            tail=self.tail,
+            accept_home=False,
+        )
+
+    def named_lineage(self) -> Lineage | None:
+        """Return the lineage that a start would accept by what the ledger names, None when it isn't in the home."""
+        successors = self.home.successors if self.home else ()
+        return next((one for one in successors if self.misfit(one) is None), None)
+
+    @property
+    def newest(self) -> int:
+        """The ledger's newest commit, 0 for none."""
+        return self.tail.place.commit if self.tail else 0

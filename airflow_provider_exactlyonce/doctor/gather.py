@@ -1,0 +1,250 @@
+"""Looks at everything that a pipeline consists of. Nothing is changed, fenced or aborted; a driver may run meanwhile.
+
+What is compared is read in the order in which a driver changes it, backwards: a driver commits to the ledger, then
+Spark notes the batch, then the home its number. So a ledger that is read last is never behind what was read before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from airflow_provider_exactlyonce.checkpoint import lineages
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
+from airflow_provider_exactlyonce.checkpoint.restart import Ground, decide
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.doctor import look_at_driver, look_at_topics, look_at_transactions
+from airflow_provider_exactlyonce.doctor.facts import CheckpointFacts, Facts, HistoryFacts, HomeFacts, SavepointFacts
+from airflow_provider_exactlyonce.doctor.findings import Finding
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.ledger import topic as ledger_topics
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.ledger.recorded import Stretch
+from airflow_provider_exactlyonce.ledger.records import RunRecord
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.audit.findings import Violation
+    from airflow_provider_exactlyonce.kafka.wire import WireClient
+
+T = TypeVar("T")
+
+_TRIES: Final = 4
+_PAUSE_SECONDS: Final = 1.0
+_CONTRADICTIONS_KEPT: Final = 3
+
+
+def gather(pipeline: str, config: Mapping[str, Any], location: str | None) -> Facts:
+    """Look at a pipeline.
+
+    :param config: client configuration in librdkafka's names
+    :param location: its home, None for where its last run started
+    """
+    facts = Facts(pipeline=pipeline, config=config)
+    with ExitStack() as stack:
+        client = _connect(facts, stack)
+        reader = stack.enter_context(LedgerReader(config, pipeline)) if client else None
+        facts.tail = _tail(facts, reader)
+        home = _find_home(facts, location)
+        if home is not None:
+            _look_at_home(facts, home)
+        if client is not None and reader is not None:
+            facts.tail = _tail(facts, reader) if facts.tail else None
+            facts.history = seen(facts, "the ledger", lambda: _history(facts, reader))
+        if home is not None:
+            facts.driver = seen(facts, "the driver", lambda: look_at_driver.look(facts, home))
+        if client is not None:
+            facts.topics = seen(facts, "the topics", lambda: look_at_topics.look(facts, client))
+            facts.transactions = seen(facts, "the transactions", lambda: look_at_transactions.look(facts, client))
+    return facts
+
+
+def seen(facts: Facts, subject: str, look: Callable[[], T]) -> T | None:
+    """Return what is seen of a subject; when that is not possible, note so, and the others are looked at."""
+    from confluent_kafka import KafkaException
+
+    from airflow_provider_exactlyonce.kafka.wire import UnansweredError
+
+    try:
+        return look()
+    except (ExactlyOnceError, KafkaException, UnansweredError, OSError, ValueError) as error:
+        facts.unseen.append(
+            Finding("not-looked-at", f"{subject} could not be looked at: {error}", "mend that, then ask again")
+        )
+        return None
+
+
+def _connect(facts: Facts, stack: ExitStack) -> WireClient | None:
+    from airflow_provider_exactlyonce.kafka.preflight import unreachable
+    from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
+
+    try:
+        client = stack.enter_context(WireClient(dict(facts.config)))
+    except UnansweredError:
+        facts.unseen.append(
+            Finding("kafka-unreachable", str(unreachable(dict(facts.config))), "bring the brokers back, then ask again")
+        )
+        return None
+    facts.reachable = True
+    return client
+
+
+def _tail(facts: Facts, reader: LedgerReader | None) -> LedgerTail | None:
+    from confluent_kafka import KafkaException
+
+    if reader is None:
+        return None
+    try:
+        return reader.tail()
+    except (ExactlyOnceError, KafkaException) as error:
+        facts.unseen.append(
+            Finding(
+                "ledger-unreadable",
+                f"the end of {reader.topic} can't be read: {error}",
+                "find out who else writes to it, or which of its records was removed; nothing can be started before",
+            )
+        )
+        return None
+
+
+def _find_home(facts: Facts, location: str | None) -> Home | None:
+    claim = facts.tail.claim if facts.tail else None
+    if location is not None:
+        return Home(location)
+    if claim is not None:
+        return Home(claim.home_path)
+    if facts.reachable and facts.tail is None and not facts.unseen:
+        facts.unseen.append(
+            Finding(
+                "ledger-missing",
+                f"pipeline {facts.pipeline} has no ledger on this cluster: it has never been started here, or its "
+                "ledger was deleted",
+                "check the name and bootstrap.servers; pass --home to compare with what its home knows",
+            )
+        )
+    else:
+        facts.unseen.append(
+            Finding("home-unknown", "the ledger does not tell where the pipeline's home is", "pass --home DIR")
+        )
+    return None
+
+
+def _look_at_home(facts: Facts, home: Home) -> None:
+    found = HomeFacts(home=home, exists=home.path.is_dir())
+    facts.home = found
+    if not found.exists:
+        return
+    try:
+        found.identity, found.pipeline = home.identity(), home.pipeline()
+    except RefusedError as error:
+        found.torn = str(error)
+    try:
+        found.lineage = home.current()
+    except RefusedError as error:
+        found.lost = str(error)
+    claim = facts.tail.claim if facts.tail else None
+    found.successors = _successors(home, claim.lineage) if claim else []
+    found.unfinished = [str(path) for path in lineages.unfinished(home.lineages)]
+    if found.lineage is not None:
+        lineage = found.lineage
+        facts.checkpoint = seen(facts, "the checkpoint", lambda: _checkpoint(home, lineage, facts.tail))
+    facts.savepoints = seen(facts, "the savepoints", lambda: _savepoints(Savepoints(home.savepoints)))
+
+
+def _successors(home: Home, lineage_id: str) -> list[Lineage]:
+    """Return the lineage of the newest run and those that have replaced it, one after the other."""
+    found: list[Lineage] = []
+    following: str | None = lineage_id
+    while following is not None and following not in [one.id for one in found]:
+        lineage = home.lineage(following)
+        if lineage is None:
+            break
+        found.append(lineage)
+        following = lineage.abandoned_for
+    return found
+
+
+def _checkpoint(home: Home, lineage: Lineage, tail: LedgerTail | None) -> CheckpointFacts:
+    checkpoint = Checkpoint(home.checkpoint(lineage.id))
+    found = CheckpointFacts(checkpoint=checkpoint, lineage=lineage)
+    commit = tail.place.commit if tail else lineage.last_commit
+    for left in reversed(range(_TRIES)):  # while a driver runs, Spark writes and removes files
+        try:
+            found.restart = decide(checkpoint, Savepoints(home.savepoints), lineage, commit)
+        except RefusedError as error:
+            found.foreign = str(error)
+            return found
+        except FileNotFoundError:
+            if not left:
+                raise
+        if found.restart is not None and found.restart.ground is Ground.CHECKPOINT:
+            break
+        if leases.life(leases.read(home.lease)) is not Life.ALIVE:
+            break
+        time.sleep(_PAUSE_SECONDS)
+    try:
+        found.query_id_lost = checkpoint.query_id() is None and checkpoint.newest_offsets() is not None
+    except TornFileError:
+        found.query_id_lost = checkpoint.newest_offsets() is not None
+    return found
+
+
+def _savepoints(store: Savepoints) -> SavepointFacts:
+    whole, damaged = [], dict.fromkeys(store.torn(), "its manifest is torn or was changed by hand")
+    for savepoint in store.list():
+        try:
+            defects = store.verify(savepoint.id)
+        except RefusedError:
+            continue  # its driver has just deleted it
+        if defects:
+            more = f"; and {len(defects) - 1} more" if len(defects) > 1 else ""
+            damaged[savepoint.id] = f"{defects[0]}{more}"
+        else:
+            whole.append(savepoint)
+    return SavepointFacts(whole=whole, damaged=damaged, leftovers=store.leftovers())
+
+
+def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
+    """Read the ledger once, for all that asks for its past."""
+    from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck
+
+    if facts.tail is None:
+        return None
+    newest = facts.newest
+    told: list[Violation] = []
+    check = LedgerCheck(facts.pipeline, facts.tail.place.oldest, told.append)
+    stretches = {start: Stretch(first=start + 1, last=newest) for start in _starts(facts)}
+    expected = {start: start + 1 for start in stretches}
+    runs: list[RunRecord] = []
+    for offset, record in reader.records():
+        if offset >= facts.tail.end_offset:
+            break
+        check.add(offset, record)
+        if isinstance(record, RunRecord):
+            runs.append(record)
+            continue
+        for start, stretch in stretches.items():
+            if record.commit == expected[start]:
+                stretch.add(record)
+                expected[start] += 1
+    return HistoryFacts(
+        contradictions=[str(one) for one in told[:_CONTRADICTIONS_KEPT]],
+        stretches=stretches,
+        incomplete={start: of for start, of in expected.items() if of <= newest},
+        producer_ids=frozenset(check.producer_ids),
+        runs=runs,
+        settings=ledger_topics.look(facts.config, facts.pipeline),
+    )
+
+
+def _starts(facts: Facts) -> set[int]:
+    """Return the commits after which somebody may have to run the following ones again."""
+    found = {one.commit for one in facts.savepoints.whole} if facts.savepoints else set()
+    checkpoint = facts.checkpoint
+    if checkpoint is not None and checkpoint.restart is not None and checkpoint.restart.batch is not None:
+        found.add(checkpoint.lineage.commit_of(checkpoint.restart.batch))
+    return {commit for commit in found if commit < facts.newest}

@@ -1,0 +1,66 @@
+"""Looks at who runs a pipeline.
+
+The lease is read after the ledger: whoever claims the pipeline holds its lease first.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Final
+
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import status as statuses
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.lease import HEARTBEAT_SECONDS, STALE_SECONDS, Lease, Life
+from airflow_provider_exactlyonce.control.status import ENDED, Status
+from airflow_provider_exactlyonce.doctor.facts import DriverFacts, Facts
+from airflow_provider_exactlyonce.ledger.records import RunRecord
+
+#: Older claims are of processes that have long ended.
+_CLAIMS: Final = 20
+_POLL_SECONDS: Final = 0.2
+
+
+def look(facts: Facts, home: Home) -> DriverFacts:
+    """Look at lease, status and the processes of this machine."""
+    held, life = leases.settle(home.lease)
+    status = statuses.read(home.status)
+    runs = facts.history.runs if facts.history else []
+    return DriverFacts(
+        lease=held,
+        life=life,
+        status=status,
+        told_by_another=life is Life.ALIVE and held is not None and _is_told_by_another(home, held, status),
+        superseded=[run for run in runs[-_CLAIMS:-1] if _lives_here(run)],
+    )
+
+
+def _is_told_by_another(home: Home, held: Lease, status: Status | None) -> bool:
+    """Watch whether another driver than the lease's holder goes on to renew the status."""
+    if status is None or status.token == held.token or status.state in ENDED:
+        return False
+    if time.time() - status.updated > STALE_SECONDS:
+        return False
+    deadline = time.monotonic() + 2 * HEARTBEAT_SECONDS + 1
+    while time.monotonic() < deadline:
+        now = statuses.read(home.status)
+        if now is not None and now.token != status.token:
+            return False  # the lease's holder has taken it over
+        if now is not None and now.updated != status.updated:
+            return True
+        time.sleep(_POLL_SECONDS)
+    return False
+
+
+def _lives_here(run: RunRecord) -> bool:
+    """Tell whether the process that made a claim lives on this machine: one that began before it has its pid."""
+    started = leases.process_start(run.pid) if run.host == socket.gethostname() else None
+    if started is None:
+        return False
+    booted = next(
+        float(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime ")
+    )
+    return booted + started / os.sysconf("SC_CLK_TCK") < run.claimed / 1000

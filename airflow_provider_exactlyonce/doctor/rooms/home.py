@@ -1,0 +1,91 @@
+"""Whether home and ledger belong together, and the home is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from airflow_provider_exactlyonce.doctor.facts import Facts, HomeFacts
+from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
+
+_FROM_A_COPY = "put the home back from a copy, or find the cluster that it belongs to; never start it like this"
+
+#: What to do about a misfit; those that a start names, and that nothing here can mend.
+_DO = {
+    "home-of-another-pipeline": "pass the pipeline's own home with --home",
+    "home-empty": "pass the home that the ledger names, or put it back from a copy",
+    "foreign-home": "pass the home that the ledger names, or give the new pipeline another name",
+    "copied-home": "start from the home that the ledger names; if it was moved for good, start once with --accept-home",
+    "ledger-deleted": _FROM_A_COPY,
+    "ledger-recreated": _FROM_A_COPY,
+    "ledger-set-back": _FROM_A_COPY,
+    "another-cluster": "check bootstrap.servers",
+}
+
+
+def fits(facts: Facts) -> Iterator[Finding]:
+    """Check, as a start does, that home and ledger belong together."""
+    home = facts.home
+    if home is None:
+        return
+    if not home.exists:
+        yield Finding(
+            "home-not-here",
+            f"{home.home.path}, where the last run of {facts.pipeline} started, is not on this machine",
+            "ask where it is, or pass --home DIR",
+        )
+    elif home.torn is not None:
+        yield _torn(facts, home)
+    elif home.lost is not None or (home.lineage is None and home.identity is not None and _is_ours(facts, home)):
+        what = home.lost or f"{home.home.path}/current is missing, and the home has lineages"
+        yield _pointing(facts, home, "lineage-lost", what)
+    elif facts.reachable and not any(one.name == "ledger-unreadable" for one in facts.unseen):
+        found = facts.misfit(home.lineage)
+        if found is not None and found.name in ("lineage-abandoned", "lineage-not-current"):
+            yield _pointing(facts, home, found.name, found.message)
+        elif found is not None:
+            yield Finding(found.name, found.message, _DO[found.name])
+        elif facts.tail is None or facts.tail.claim is None:
+            yield Finding(
+                "ledger-missing",
+                f"pipeline {facts.pipeline} has no claim on this cluster: no start of it has come so far",
+                "start it; if it has run before, check bootstrap.servers",
+            )
+
+
+def unfinished(facts: Facts) -> Iterator[Finding]:
+    """Check for what killed restores have left."""
+    for path in facts.home.unfinished if facts.home else ():
+        yield Finding(
+            "unfinished-restore",
+            f"{path} is of a restore that was killed; nothing takes it for a lineage, and it takes space",
+            "nothing: the next restore removes it, and so does --fix",
+            Remedy.CLEAN_UP,
+        )
+
+
+def _torn(facts: Facts, home: HomeFacts) -> Finding:
+    claim = facts.tail.claim if facts.tail else None
+    mendable = claim is not None and claim.home_path == str(home.home.path) and bool(home.successors)
+    return Finding(
+        "home-torn",
+        str(home.torn),
+        "put home.json back from a copy of the home" + ("; or let --fix write it from the ledger" if mendable else ""),
+        Remedy.IDENTITY if mendable else None,
+    )
+
+
+def _is_ours(facts: Facts, home: HomeFacts) -> bool:
+    claim = facts.tail.claim if facts.tail else None
+    return claim is not None and (claim.home, claim.home_path) == (home.identity, str(home.home.path))
+
+
+def _pointing(facts: Facts, home: HomeFacts, name: str, what: str) -> Finding:
+    """Return a finding on ``current``: it is pointed elsewhere, or a savepoint is restored where nothing is left."""
+    if not _is_ours(facts, home):
+        return Finding(name, what, "put the home back from a copy")
+    named = facts.named_lineage()
+    if named is not None:
+        return Finding(name, what, f"point current to lineage {named.id}, which the ledger names", Remedy.POINT)
+    if facts.savepoints and facts.savepoints.whole:
+        return Finding(name, what, f"exactlyonce restore {facts.pipeline}: the lineage itself is lost", Remedy.RESTORE)
+    return Finding(name, what, "put the lineage back from a copy of the home: there is no savepoint to restore")

@@ -1,0 +1,95 @@
+"""Whether the savepoints are whole, and can be gone back to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint
+from airflow_provider_exactlyonce.doctor import expiry
+from airflow_provider_exactlyonce.doctor.facts import Facts
+from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
+
+
+def are_whole(facts: Facts) -> Iterator[Finding]:
+    """Check the savepoints' bytes, and look for what interrupted saves and deletes have left."""
+    found = facts.savepoints
+    if found is None:
+        return
+    for name, why in found.damaged.items():
+        yield Finding(
+            "savepoint-damaged",
+            f"savepoint {name} is damaged: {why}",
+            f"it can't be mended; take another one: exactlyonce savepoint {facts.pipeline}",
+            Remedy.SET_ASIDE,
+            name,
+        )
+    for name in found.leftovers:
+        yield Finding(
+            "unfinished-savepoint",
+            f"{name} is left of a savepoint that was interrupted while it was taken or deleted",
+            "nothing: the next driver removes it, and so does --fix",
+            Remedy.CLEAN_UP,
+        )
+
+
+def can_be_restored(facts: Facts) -> Iterator[Finding]:
+    """Check that each savepoint is of this pipeline's past, and that what followed it can be run again."""
+    found, tail = facts.savepoints, facts.tail
+    if found is None or tail is None:
+        return
+    ours = [one for one in found.whole if one.pipeline == facts.pipeline]
+    for savepoint in found.whole:
+        if savepoint.pipeline != facts.pipeline:
+            yield Finding(
+                "savepoint-of-another-pipeline",
+                f"savepoint {savepoint.id} is of pipeline {savepoint.pipeline}",
+                "move it to that pipeline's home",
+            )
+        elif savepoint.commit > facts.newest:
+            yield Finding(
+                "savepoint-ahead-of-ledger",
+                f"savepoint {savepoint.id} is at commit {savepoint.commit}, and the ledger ends at {facts.newest}: "
+                "this is another cluster, or the ledger was lost",
+                "check bootstrap.servers; what was committed can't be told from the savepoint",
+            )
+        elif savepoint.commit < facts.newest:
+            yield from _replayable(facts, savepoint, is_newest=savepoint is ours[-1])
+
+
+def _replayable(facts: Facts, savepoint: Savepoint, *, is_newest: bool) -> Iterator[Finding]:
+    history, topics = facts.history, facts.topics
+    if history is None:
+        return
+    new = f"exactlyonce savepoint {facts.pipeline}"
+    useless = f"exactlyonce savepoint delete {facts.pipeline} {savepoint.id}"
+    if savepoint.commit in history.incomplete:
+        yield Finding(
+            "savepoint-history-gone" if is_newest else "old-savepoint-useless",
+            f"savepoint {savepoint.id} can't be restored: commit {history.incomplete[savepoint.commit]} after it is "
+            "not in the ledger any more",
+            f"{new}, and keep more history with ledger_retention" if is_newest else useless,
+            Remedy.SAVE if is_newest else None,
+        )
+        return
+    stretch = history.stretches[savepoint.commit]
+    gone = stretch.missing_input(topics.earliest) if topics else None
+    if gone is not None:
+        yield Finding(
+            "savepoint-input-gone" if is_newest else "old-savepoint-useless",
+            f"savepoint {savepoint.id} can't be restored: {gone.topic}-{gone.partition}, offsets {gone.start} to "
+            f"{gone.end - 1}, of commit {gone.commit}, is gone",
+            f"{new}, and keep the source's records longer than savepoints" if is_newest else useless,
+            Remedy.SAVE if is_newest else None,
+        )
+        return
+    starts = {topic: {p: start for p, (start, _) in of.items()} for topic, of in stretch.starts.items()}
+    soon = expiry.first(facts, starts)
+    if soon is not None and is_newest:
+        yield Finding(
+            "savepoint-input-expiring",
+            f"savepoint {savepoint.id} can be restored until {expiry.told(soon.at)} only: then retention.ms of "
+            f"{soon.topic} may remove offset {soon.offset} of partition {soon.partition}, of which it needs all that "
+            "follows",
+            f"{new} before, or raise retention.ms of {soon.topic}",
+            Remedy.SAVE,
+        )

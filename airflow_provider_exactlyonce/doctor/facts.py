@@ -153,10 +153,12 @@ class Facts:
     """All of it; what could not be looked at is None and has its finding in :attr:`unseen`.
 
     :param config: client configuration in librdkafka's names
+    :param in_motion: a driver held the pipeline when the look began, or the ledger has grown since
     """
 
     pipeline: str
     config: Mapping[str, Any] = field(repr=False)
+    in_motion: bool = False
     unseen: list[Finding] = field(default_factory=list)
     reachable: bool = False
     tail: LedgerTail | None = None
@@ -170,8 +172,8 @@ class Facts:
 
     @property
     def runs(self) -> bool:
-        """Whether a driver holds the pipeline: then much is in motion that is no fault."""
-        return self.driver is not None and self.driver.life is Life.ALIVE
+        """Whether a driver holds the pipeline, or has while it was looked at: then much moves that is no fault."""
+        return self.in_motion or (self.driver is not None and self.driver.life is Life.ALIVE)
 
     def misfit(self, lineage: Lineage | None) -> Misfit | None:
         """Return why a start would refuse the home with this lineage, None when it would not, or there is no home."""

@@ -53,7 +53,8 @@ def gather(pipeline: str, config: Mapping[str, Any], location: str | None) -> Fa
         if home is not None:
             _look_at_home(facts, home)
         if client is not None and reader is not None:
-            facts.tail = _tail(facts, reader) if facts.tail else None
+            before, facts.tail = facts.tail, _tail(facts, reader) if facts.tail else None
+            facts.in_motion |= before is not None and facts.tail is not None and before.place != facts.tail.place
             facts.history = seen(facts, "the ledger", lambda: _history(facts, reader))
         if home is not None:
             facts.driver = seen(facts, "the driver", lambda: look_at_driver.look(facts, home))
@@ -135,6 +136,7 @@ def _find_home(facts: Facts, location: str | None) -> Home | None:
 
 def _look_at_home(facts: Facts, home: Home) -> None:
     found = HomeFacts(home=home, exists=home.path.is_dir())
+    facts.in_motion = leases.life(leases.read(home.lease)) is Life.ALIVE
     facts.home = found
     if not found.exists:
         return

@@ -34,7 +34,9 @@ def look(facts: Facts, home: Home) -> DriverFacts:
         life=life,
         status=status,
         told_by_another=life is Life.ALIVE and held is not None and _is_told_by_another(home, held, status),
-        superseded=[run for run in runs[-_CLAIMS:-1] if _lives_here(run)],
+        superseded=[
+            run for run in runs[-_CLAIMS:-1] if run.pid not in (os.getpid(), runs[-1].pid) and _lives_here(run)
+        ],
     )
 
 

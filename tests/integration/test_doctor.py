@@ -1,0 +1,410 @@
+"""The doctor finds each planted fault by its name, mends it where that is safe, and is silent on the healthy."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from airflow_provider_exactlyonce import cli
+from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.control import lease
+from airflow_provider_exactlyonce.doctor.examine import examine
+from airflow_provider_exactlyonce.doctor.rooms import transactions as transaction_room
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
+from tests.integration import doctor_faults as faults
+from tests.integration.doctor_faults import Patient
+from tests.integration.ledger.crafted import CraftedPipeline, rows_of
+from tests.integration.restore.conftest import jvm
+from tests.integration.restore.harness import Bench, Case, StoppingDriver
+from tests.integration.restore.shapes import ROWS_A_BATCH
+from tests.integration.streaming.harness import read_committed
+
+__all__ = ["jvm"]  # the fixture
+
+pytestmark = pytest.mark.timeout(300)
+
+#: fault: (what is found, what remains after --fix)
+FOUND: dict[Callable[[Patient], None], tuple[set[str], set[str]]] = {
+    faults.torn_commit: ({"torn-files"}, set()),
+    faults.empty_offsets: ({"torn-files"}, set()),
+    faults.missing_offsets_before_the_newest: ({"torn-files"}, set()),
+    faults.torn_state: ({"torn-files"}, set()),
+    faults.flipped_state: ({"torn-files"}, set()),
+    faults.missing_table: ({"torn-files"}, set()),
+    faults.state_is_gone: ({"torn-files"}, set()),
+    faults.checkpoint_is_gone: ({"torn-files"}, set()),
+    faults.all_state_is_gone: ({"state-lost"}, {"state-lost"}),
+    faults.query_id_lost: ({"query-id-lost"}, set()),
+    faults.query_id_torn: ({"query-id-lost"}, set()),
+    faults.foreign_checkpoint: ({"foreign-checkpoint"}, {"foreign-checkpoint"}),
+    faults.older_backup: ({"checkpoint-behind-ledger"}, set()),
+    faults.batch_not_noted: ({"batch-not-recorded-by-spark"}, {"batch-not-recorded-by-spark"}),
+    faults.other_offsets: ({"offsets-differ-from-ledger"}, set()),
+    faults.ahead_of_the_ledger: ({"checkpoint-ahead-of-ledger"}, {"checkpoint-ahead-of-ledger"}),
+    faults.torn_plan: ({"leftover-offsets"}, set()),
+    faults.plan_with_another_source: ({"leftover-offsets"}, set()),
+    faults.plan_with_another_topic: ({"leftover-offsets"}, set()),
+    faults.plan_two_ahead: ({"leftover-offsets"}, set()),
+    faults.half_a_repartition: ({"unfinished-repartition"}, set()),
+    faults.failed_start: ({"leftover-offsets", "driver-failed"}, set()),
+    faults.failed_driver: ({"driver-failed"}, {"driver-failed"}),
+    faults.batch_too_long: ({"batch-too-long"}, set()),
+    faults.damaged_savepoint: ({"savepoint-damaged"}, set()),
+    faults.savepoint_without_a_file: ({"savepoint-damaged"}, set()),
+    faults.torn_manifest: ({"savepoint-damaged"}, set()),
+    faults.unfinished_savepoint: ({"unfinished-savepoint"}, set()),
+    faults.unfinished_delete: ({"unfinished-savepoint"}, set()),
+    faults.savepoint_ahead: ({"savepoint-ahead-of-ledger"}, {"savepoint-ahead-of-ledger"}),
+    faults.savepoint_of_another: ({"savepoint-of-another-pipeline"}, {"savepoint-of-another-pipeline"}),
+    faults.unfinished_restore: ({"unfinished-restore"}, set()),
+    faults.torn_pointer: ({"lineage-lost"}, set()),
+    faults.missing_pointer: ({"lineage-lost"}, set()),
+    faults.pointer_to_another_lineage: ({"lineage-not-current"}, set()),
+    faults.lost_lineage: ({"lineage-lost"}, set()),
+    faults.torn_home: ({"home-torn"}, set()),
+    faults.home_of_another: ({"home-of-another-pipeline"}, {"home-of-another-pipeline"}),
+    faults.other_home: ({"foreign-home"}, {"foreign-home"}),
+    faults.home_is_gone: ({"home-not-here"}, {"home-not-here"}),
+    faults.ledger_set_back: ({"ledger-set-back"}, {"ledger-set-back"}),
+    faults.ledger_recreated: ({"ledger-recreated"}, {"ledger-recreated"}),
+    faults.another_cluster: ({"another-cluster"}, {"another-cluster"}),
+    faults.stale_lease: ({"stale-lease"}, set()),
+    faults.lease_of_a_lost_machine: ({"stale-lease"}, set()),
+    faults.frozen_driver: ({"silent-driver"}, {"silent-driver"}),
+    faults.two_drivers: ({"two-drivers"}, {"two-drivers"}),
+    faults.ledger_that_deletes: ({"ledger-settings"}, set()),
+    faults.sink_that_nobody_can_write: ({"unsafe-setting"}, {"unsafe-setting"}),
+    faults.unclean_source: ({"unsafe-setting"}, {"unsafe-setting"}),
+    faults.compacted_source: ({"source-compacted"}, {"source-compacted"}),
+    faults.expiring_source: ({"savepoint-input-expiring"}, set()),
+    faults.open_transaction: ({"open-transaction"}, set()),
+    faults.foreign_transaction: ({"foreign-transaction"}, {"foreign-transaction"}),
+}
+
+
+def ask(case: Case, *arguments: str, home: Path | None = None) -> tuple[int, dict[str, Any]]:
+    """Run ``exactlyonce doctor``; returns its exit code and JSON."""
+    capture = pytest.MonkeyPatch()
+    lines: list[str] = []
+    capture.setattr("builtins.print", lambda text, **_: lines.append(text))
+    try:
+        given = ["doctor", case.name, "--bootstrap-servers", case.config["bootstrap.servers"], "--json", *arguments]
+        code = cli.main([*given, *(["--home", str(home)] if home else [])])
+    finally:
+        capture.undo()
+    return code, json.loads(lines[0])
+
+
+def names(body: Mapping[str, Any]) -> set[str]:
+    return {one["name"] for one in body["findings"]}
+
+
+@pytest.fixture(scope="module")
+def clinic(
+    jvm: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    kafka_config: Mapping[str, str],
+    make_topic: Callable[..., str],
+) -> Bench:
+    return Bench(kafka_config, tmp_path_factory.mktemp("clinic"), make_topic)
+
+
+def healthy(clinic: Bench) -> Case:
+    """Give a pipeline of six commits, stopped, with savepoints at the second and the fourth."""
+    topics, rounds = clinic.topics("update"), clinic.input()
+    case = clinic.case("update", topics, limit=ROWS_A_BATCH)
+    for _ in range(6):
+        rounds.send(topics)
+    for stop in (2, 4):
+        case.run(stop_at=stop)
+        case.save()
+    case.run()
+    return case
+
+
+@pytest.fixture(scope="module")
+def one_patient(clinic: Bench) -> Patient:
+    case = healthy(clinic)
+    patient = Patient(case, case.home.path.with_name("pristine"), [])
+    patient.keep()
+    return patient
+
+
+@pytest.fixture
+def patient(one_patient: Patient) -> Iterator[Patient]:
+    """Give the healthy pipeline; whatever becomes of its home is undone."""
+    yield one_patient
+    one_patient.heal()
+
+
+def check_content(case: Case) -> None:
+    """Recompute each commit's rows from its source ranges, and compare them with the sink record by record."""
+    commits = case.commits()
+    events = {
+        (topic, record.partition, record.offset): json.loads(record.value or b"")
+        for topic in case.topics.values()
+        for record in read_committed(case.config, topic)
+    }
+    ends: dict[tuple[str, int], int] = {}
+    totals: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
+    expected = []
+    for commit in commits:
+        touched = set()
+        for topic, ranges in commit.source.items():
+            for partition, (start, end) in ranges.items():
+                assert start == ends.get((topic, partition), 0)
+                ends[topic, partition] = end
+                for offset in range(start, end):
+                    event = events[topic, partition, offset]
+                    touched.add(event["k"])
+                    totals[event["k"]] += 1
+                    sums[event["k"]] += event["id"]
+        expected += [(commit.commit, k, totals[k], sums[k]) for k in touched]
+    assert sum(totals.values()) == len(events), "all input is committed"
+    places = {
+        (partition, offset): commit.commit
+        for commit in commits
+        for partition, written in commit.sink.get(case.sink, {}).items()
+        for offset in range(written.first, written.last + 1)
+    }
+    found = []
+    for record in read_committed(case.config, case.sink):
+        row = json.loads(record.value or b"")
+        found.append((places[record.partition, record.offset], row["k"], row["n"], row["s"]))
+    assert sorted(found) == sorted(expected)
+    report = audit(case.config, case.name, AuditOptions(patience_seconds=10))
+    assert report.is_clean, [str(violation) for violation in report.found]
+
+
+def test_nothing_is_wrong_with_a_healthy_pipeline_that_is_stopped(patient: Patient) -> None:
+    before = sorted(patient.home.path.rglob("*"))
+    assert ask(patient.case) == (0, {**ask(patient.case)[1], "healthy": True, "findings": []})
+    code, body = ask(patient.case, "--fix")
+    assert (code, body["findings"], body["mended"], body["not_mended"]) == (0, [], [], [])
+    assert sorted(patient.home.path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("fault", FOUND, ids=lambda fault: fault.__name__)
+def test_a_planted_fault_is_found_named_and_mended_where_that_is_safe(
+    patient: Patient, fault: Callable[[Patient], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", 3.0)
+    monkeypatch.setattr(transaction_room, "_PATIENCE_SECONDS", 0.0)
+    expected, remaining = FOUND[fault]
+    fault(patient)
+    code, body = ask(patient.case)
+    assert names(body) == expected, body["findings"]
+    assert code == (0 if {one["severity"] for one in body["findings"]} == {"info"} else 1)
+    assert all(one["what"] and one["do"] for one in body["findings"])
+    code, after = ask(patient.case, "--fix")
+    assert names(after) == remaining, after
+    assert bool(after["mended"]) == any(one["fixable"] for one in body["findings"])
+    assert after["not_mended"] == []
+    assert lease.read(patient.home.lease) is None or fault in (faults.frozen_driver, faults.two_drivers)
+    assert code == (1 if remaining - {"batch-not-recorded-by-spark"} else 0)
+
+
+def test_a_copied_home_is_told_from_the_real_one(patient: Patient) -> None:
+    patient.undo.append(lambda: None)
+    _, body = ask(patient.case, "--fix", home=patient.pristine)
+    assert names(body) == {"copied-home"}
+
+
+def test_what_does_not_answer_is_told_and_the_rest_is_looked_at(patient: Patient) -> None:
+    faults.torn_state(patient)
+    faults.damaged_savepoint(patient)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        config = {"bootstrap.servers": f"127.0.0.1:{free.getsockname()[1]}"}
+        assert {one.name for one in examine(patient.case.name, config, None).findings} == {
+            "kafka-unreachable",
+            "home-unknown",
+        }
+        found = examine(patient.case.name, config, str(patient.home.path))
+    assert {one.name for one in found.findings} == {"kafka-unreachable", "torn-files", "savepoint-damaged"}
+    assert {one.name for one in examine("never-started", patient.case.config, None).findings} == {"ledger-missing"}
+
+
+def test_files_are_not_mended_while_a_driver_lives_and_the_damaged_ones_are_kept(patient: Patient) -> None:
+    faults.torn_state(patient)
+    with lease.holding(patient.home.lease, patient.case.name, "a driver"):
+        code, body = ask(patient.case, "--fix")
+    assert (code, names(body), body["mended"]) == (1, {"torn-files"}, [])
+    assert "stop it first" in body["not_mended"][0]["why"]
+    damaged = patient.lineage.id
+    _, body = ask(patient.case, "--fix")
+    assert names(body) == set()
+    assert str(patient.home.lineages / damaged) in body["mended"][0]["done"]
+    assert (patient.home.lineages / damaged / "checkpoint" / "commits").is_dir()
+
+
+def test_a_mending_that_was_killed_leaves_nothing_that_is_taken_for_a_lineage(patient: Patient) -> None:
+    for failpoint in ("restore-copied", "restore-renamed"):
+        faults.torn_state(patient)
+        before = patient.lineage.id
+        command = [sys.executable, "-m", cli.__name__, "doctor", patient.case.name, "--fix", "--bootstrap-servers"]
+        done = subprocess.run(
+            [*command, patient.case.config["bootstrap.servers"]],
+            env={**__import__("os").environ, "EXACTLYONCE_FAILPOINTS": failpoint},
+            start_new_session=True,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == -9, done.stdout
+        assert patient.lineage.id == before
+        code, body = ask(patient.case, "--fix")
+        assert (code, names(body)) == (0, set()), body
+        patient.heal()
+
+
+def restarts(patient: Patient, *, batches: int) -> None:
+    """Check that the pipeline goes on after it was mended, and has written everything once."""
+    newest = patient.case.tail().place.commit
+    patient.case.run()
+    assert patient.case.tail().place.commit == newest + batches
+    check_content(patient.case)
+    assert ask(patient.case)[1]["findings"] == []
+    patient.keep()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [faults.torn_state, faults.state_is_gone, faults.half_a_repartition, faults.lost_lineage],
+    ids=lambda fault: fault.__name__,
+)
+def test_a_mended_pipeline_goes_on_and_writes_everything_once(
+    patient: Patient, clinic: Bench, fault: Callable[[Patient], None]
+) -> None:
+    fault(patient)
+    assert ask(patient.case)[0] == 1
+    assert names(ask(patient.case, "--fix")[1]) == set()
+    clinic.input().send(patient.case.topics)
+    restarts(patient, batches=1)
+
+
+def test_a_batch_that_takes_too_long_is_cut_in_half_and_everything_is_written_once(
+    patient: Patient, clinic: Bench
+) -> None:
+    rounds = clinic.input()
+    for _ in range(2):
+        rounds.send(patient.case.topics)
+    patient.case.run(stop_at=patient.case.tail().place.commit + 1)
+    number = patient.newest + 1
+    planned = patient.checkpoint.offsets(number)
+    assert planned is not None, "a stop leaves the next batch planned"
+    assert ask(patient.case)[1]["findings"] == []
+    faults._failed(patient, "BatchTimedOutError", f"batch {number} took longer than its transaction may", 68)
+    assert names(ask(patient.case)[1]) == {"batch-too-long"}
+    assert names(ask(patient.case, "--fix")[1]) == set()
+    before, cut = patient.checkpoint.offsets(number - 1), patient.checkpoint.offsets(number)
+    assert before is not None
+    assert cut is not None
+    for topic, ends in planned.kafka_ends().items():
+        for partition, end in ends.items():
+            start = before.kafka_ends()[topic][partition]
+            assert cut.kafka_ends()[topic][partition] == start + (end - start) // 2
+    assert (cut.watermark, cut.timestamp, cut.conf) == (planned.watermark, planned.timestamp, planned.conf)
+    restarts(patient, batches=2)
+
+
+class ExaminedDriver(StoppingDriver):
+    """Has the doctor look at its pipeline while it runs, in the middle of its batches."""
+
+    found: ClassVar[list[Any]] = []
+
+    def _on_commit(self, record: CommitRecord, seconds: float, before: bool) -> None:
+        super()._on_commit(record, seconds, before)
+        if len(self.found) < 2:
+            self.found.append(examine(self._pipeline.name, self._options.config, None, fix=True))
+
+
+def test_nothing_is_wrong_with_a_healthy_pipeline_that_runs(patient: Patient, clinic: Bench) -> None:
+    rounds = clinic.input()
+    for _ in range(3):
+        rounds.send(patient.case.topics)
+    ExaminedDriver.found.clear()
+    patient.case.run(driver=ExaminedDriver)
+    assert [(one.findings, one.done, one.refused) for one in ExaminedDriver.found] == [([], [], [])] * 2
+    check_content(patient.case)
+    patient.keep()
+
+
+def test_a_superseded_driver_that_still_lives_is_found(kafka_config: Mapping[str, str], make_topic: Any) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        try:
+            with CraftedPipeline(kafka_config, f"p-{make_topic()}", make_topic(partitions=2)) as crafted:
+                time.sleep(0.05)
+                now = int(time.time() * 1000) + 1000
+                crafted.claim(pid=process.pid, host=socket.gethostname(), claimed=now)
+                crafted.claim(pid=faults.dead_pid(), host=socket.gethostname(), claimed=now)
+                crafted.commit(rows_of(0))
+                crafted.settle()
+                found = examine(crafted.pipeline, kafka_config, None).findings
+        finally:
+            process.kill()
+    told = {one.name: one.what for one in found}
+    assert "two-drivers" in told
+    assert str(process.pid) in told["two-drivers"]
+
+
+def test_input_topics_and_ledger_that_are_lost_one_after_the_other_are_told(clinic: Bench) -> None:
+    case = healthy(clinic)
+    source, config = case.topics[""], dict(case.config)
+    admin = AdminClient(config)
+
+    def keep_from(offset: int) -> None:
+        place = TopicPartition(source, 1, offset)
+        admin.delete_records([place])[place].result(30)
+
+    keep_from(75)  # the second savepoint needs offsets from 80 on, the first from 40
+    code, body = ask(case)
+    assert (code, names(body)) == (0, {"old-savepoint-useless"})
+    keep_from(85)
+    assert names(ask(case)[1]) == {"old-savepoint-useless", "savepoint-input-gone"}
+    _, body = ask(case, "--fix")
+    assert [one["name"] for one in body["mended"]] == ["savepoint-input-gone"]
+    assert names(body) == {"old-savepoint-useless"}
+    rounds = clinic.input()
+    rounds.send(case.topics)
+    newest = case.home.current()
+    assert newest is not None
+    Checkpoint(case.home.checkpoint(newest.id)).remove("commits", 5)
+    Checkpoint(case.home.checkpoint(newest.id)).remove("offsets", 5)
+    Checkpoint(case.home.checkpoint(newest.id)).remove("commits", 4)
+    keep_from(125)
+    assert {"replay-impossible", "unread-input-gone"} <= names(ask(case)[1])
+
+    producer = Producer(config)
+    producer.produce(ledger_topic(case.name), key=b"commit/7", value=b"garbage")
+    producer.flush(30)
+    assert {"ledger-unreadable"} <= names(ask(case, home=case.home.path)[1])
+    for topic in (source, ledger_topic(case.name)):
+        admin.delete_topics([topic])[topic].result(30)
+    time.sleep(0.5)
+    assert {"ledger-deleted"} <= names(ask(case, home=case.home.path)[1])
+
+
+def test_a_topic_that_is_gone_and_one_that_was_made_again_are_told(clinic: Bench) -> None:
+    topics, rounds = clinic.topics("stateless"), clinic.input()
+    case = clinic.case("stateless", topics)
+    rounds.send(topics)
+    case.run()
+    admin = AdminClient(dict(case.config))
+    admin.delete_topics([case.sink])[case.sink].result(30)
+    assert names(ask(case)[1]) == {"topic-missing"}
+    admin.create_topics([NewTopic(case.sink, 2, 1)])[case.sink].result(30)
+    assert names(ask(case)[1]) == {"topic-recreated"}

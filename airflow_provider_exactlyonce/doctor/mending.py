@@ -37,6 +37,7 @@ def mend(facts: Facts, finding: Finding) -> str:
     if remedy not in WHILE_RUNNING:
         _check_stopped(facts)
     if remedy in MAKING:
+        _check_belongs(facts)
         _with_transactions(facts, lambda transactions: _check_decided(facts, transactions))
     return _REMEDIES[remedy](facts, facts.home.home, finding)
 
@@ -48,6 +49,13 @@ def _check_stopped(facts: Facts) -> None:
     held = driver.lease
     if driver.life is Life.ALIVE or held.machine == leases.this_machine():
         raise AlreadyRunningError(f"pid {held.pid} on {held.host} holds the pipeline: stop it first, then --fix")
+
+
+def _check_belongs(facts: Facts) -> None:
+    lineage = facts.home.lineage if facts.home else None
+    misfit = facts.misfit(lineage) if lineage is not None else None
+    if misfit is not None and not misfit.is_of_lineage:
+        raise RefusedError(f"home and ledger do not belong together: {misfit.message}")
 
 
 def _check_decided(facts: Facts, transactions: Transactions) -> str:

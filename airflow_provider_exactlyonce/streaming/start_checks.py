@@ -26,6 +26,11 @@ class Misfit:
     name: str
     message: str
 
+    @property
+    def is_of_lineage(self) -> bool:
+        """Whether only ``current`` points to the wrong lineage."""
+        return self.name in ("lineage-abandoned", "lineage-not-current")
+
 
 def check_start(
     *,

@@ -23,6 +23,7 @@ from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.kafka.transaction import TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import WireClient
+from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
 from tests.integration.restore.harness import Case
 
@@ -391,6 +392,7 @@ def _set(patient: Patient, topic: str, **changes: str) -> None:
 
 def ledger_that_deletes(patient: Patient) -> None:
     _set(patient, ledger_topic(patient.case.name), cleanup_policy="delete", min_compaction_lag_ms="0")
+    patient.undo.insert(0, lambda: ledger_topics.mend(patient.case.config, patient.case.name))
 
 
 def sink_that_nobody_can_write(patient: Patient) -> None:

@@ -201,7 +201,7 @@ def test_nothing_is_wrong_with_a_healthy_pipeline_that_is_stopped(patient: Patie
 def test_a_planted_fault_is_found_named_and_mended_where_that_is_safe(
     patient: Patient, fault: Callable[[Patient], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "STALE_SECONDS", 3.0)
+    monkeypatch.setattr(lease, "STALE_SECONDS", 1.5)
     monkeypatch.setattr(transaction_room, "_PATIENCE_SECONDS", 0.0)
     expected, remaining = FOUND[fault]
     fault(patient)
@@ -218,7 +218,6 @@ def test_a_planted_fault_is_found_named_and_mended_where_that_is_safe(
 
 
 def test_a_copied_home_is_told_from_the_real_one(patient: Patient) -> None:
-    patient.undo.append(lambda: None)
     _, body = ask(patient.case, "--fix", home=patient.pristine)
     assert names(body) == {"copied-home"}
 

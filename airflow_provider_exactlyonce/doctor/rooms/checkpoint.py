@@ -24,8 +24,9 @@ _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 def is_whole(facts: Facts) -> Iterator[Finding]:
     """Check the checkpoint's files, as a start does."""
     found = facts.checkpoint
-    if found is None:
-        return
+    misfit = facts.misfit(found.lineage) if found is not None and facts.reachable else None
+    if found is None or (misfit is not None and misfit.is_of_lineage):
+        return  # it isn't the one that the pipeline goes on from
     path = found.checkpoint.path
     if found.foreign is not None:
         yield Finding(

@@ -40,7 +40,7 @@ def fits(facts: Facts) -> Iterator[Finding]:
         yield _pointing(facts, home, "lineage-lost", what)
     elif facts.reachable and not any(one.name == "ledger-unreadable" for one in facts.unseen):
         found = facts.misfit(home.lineage)
-        if found is not None and found.name in ("lineage-abandoned", "lineage-not-current"):
+        if found is not None and found.is_of_lineage:
             yield _pointing(facts, home, found.name, found.message)
         elif found is not None:
             yield Finding(found.name, found.message, _DO[found.name])

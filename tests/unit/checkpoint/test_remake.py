@@ -1,0 +1,69 @@
+"""A batch that is cut in half: where it begins stays, and nothing of it is left out for good."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_exactlyonce.checkpoint.layout import KafkaOffsets, parse_offsets
+from airflow_provider_exactlyonce.checkpoint.remake import halved
+from airflow_provider_exactlyonce.exceptions import RefusedError
+
+HEADER = '{"batchWatermarkMs":7,"batchTimestampMs":8,"conf":{"a":"b"}}'
+
+
+def plan(*sources: object) -> str:
+    return "\n".join(["v1", HEADER, *("-" if one is None else json.dumps(one) for one in sources)])
+
+
+def cut(starts: KafkaOffsets, *sources: object) -> list[object]:
+    found = parse_offsets(halved(parse_offsets(plan(*sources)), starts))
+    assert (found.watermark, found.timestamp, found.conf) == (7, 8, {"a": "b"})
+    return [None if line is None else json.loads(line) for line in found.sources]
+
+
+def test_each_partition_ends_half_way_and_a_source_without_an_offset_stays_without() -> None:
+    starts = {"in": {0: 10, 1: 5, 2: 3}, "other": {0: 0}}
+    assert cut(starts, {"in": {"0": 20, "1": 8, "2": 3}}, None, {"other": {"0": 9}}) == [
+        {"in": {"0": 15, "1": 6, "2": 3}},
+        None,
+        {"other": {"0": 4}},
+    ]
+
+
+def test_a_batch_of_one_record_a_partition_keeps_one_record() -> None:
+    assert cut({"in": {0: 4, 1: 5}}, {"in": {"0": 5, "1": 6}}) == [{"in": {"0": 5, "1": 5}}]
+
+
+def test_a_partition_that_the_batch_is_the_first_to_read_is_left_to_the_next_one() -> None:
+    assert cut({"in": {0: 0}}, {"in": {"0": 8, "1": 100}}) == [{"in": {"0": 4}}]
+
+
+@pytest.mark.parametrize("source", [{"in": {"0": 5}}, {"in": {"0": 4}}])
+def test_a_batch_of_one_record_or_none_can_not_be_cut(source: object) -> None:
+    with pytest.raises(RefusedError, match="can't be cut"):
+        cut({"in": {0: 4}}, source)
+
+
+def test_a_batch_of_files_can_not_be_cut() -> None:
+    with pytest.raises(RefusedError, match="isn't Kafka"):
+        cut({}, {"logOffset": 3})
+
+
+@given(st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 1000), st.integers(0, 1000)), min_size=1))
+def test_a_cut_batch_is_smaller_not_empty_and_never_begins_earlier(ranges: dict[int, tuple[int, int]]) -> None:
+    starts = {"in": {partition: start for partition, (start, _) in ranges.items()}}
+    ends = {str(partition): start + size for partition, (start, size) in ranges.items()}
+    total = sum(size for _, size in ranges.values())
+    if total < 2:
+        with pytest.raises(RefusedError):
+            cut(starts, {"in": ends})
+        return
+    (found,) = cut(starts, {"in": ends})
+    assert isinstance(found, dict)
+    assert all(starts["in"][int(p)] <= end <= ends[p] for p, end in found["in"].items())
+    left = sum(end - starts["in"][int(p)] for p, end in found["in"].items())
+    assert 1 <= left <= (total + 1) // 2

@@ -173,11 +173,15 @@ def _successors(home: Home, lineage_id: str) -> list[Lineage]:
 def _checkpoint(home: Home, lineage: Lineage, tail: LedgerTail | None) -> CheckpointFacts:
     checkpoint = Checkpoint(home.checkpoint(lineage.id))
     found = CheckpointFacts(checkpoint=checkpoint, lineage=lineage)
+    query = _query_id(checkpoint)
+    found.query_id_lost = query is None and checkpoint.newest_offsets() is not None
     commit = tail.place.commit if tail else lineage.last_commit
     for left in reversed(range(_TRIES)):  # while a driver runs, Spark writes and removes files
         try:
             found.restart = decide(checkpoint, Savepoints(home.savepoints), lineage, commit)
         except RefusedError as error:
+            if query in (None, lineage.id):
+                raise
             found.foreign = str(error)
             return found
         except FileNotFoundError:
@@ -188,11 +192,14 @@ def _checkpoint(home: Home, lineage: Lineage, tail: LedgerTail | None) -> Checkp
         if leases.life(leases.read(home.lease)) is not Life.ALIVE:
             break
         time.sleep(_PAUSE_SECONDS)
-    try:
-        found.query_id_lost = checkpoint.query_id() is None and checkpoint.newest_offsets() is not None
-    except TornFileError:
-        found.query_id_lost = checkpoint.newest_offsets() is not None
     return found
+
+
+def _query_id(checkpoint: Checkpoint) -> str | None:
+    try:
+        return checkpoint.query_id()
+    except TornFileError:
+        return None
 
 
 def _savepoints(store: Savepoints) -> SavepointFacts:

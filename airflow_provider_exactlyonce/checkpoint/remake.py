@@ -1,6 +1,7 @@
 """Makes a fresh lineage of what is whole in the current one: nothing damaged or left over comes along.
 
-The original stays as it is, marked as abandoned. The next start replays, without writing, what the ledger has more.
+The original stays as it is, marked as abandoned, unless nobody has ever started it. The next start replays, without
+writing, what the ledger has more.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint import lineages, whole
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, KafkaOffsets, parse_offsets
 from airflow_provider_exactlyonce.checkpoint.request import record_of
@@ -41,7 +43,7 @@ def remake(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool = 
         checkpoint = Checkpoint(home.checkpoint(old.id))
         newest, _ = whole.newest_whole(checkpoint, known_query=True)
         batch = -1 if newest is None else newest
-        _check(checkpoint, old, batch, reader, tail, config)
+        _check(home, checkpoint, old, batch, reader, tail, config)
         texts = _cut(checkpoint, batch, committed=old.batch_of(tail.place.commit)) if cut else {}
         lineage = replace(
             old,
@@ -56,8 +58,8 @@ def remake(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool = 
         )
         lineages.remove_unfinished(home.lineages)
         lineages.make(home.lineages / lineage.id, checkpoint.path, _files(checkpoint, batch), lineage, texts)
-        home.use(lineage.id)
-        home.remember(replace(old, abandoned_for=lineage.id))
+        jobs.copy(home, old.id, lineage.id)
+        lineages.switch(home, lineage)
         return lineage
 
 
@@ -68,6 +70,7 @@ def _files(checkpoint: Checkpoint, batch: int) -> Iterable[str]:
 
 
 def _check(
+    home: Home,
     checkpoint: Checkpoint,
     lineage: Lineage,
     batch: int,
@@ -92,7 +95,10 @@ def _check(
                 "forgotten it: restore a savepoint, exactlyonce restore"
             )
     if commit < newest:
-        check_input(config, RecordedCommits(reader, commit + 1, newest).check())
+        stretch = RecordedCommits(reader, commit + 1, newest).check()
+        check_input(config, stretch)
+        if not lineage.accept_nondeterminism:
+            jobs.check_deterministic(home, stretch)
 
 
 def _cut(checkpoint: Checkpoint, batch: int, *, committed: int) -> dict[str, str]:

@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import documents
 from airflow_provider_exactlyonce.control import home as homes
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.doctor.facts import Facts
 from airflow_provider_exactlyonce.doctor.findings import MAKING, WHILE_RUNNING, Finding, Remedy
@@ -148,8 +148,12 @@ def _restore(facts: Facts, home: Home, finding: Finding) -> str:
         raise RefusedError("there is no whole savepoint")
     before = facts.home.lineage if facts.home else None
     restored = restore(home, facts.pipeline, facts.config, RestoreRequest(savepoint=whole[-1].id))
-    kept = f"; lineage {before.id} stays in {home.lineages / before.id}" if before else ""
+    kept = f"; lineage {before.id} stays in {home.lineages / before.id}" if before and _is_there(home, before) else ""
     return f"restored savepoint {whole[-1].id} of commit {whole[-1].commit}: lineage {restored.lineage.id}{kept}"
+
+
+def _is_there(home: Home, lineage: Lineage | None) -> bool:
+    return lineage is not None and (home.lineages / lineage.id).is_dir()
 
 
 def _remake(facts: Facts, home: Home, finding: Finding) -> str:
@@ -163,10 +167,12 @@ def _cut(facts: Facts, home: Home, finding: Finding) -> str:
 def _made(facts: Facts, home: Home, *, cut: bool) -> str:
     before = facts.home.lineage if facts.home else None
     made = remake(home, facts.pipeline, facts.config, cut=cut)
-    kept = home.lineages / before.id if before else home.lineages
+    stays = "was never started, and is removed"
+    if before is not None and _is_there(home, before):
+        stays = f"stays in {home.lineages / before.id}"
     return (
         f"made lineage {made.id} of batch {made.base_batch} (commit {made.base_commit}), which is whole; what it was "
-        f"made of stays in {kept}"
+        f"made of {stays}"
     )
 
 

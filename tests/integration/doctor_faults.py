@@ -274,7 +274,7 @@ def _change_manifest(patient: Patient, **changes: Any) -> None:
 
 
 def unfinished_restore(patient: Patient) -> None:
-    (patient.home.lineages / f".restore-{OTHER_ID}" / "checkpoint").mkdir(parents=True)
+    (patient.home.lineages / f".unfinished-{OTHER_ID}" / "checkpoint").mkdir(parents=True)
 
 
 def torn_pointer(patient: Patient) -> None:

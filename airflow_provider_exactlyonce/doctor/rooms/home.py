@@ -57,7 +57,7 @@ def unfinished(facts: Facts) -> Iterator[Finding]:
     for path in facts.home.unfinished if facts.home else ():
         yield Finding(
             "unfinished-restore",
-            f"{path} is of a restore that was killed; nothing takes it for a lineage, and it takes space",
+            f"{path} is of a restore or rescale that was killed; nothing takes it for a lineage, and it takes space",
             "nothing: the next restore removes it, and so does --fix",
             Remedy.CLEAN_UP,
         )

@@ -15,17 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from kafka.admin import AlterConfigOp, ConfigResourceType
+from kafka.admin import ConfigResource as KafkaConfigResource
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import documents, lease, status
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
+from airflow_provider_exactlyonce.kafka import record_batch
 from airflow_provider_exactlyonce.kafka.transaction import TransactionSession
-from airflow_provider_exactlyonce.kafka.wire import WireClient
+from airflow_provider_exactlyonce.kafka.wire import Code, Producer, WireClient
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
 from tests.integration.restore.harness import Case
+from tests.integration.streaming.harness import eventually
 
 OTHER_ID = "00000000-0000-4000-8000-00000000beef"
 
@@ -434,3 +438,18 @@ def _leave_open(patient: Patient, name: str) -> None:
         client.close()
 
     patient.undo.append(end)
+
+
+def leave_hanging(client: WireClient, topic: str, producer: Producer) -> None:
+    """Write as a straggler does of which its coordinator knows nothing."""
+    setting, resource = "transaction.partition.verification.enable", ConfigResourceType.BROKER
+    body = record_batch.encode_single(b"k", b"v", int(time.time() * 1000))
+    record = record_batch.stamp(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=0)
+    client.admin.alter_configs([KafkaConfigResource(resource, "1", configs={setting: "false"})])
+    try:
+        eventually(
+            lambda: client.produce("straggler", topic, 1, b"".join(record))[0] == Code.NONE, "the straggler writes"
+        )
+    finally:
+        removed = {setting: (AlterConfigOp.DELETE, None)}
+        client.admin.alter_configs([KafkaConfigResource(resource, "1", configs=removed)])

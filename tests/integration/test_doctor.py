@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +22,7 @@ from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control import lease
+from airflow_provider_exactlyonce.doctor import look_at_transactions
 from airflow_provider_exactlyonce.doctor.examine import examine
 from airflow_provider_exactlyonce.doctor.rooms import transactions as transaction_room
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
@@ -257,7 +260,7 @@ def test_a_mending_that_was_killed_leaves_nothing_that_is_taken_for_a_lineage(pa
         command = [sys.executable, "-m", cli.__name__, "doctor", patient.case.name, "--fix", "--bootstrap-servers"]
         done = subprocess.run(
             [*command, patient.case.config["bootstrap.servers"]],
-            env={**__import__("os").environ, "EXACTLYONCE_FAILPOINTS": failpoint},
+            env={**os.environ, "EXACTLYONCE_FAILPOINTS": failpoint},
             start_new_session=True,
             capture_output=True,
             timeout=60,
@@ -358,6 +361,26 @@ def test_a_superseded_driver_that_still_lives_is_found(kafka_config: Mapping[str
     told = {one.name: one.what for one in found}
     assert "two-drivers" in told
     assert str(process.pid) in told["two-drivers"]
+
+
+def test_transactions_that_nobody_will_end_are_told_and_the_pipelines_own_is_ended(
+    kafka_config: Mapping[str, str], make_topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look_at_transactions, "_SILENT_SECONDS", 0.0)
+    with CraftedPipeline(kafka_config, f"p-{make_topic()}", make_topic(partitions=2)) as crafted:
+        crafted.claim()
+        crafted.commit(rows_of(0))
+        crafted.settle()
+        own = crafted.session.producer
+        for producer in (replace(own, epoch=own.epoch + 1), replace(own, id=own.id + 1_000_000)):
+            faults.leave_hanging(crafted.client, crafted.sink, producer)
+        found = examine(crafted.pipeline, kafka_config, None)
+        hanging = [one for one in found.findings if one.name == "hanging-transaction"]
+        assert {one.fixable for one in hanging} == {True, False}
+        found = examine(crafted.pipeline, kafka_config, None, fix=True)
+        assert [name for name, _ in found.done] == ["hanging-transaction"]
+        (left,) = [one for one in found.findings if one.name == "hanging-transaction"]
+        assert str(own.id + 1_000_000) in left.what
 
 
 def test_input_topics_and_ledger_that_are_lost_one_after_the_other_are_told(clinic: Bench) -> None:

@@ -17,17 +17,17 @@ class SinkTopic:
     """A topic that the ledger names.
 
     :param retention_milliseconds: how old its records become, -1 for no limit
-    :param is_bounded: whether its size is limited
+    :param retention_bytes: how large each of its partitions becomes, -1 for no limit
     :param is_compacted: whether a newer record with the same key replaces an older one
     """
 
     retention_milliseconds: int
-    is_bounded: bool
+    retention_bytes: int
     is_compacted: bool
 
     def may_have_expired(self, committed: int) -> bool:
         """Whether retention may have removed what was committed then (milliseconds since the epoch)."""
-        if self.is_bounded:
+        if self.retention_bytes >= 0:
             return True
         age = time.time() * 1000 - committed
         return 0 <= self.retention_milliseconds < age
@@ -46,7 +46,7 @@ def describe(config: Mapping[str, Any], topics: list[str]) -> dict[str, SinkTopi
         deletes = "delete" in settings["cleanup.policy"]
         found[topic] = SinkTopic(
             retention_milliseconds=int(settings["retention.ms"]) if deletes else -1,
-            is_bounded=deletes and int(settings["retention.bytes"]) >= 0,
+            retention_bytes=int(settings["retention.bytes"]) if deletes else -1,
             is_compacted="compact" in settings["cleanup.policy"],
         )
     return found

@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.doctor.findings import Finding
 from airflow_provider_exactlyonce.exceptions import SettingRefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.recorded import Stretch
-from airflow_provider_exactlyonce.ledger.records import RunRecord
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
 from airflow_provider_exactlyonce.streaming.start_checks import Misfit, misfit
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class HistoryFacts:
     :param stretches: {commit: what follows it up to the newest}, for each commit that somebody may go back to
     :param incomplete: {commit: the first commit after it that is in the ledger no more}
     :param runs: the claims, oldest first
+    :param done: what the ledger has of the checkpoint's newest whole batch, None when it has forgotten it
     """
 
     contradictions: Sequence[str] = ()
@@ -91,6 +92,7 @@ class HistoryFacts:
     incomplete: Mapping[int, int] = field(default_factory=dict)
     producer_ids: frozenset[int] = frozenset()
     runs: Sequence[RunRecord] = ()
+    done: CommitRecord | None = None
     settings: Mapping[str, SettingRefusedError] = field(default_factory=dict)
 
 
@@ -117,6 +119,8 @@ class TopicsFacts:
     :param problems: {topic: (kind of finding, what a start would say of it)}
     :param recreated: what a start would say of a topic that is another one than at the last commit
     :param earliest: {source topic: {partition: first offset that is there}}
+    :param ends: where they end, likewise
+    :param sizes: bytes of source partitions, as far as they may be asked for
     :param written: {(topic, partition, offset): when that record was written}, milliseconds since the epoch
     :param settings: {source topic: what of its settings bears on how long records stay}
     :param cluster: what a start would say of the brokers
@@ -125,6 +129,8 @@ class TopicsFacts:
     problems: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     recreated: str | None = None
     earliest: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    ends: Mapping[Place, int] = field(default_factory=dict)
+    sizes: Mapping[Place, int] = field(default_factory=dict)
     written: Mapping[tuple[str, int, int], int] = field(default_factory=dict)
     settings: Mapping[str, SinkTopic] = field(default_factory=dict)
     cluster: str | None = None
@@ -174,6 +180,14 @@ class Facts:
     def runs(self) -> bool:
         """Whether a driver holds the pipeline, or has while it was looked at: then much moves that is no fault."""
         return self.in_motion or (self.driver is not None and self.driver.life is Life.ALIVE)
+
+    @property
+    def done(self) -> int | None:
+        """The commit that the checkpoint's newest whole batch is, None when there is none."""
+        found = self.checkpoint
+        if found is None or found.restart is None or found.restart.batch is None:
+            return None
+        return found.lineage.commit_of(found.restart.batch)
 
     def misfit(self, lineage: Lineage | None) -> Misfit | None:
         """Return why a start would refuse the home with this lineage, None when it would not, or there is no home."""

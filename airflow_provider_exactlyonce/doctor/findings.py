@@ -64,6 +64,7 @@ KINDS: Final[Mapping[str, Severity]] = {
     "foreign-checkpoint": _ERROR,
     "query-id-lost": _WARNING,
     "torn-files": _ERROR,
+    "checkpoint-gone": _WARNING,
     "state-lost": _ERROR,
     "checkpoint-ahead-of-ledger": _ERROR,
     "checkpoint-behind-ledger": _ERROR,

@@ -22,10 +22,11 @@ from airflow_provider_exactlyonce.doctor import look_at_driver, look_at_topics, 
 from airflow_provider_exactlyonce.doctor.facts import CheckpointFacts, Facts, HistoryFacts, HomeFacts, SavepointFacts
 from airflow_provider_exactlyonce.doctor.findings import Finding
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.kafka.config import for_confluent
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.recorded import Stretch
-from airflow_provider_exactlyonce.ledger.records import RunRecord
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.audit.findings import Violation
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_PATIENCE_SECONDS: Final = 10.0
 _TRIES: Final = 4
 _PAUSE_SECONDS: Final = 1.0
 _CONTRADICTIONS_KEPT: Final = 3
@@ -80,12 +82,16 @@ def seen(facts: Facts, subject: str, look: Callable[[], T]) -> T | None:
 
 
 def _connect(facts: Facts, stack: ExitStack) -> WireClient | None:
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
     from airflow_provider_exactlyonce.kafka.preflight import unreachable
     from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 
     try:
+        AdminClient(for_confluent(facts.config)).list_topics(timeout=_PATIENCE_SECONDS)
         client = stack.enter_context(WireClient(dict(facts.config)))
-    except UnansweredError:
+    except (KafkaException, UnansweredError):
         facts.unseen.append(
             Finding("kafka-unreachable", str(unreachable(dict(facts.config))), "bring the brokers back, then ask again")
         )
@@ -229,6 +235,7 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
     stretches = {start: Stretch(first=start + 1, last=newest) for start in _starts(facts)}
     expected = {start: start + 1 for start in stretches}
     runs: list[RunRecord] = []
+    done: CommitRecord | None = None
     for offset, record in reader.records():
         if offset >= facts.tail.end_offset:
             break
@@ -236,6 +243,8 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
         if isinstance(record, RunRecord):
             runs.append(record)
             continue
+        if record.commit == facts.done:
+            done = record
         for start, stretch in stretches.items():
             if record.commit == expected[start]:
                 stretch.add(record)
@@ -246,6 +255,7 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
         incomplete={start: of for start, of in expected.items() if of <= newest},
         producer_ids=frozenset(check.producer_ids),
         runs=runs,
+        done=done,
         settings=ledger_topics.look(facts.config, facts.pipeline),
     )
 
@@ -253,7 +263,6 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
 def _starts(facts: Facts) -> set[int]:
     """Return the commits after which somebody may have to run the following ones again."""
     found = {one.commit for one in facts.savepoints.whole} if facts.savepoints else set()
-    checkpoint = facts.checkpoint
-    if checkpoint is not None and checkpoint.restart is not None and checkpoint.restart.batch is not None:
-        found.add(checkpoint.lineage.commit_of(checkpoint.restart.batch))
+    if facts.done is not None:
+        found.add(facts.done)
     return {commit for commit in found if commit < facts.newest}

@@ -12,6 +12,7 @@ from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactio
 from airflow_provider_exactlyonce.streaming.start_checks import check_topic_ids
 
 if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.kafka.stable_offsets import Place
     from airflow_provider_exactlyonce.kafka.wire import WireClient
 
 #: After an offset that holds a transaction's marker, so many further ones are looked at for a record.
@@ -61,9 +62,30 @@ def look(facts: Facts, client: WireClient) -> TopicsFacts:
         name: {partition: start for (_, partition), start in offsets.starts(offsets.partitions([name])).items()}
         for name in there
     }
+    found.ends = offsets.ends((topic, partition) for topic, of in found.earliest.items() for partition in of)
     found.settings = topics.describe(facts.config, there)
+    bounded = [name for name, settings in found.settings.items() if settings.retention_bytes >= 0]
+    found.sizes = _sizes(client, {name: list(found.earliest[name]) for name in bounded})
     found.written = _written(facts, found)
     return found
+
+
+def _sizes(client: WireClient, partitions: Mapping[str, list[int]]) -> dict[Place, int]:
+    """Ask for the bytes of partitions; nothing is known without the right to describe the cluster."""
+    import kafka.errors
+
+    sizes: dict[Place, int] = {}
+    try:
+        described = client.admin.describe_log_dirs(dict(partitions)) if partitions else []
+    except kafka.errors.KafkaError:
+        return sizes
+    for broker in described:
+        for directory in broker["log_dirs"]:
+            for topic in directory["topics"]:
+                for one in topic["partitions"]:
+                    place = (str(topic["topic"]), int(one["partition"]))
+                    sizes[place] = max(sizes.get(place, 0), int(one["size"]))
+    return sizes
 
 
 def _judge(
@@ -113,8 +135,7 @@ def _written(facts: Facts, found: TopicsFacts) -> dict[tuple[str, int, int], int
     from airflow_provider_exactlyonce.audit.readable import ReadableRecords
     from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 
-    places = {(topic, partition) for topic, of in found.earliest.items() for partition in of}
-    ends = StableOffsets(facts.config).last_stable(places)
+    ends = StableOffsets(facts.config).last_stable(found.ends)
     written: dict[tuple[str, int, int], int] = {}
     with ReadableRecords(facts.config) as readable:
         for wanted in _wanted(facts):

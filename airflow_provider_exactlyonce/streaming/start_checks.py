@@ -186,7 +186,7 @@ def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> boo
     if replay_is_needed(checkpoint, lineage, tail):
         return True
     if tail.commit is not None and committed >= 0 and tail.commit.lineage == lineage.id:
-        check_done_offsets(checkpoint, lineage, tail)
+        _check_done_offsets(checkpoint, lineage, tail)
         _restore_offsets(checkpoint, tail.commit, committed)
     planned = checkpoint.newest_offsets()
     if planned is not None and planned > committed and _offsets(checkpoint, planned) is None:
@@ -208,7 +208,7 @@ def check_not_ahead(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) 
         )
 
 
-def check_done_offsets(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> None:
+def _check_done_offsets(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> None:
     """Check that the newest commit, where Spark is done with it, ended where its state did. Changes nothing.
 
     :raises RefusedError: when it did not

@@ -417,6 +417,10 @@ def expiring_source(patient: Patient) -> None:
     _set(patient, patient.case.topics[""], retention_ms=str(int(age * 1.2) + 5_000))
 
 
+def source_that_is_nearly_full(patient: Patient) -> None:
+    _set(patient, patient.case.topics[""], retention_bytes="2000")
+
+
 def open_transaction(patient: Patient) -> None:
     """Leave a transaction of the pipeline open, as a driver does that was killed in mid batch."""
     _leave_open(patient, transactional_id(patient.case.name))

@@ -22,16 +22,17 @@ from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control import lease
-from airflow_provider_exactlyonce.doctor import look_at_transactions
+from airflow_provider_exactlyonce.doctor import gather, look_at_transactions
 from airflow_provider_exactlyonce.doctor.examine import examine
 from airflow_provider_exactlyonce.doctor.rooms import transactions as transaction_room
+from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
 from tests.integration import doctor_faults as faults
 from tests.integration.doctor_faults import Patient
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
 from tests.integration.restore.conftest import jvm
 from tests.integration.restore.harness import Bench, Case, StoppingDriver
-from tests.integration.restore.shapes import ROWS_A_BATCH
+from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES
 from tests.integration.streaming.harness import read_committed
 
 __all__ = ["jvm"]  # the fixture
@@ -47,7 +48,7 @@ FOUND: dict[Callable[[Patient], None], tuple[set[str], set[str]]] = {
     faults.flipped_state: ({"torn-files"}, set()),
     faults.missing_table: ({"torn-files"}, set()),
     faults.state_is_gone: ({"torn-files"}, set()),
-    faults.checkpoint_is_gone: ({"torn-files"}, set()),
+    faults.checkpoint_is_gone: ({"checkpoint-gone"}, set()),
     faults.all_state_is_gone: ({"state-lost"}, {"state-lost"}),
     faults.query_id_lost: ({"query-id-lost"}, set()),
     faults.query_id_torn: ({"query-id-lost"}, set()),
@@ -92,9 +93,30 @@ FOUND: dict[Callable[[Patient], None], tuple[set[str], set[str]]] = {
     faults.unclean_source: ({"unsafe-setting"}, {"unsafe-setting"}),
     faults.compacted_source: ({"source-compacted"}, {"source-compacted"}),
     faults.expiring_source: ({"savepoint-input-expiring"}, set()),
+    faults.source_that_is_nearly_full: ({"savepoint-input-expiring"}, set()),
     faults.open_transaction: ({"open-transaction"}, set()),
     faults.foreign_transaction: ({"foreign-transaction"}, {"foreign-transaction"}),
 }
+#: The same findings from another cause.
+VARIANTS = (
+    faults.empty_offsets,
+    faults.missing_offsets_before_the_newest,
+    faults.torn_state,
+    faults.state_is_gone,
+    faults.query_id_torn,
+    faults.plan_with_another_topic,
+    faults.plan_two_ahead,
+    faults.failed_driver,
+    faults.batch_too_long,
+    faults.savepoint_without_a_file,
+    faults.unfinished_delete,
+    faults.missing_pointer,
+    faults.lost_lineage,
+    faults.ledger_recreated,
+    faults.another_cluster,
+    faults.lease_of_a_lost_machine,
+    faults.unclean_source,
+)
 
 
 def ask(case: Case, *arguments: str, home: Path | None = None) -> tuple[int, dict[str, Any]]:
@@ -200,7 +222,11 @@ def test_nothing_is_wrong_with_a_healthy_pipeline_that_is_stopped(patient: Patie
     assert sorted(patient.home.path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("fault", FOUND, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, marks=[pytest.mark.slow] if fault in VARIANTS else []) for fault in FOUND],
+    ids=lambda fault: fault.__name__,
+)
 def test_a_planted_fault_is_found_named_and_mended_where_that_is_safe(
     patient: Patient, fault: Callable[[Patient], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +251,11 @@ def test_a_copied_home_is_told_from_the_real_one(patient: Patient) -> None:
     assert names(body) == {"copied-home"}
 
 
-def test_what_does_not_answer_is_told_and_the_rest_is_looked_at(patient: Patient) -> None:
+def test_what_does_not_answer_is_told_and_the_rest_is_looked_at(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "_PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(preflight, "_DIAGNOSIS_SECONDS", 1.0)
     faults.torn_state(patient)
     faults.damaged_savepoint(patient)
     with socket.socket() as free:
@@ -285,7 +315,12 @@ def restarts(patient: Patient, *, batches: int) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [faults.torn_state, faults.state_is_gone, faults.half_a_repartition, faults.lost_lineage],
+    [
+        faults.torn_state,
+        pytest.param(faults.state_is_gone, marks=pytest.mark.slow),
+        faults.half_a_repartition,
+        pytest.param(faults.lost_lineage, marks=pytest.mark.slow),
+    ],
     ids=lambda fault: fault.__name__,
 )
 def test_a_mended_pipeline_goes_on_and_writes_everything_once(
@@ -343,6 +378,24 @@ def test_nothing_is_wrong_with_a_healthy_pipeline_that_runs(patient: Patient, cl
     assert [(one.findings, one.done, one.refused) for one in ExaminedDriver.found] == [([], [], [])] * 2
     check_content(patient.case)
     patient.keep()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_is_wrong_with_any_shape_of_pipeline_nor_after_a_restore(clinic: Bench, shape: str) -> None:
+    topics, rounds = clinic.topics(shape), clinic.input()
+    case = clinic.case(shape, topics, limit=ROWS_A_BATCH)
+    for _ in range(4):
+        rounds.send(topics)
+    case.run(stop_at=2)
+    assert ask(case)[1]["findings"] == []
+    saved = case.save()
+    case.run()
+    assert ask(case)[1]["findings"] == []
+    case.restore(saved)
+    assert ask(case)[1]["findings"] == []
+    case.run()
+    assert ask(case)[1]["findings"] == []
 
 
 def test_a_superseded_driver_that_still_lives_is_found(kafka_config: Mapping[str, str], make_topic: Any) -> None:

@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
-from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError, parse_offsets
 from airflow_provider_exactlyonce.checkpoint.restart import Ground
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.doctor.facts import CheckpointFacts, Facts
 from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
 from airflow_provider_exactlyonce.exceptions import BatchTimedOutError, RefusedError
 from airflow_provider_exactlyonce.streaming.start_checks import (
-    check_done_offsets,
     check_not_ahead,
     replay_is_needed,
 )
@@ -52,7 +51,15 @@ def is_whole(facts: Facts) -> Iterator[Finding]:
             "put the home back from a copy; or start once with --allow-empty-state, which begins with empty state "
             "after the last commit",
         )
-    elif restart.ground is Ground.SAVEPOINT and restart.savepoint is not None:
+    elif restart.savepoint is not None and not path.exists():
+        yield Finding(
+            "checkpoint-gone",
+            f"{path} is not there: somebody has removed it, or the job says on_cancellation=delete; savepoint "
+            f"{restart.savepoint.id} is whole",
+            "start the pipeline: it restores that savepoint, and what was committed since is not written again",
+            Remedy.RESTORE,
+        )
+    elif restart.savepoint is not None:
         yield Finding(
             "torn-files",
             f"{path}: {restart.damage}; the newest that is whole is savepoint {restart.savepoint.id}",
@@ -85,15 +92,16 @@ def fits_ledger(facts: Facts) -> Iterator[Finding]:
             "find the ledger's cluster, or put home and ledger back from one backup; never start it like this",
         )
         return
-    try:
-        check_done_offsets(checkpoint, lineage, tail)
-    except RefusedError as error:
-        can_restore = facts.savepoints is not None and bool(facts.savepoints.whole)
+    record, batch = facts.history.done if facts.history else None, found.restart.batch
+    offsets = _offsets(checkpoint, batch) if batch is not None else None
+    if record is not None and offsets is not None and not offsets.same_sources(parse_offsets(record.offsets)):
         yield Finding(
             "offsets-differ-from-ledger",
-            str(error),
+            f"{checkpoint.path}/offsets/{batch} ends at {offsets.kafka_ends()}, and commit {record.commit} in the "
+            f"ledger at {parse_offsets(record.offsets).kafka_ends()}: the state is of other data than the output, or "
+            "the files are of another pipeline",
             f"exactlyonce restore {facts.pipeline}",
-            Remedy.RESTORE if can_restore else None,
+            _restore(facts),
         )
         return
     yield from _behind(facts, found)
@@ -174,8 +182,9 @@ def _planned(facts: Facts, found: CheckpointFacts) -> Iterator[Finding]:
     if not planned:
         return
     first, file = planned[0], checkpoint.path / "offsets" / str(planned[0])
-    status = facts.driver.status if facts.driver else None
-    error = status.error if status is not None and status.lineage == lineage.id else None
+    told = facts.driver.status if facts.driver else None
+    status = told if told is not None and told.lineage == lineage.id else None
+    error = status.error if status is not None else None
     before, offsets = _offsets(checkpoint, committed), _offsets(checkpoint, first)
     if offsets is None or planned[1:] or first != committed + 1:
         what = (

@@ -44,7 +44,7 @@ def fits(facts: Facts) -> Iterator[Finding]:
             yield _pointing(facts, home, found.name, found.message)
         elif found is not None:
             yield Finding(found.name, found.message, _DO[found.name])
-        elif facts.tail is None or facts.tail.claim is None:
+        elif (facts.tail is None or facts.tail.claim is None) and not facts.runs:
             yield Finding(
                 "ledger-missing",
                 f"pipeline {facts.pipeline} has no claim on this cluster: no start of it has come so far",

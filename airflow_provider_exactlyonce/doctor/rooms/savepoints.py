@@ -87,9 +87,8 @@ def _replayable(facts: Facts, savepoint: Savepoint, *, is_newest: bool) -> Itera
     if soon is not None and is_newest:
         yield Finding(
             "savepoint-input-expiring",
-            f"savepoint {savepoint.id} can be restored until {expiry.told(soon.at)} only: then retention.ms of "
-            f"{soon.topic} may remove offset {soon.offset} of partition {soon.partition}, of which it needs all that "
-            "follows",
-            f"{new} before, or raise retention.ms of {soon.topic}",
+            f"savepoint {savepoint.id} needs {soon.topic}-{soon.partition} from offset {soon.offset} on, and "
+            f"{soon.when}",
+            f"{new} before, or let {soon.topic} keep more",
             Remedy.SAVE,
         )

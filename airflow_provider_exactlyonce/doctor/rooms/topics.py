@@ -51,9 +51,8 @@ def keep_unread_input(facts: Facts) -> Iterator[Finding]:
     if soon is not None:
         yield Finding(
             "unread-input-expiring",
-            f"{soon.topic}-{soon.partition}, offset {soon.offset}, is not read yet, and retention.ms may remove it "
-            f"from {expiry.told(soon.at)} on",
-            f"start the pipeline before, or raise retention.ms of {soon.topic}",
+            f"{soon.topic}-{soon.partition}, offset {soon.offset}, is not read yet, and {soon.when}",
+            f"start the pipeline before, or let {soon.topic} keep more",
         )
 
 

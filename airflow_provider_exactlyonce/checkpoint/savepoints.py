@@ -18,7 +18,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -187,9 +187,9 @@ class Savepoints:
         :raises BatchGoneError: when Spark has removed its files meanwhile
         """
         request = request or uuid.uuid4().hex[:8]
-        for known in self.list():
-            if known.id.endswith(f"-{request}"):
-                return known
+        for name in self._names():
+            if name.endswith(f"-{request}") and (taken := self._read(name)):
+                return taken
         needed = whole.files_of(checkpoint, batch)
         if needed.defects:
             raise RefusedError(
@@ -203,10 +203,10 @@ class Savepoints:
         failpoints.reach("before-savepoint")
         documents.write(directory / "taking.json", _taker(), durable=False)
         try:
-            known_sums = self._known_sums()
-            _copy(checkpoint.path, directory / "checkpoint", needed.files, known_sums)
+            known = _KnownSums(self._newest_first())
+            _copy(checkpoint.path, directory / "checkpoint", needed.files, known.newest)
             files = {
-                path: _size_and_sum(checkpoint.path / path, directory / "checkpoint" / path, known_sums.get(path))
+                path: _size_and_sum(checkpoint.path / path, directory / "checkpoint" / path, path, known)
                 for path in needed.files
             }
             savepoint = _describe(Checkpoint(directory / "checkpoint"), batch, files, record, job)
@@ -216,6 +216,7 @@ class Savepoints:
             raise
         failpoints.reach("before-savepoint-manifest")
         self._write(savepoint)
+        storage.flush(self.directory)
         (directory / "taking.json").unlink()
         failpoints.reach("after-savepoint-manifest")
         return savepoint
@@ -341,14 +342,38 @@ class Savepoints:
             return age > _FOREIGN_LEFTOVER_SECONDS
         return bool(lease.process_start(taker["pid"]) != taker["process_started"])
 
-    def _known_sums(self) -> dict[str, tuple[int, str]]:
-        """Return sizes and checksums of the files in savepoints whose bytes never change."""
-        return {
-            path: facts
-            for savepoint in self.list()
-            for path, facts in savepoint.files.items()
-            if _UNIQUE.fullmatch(path)
-        }
+    def _newest_first(self) -> Iterator[Savepoint]:
+        """Yield the savepoints, newest commit first as far as their names tell; each is read when it is asked for."""
+        commits = {name: int(match[1]) if (match := _ID.fullmatch(name)) else -1 for name in self._names()}
+        for name in sorted(commits, key=lambda name: commits[name], reverse=True):
+            if savepoint := self._read(name):
+                yield savepoint
+
+
+class _KnownSums:
+    """Sizes and checksums of files whose bytes never change, as savepoints have them.
+
+    What the newest savepoint of a lineage lacks is new, or was restored from an older one: those are read only for
+    files without any other checksum.
+
+    :param savepoints: newest first
+    """
+
+    def __init__(self, savepoints: Iterator[Savepoint]) -> None:
+        self._older: Final = (
+            {p: facts for p, facts in one.files.items() if _UNIQUE.fullmatch(p)} for one in savepoints
+        )
+        self.newest: Final = next(self._older, {})
+        self._found: dict[str, tuple[int, str]] = {}
+
+    def older(self, path: str) -> tuple[int, str] | None:
+        """Return what any but the newest savepoint has of a file."""
+        while path not in self._found and _UNIQUE.fullmatch(path):
+            more = next(self._older, None)
+            if more is None:
+                return None
+            self._found |= more
+        return self._found.get(path)
 
 
 def encode(savepoint: Savepoint) -> dict[str, Any]:
@@ -397,7 +422,10 @@ def _taker() -> dict[str, Any]:
 
 
 def _copy(source: Path, target: Path, paths: Iterable[str], known: Mapping[str, tuple[int, str]]) -> None:
-    """Link or copy files, and flush what no savepoint before has flushed."""
+    """Link or copy files, and flush what the savepoint before has not flushed.
+
+    :param known: what it has
+    """
     directories = {target, *((target / path).parent for path in paths)}
     for directory in sorted(directories):
         directory.mkdir(parents=True, exist_ok=True)
@@ -411,8 +439,7 @@ def _copy(source: Path, target: Path, paths: Iterable[str], known: Mapping[str, 
             ) from error
         if number == 0:
             failpoints.reach("during-savepoint")
-    storage.flush_all([target / path for path in paths if path not in known])
-    storage.flush_all(directories)
+    storage.flush_all([*(target / path for path in paths if path not in known), *directories])
 
 
 def _describe(
@@ -473,12 +500,14 @@ def backend_of(conf: Mapping[str, str], paths: Iterable[str]) -> str:
     return "hashmap" if provider.endswith(".HDFSBackedStateStoreProvider") else provider
 
 
-def _size_and_sum(source: Path, copy: Path, known: tuple[int, str] | None) -> tuple[int, str]:
+def _size_and_sum(source: Path, copy: Path, path: str, known: _KnownSums) -> tuple[int, str]:
     """Return size and checksum of a file, read only where nobody has left a checksum of it."""
     size = copy.stat().st_size
-    if known is not None and known[0] == size:
-        return known
-    return size, sums.left_by_writers(source, size) or sums.read(copy)
+    facts = known.newest.get(path)
+    if facts is None and (left := sums.left_by_writers(source, size)):
+        return size, left
+    facts = facts or known.older(path)
+    return facts if facts is not None and facts[0] == size else (size, sums.read(copy))
 
 
 def _difference(file: Path, size: int, checksum: str) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.control.documents import is_local
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
 
 _FLUSHING_THREADS: Final = 16
+_FLUSHED_BY_ONE_THREAD: Final = 16  # starting one costs as much as some flushes
 
 
 def link(source: Path, target: Path) -> None:
@@ -52,11 +53,17 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def flush_all(paths: Iterable[Path]) -> None:
+def flush_all(paths: Sequence[Path]) -> None:
     """Flush many at once: a file system writes its journal once for all that wait for it."""
-    with ThreadPoolExecutor(_FLUSHING_THREADS) as threads:
-        for _ in threads.map(flush, paths):
+    count = min(_FLUSHING_THREADS, -(-len(paths) // _FLUSHED_BY_ONE_THREAD))
+    with ThreadPoolExecutor(max(count, 1)) as threads:
+        for _ in threads.map(_flush_each, [paths[first::count] for first in range(count)]):
             pass
+
+
+def _flush_each(paths: Iterable[Path]) -> None:
+    for path in paths:
+        flush(path)
 
 
 def remove(directory: Path) -> None:

@@ -56,7 +56,9 @@ def files_of(checkpoint: Checkpoint, batch: int) -> Batch:
     found.defects += [
         Defect(path=path, reason=reason)
         for path in sorted(found.files)
-        if (reason := _size_defect(checkpoint.path / path, found.sizes.get(path)))
+        if (
+            reason := _size_defect(checkpoint.path / path, found.sizes.get(path), has_note=f"{path}.crc" in found.files)
+        )
     ]
     named: dict[str, Defect] = {}
     for defect in found.defects:  # one defect a file: the first says most
@@ -178,14 +180,14 @@ def _log_offset(offsets: BatchOffsets | None, source: int) -> int | None:
     return position.get("logOffset") if isinstance(position, dict) else None
 
 
-def _size_defect(file: Path, expected: int | None) -> str | None:
+def _size_defect(file: Path, expected: int | None, *, has_note: bool) -> str | None:
     try:
         size = file.stat().st_size
     except FileNotFoundError:
         return "is missing"
     if size == 0:
         return "is empty"
-    noted = sums.by_spark(file)
+    noted = sums.by_spark(file) if has_note else None
     expected = noted[0] if noted is not None else expected
     if expected is None or size == expected:
         return None

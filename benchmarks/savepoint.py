@@ -1,13 +1,16 @@
 """How long a savepoint takes, and what it does to the query beside it, against ``cp -r`` of the same checkpoint.
 
-For each size of state: a query builds it in its first batch and goes on with small batches; meanwhile two savepoints
-are taken as a driver takes them, the second of which knows the first; then the checkpoint is copied. Run it with
-``make bench-savepoint``; the goals are a tenth of ``cp -r``, and no batch that is later by more than a batch's time.
+For each size of state: a query builds it in its first batch and goes on with small batches, one after the other. Beside
+it, in turn: a savepoint, as a driver takes it; ``cp -r`` of the checkpoint; ``cp -r`` of no more than the files that
+the savepoint holds. The first savepoint finds all files new, later ones know most of them.
+
+Run: ``make bench-savepoint``. The goals are a tenth of ``cp -r``, and no batch later by more than a batch's time.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -17,6 +20,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +29,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place
 from airflow_provider_exactlyonce.streaming import StateBackend
 
 PAYLOAD_BYTES = 1024
 SMALL_ROWS = 500
-WARM_UP_BATCHES = 3
+WARM_UP_BATCHES = 5
+QUIET_BATCHES = 3
+BATCHES = 90  # Spark keeps 100: nothing vanishes from the checkpoint while it is copied
 PATIENCE_SECONDS = 900.0
 
 
@@ -83,10 +90,16 @@ class Query:
                 raise SystemExit(f"batch {batches} did not end: {self.query.exception()}")
             time.sleep(0.02)
 
-    def gaps(self, since: float, until: float) -> list[float]:
-        """Return the times between the ends of batches, as far as they touch an interval."""
-        pairs = zip(self.ends, self.ends[1:], strict=False)
-        return [later - earlier for earlier, later in pairs if later > since and earlier < until]
+    def wait_for_more(self) -> None:
+        self.wait_for(len(self.ends) + QUIET_BATCHES)
+
+    def gaps(self, intervals: Sequence[tuple[float, float]]) -> list[float]:
+        """Return the times between the ends of batches, of those that touch one of the intervals."""
+        return [
+            later - earlier
+            for earlier, later in itertools.pairwise(self.ends)
+            if any(later > since and earlier < until for since, until in intervals)
+        ]
 
 
 def record_of(checkpoint: Checkpoint, batch: int) -> CommitRecord:
@@ -116,53 +129,91 @@ def record_of(checkpoint: Checkpoint, batch: int) -> CommitRecord:
     )
 
 
-def timed_savepoint(store: Savepoints, query: Query) -> tuple[Savepoint, float, float]:
-    """Take a savepoint of the newest batch; returns it, and when it began and ended."""
-    began = time.monotonic()
-    batch = query.checkpoint.newest_commit()
-    assert batch is not None
-    taken = store.take(query.checkpoint, batch, record_of(query.checkpoint, batch), None)
-    return taken, began, time.monotonic()
+HEADER = (
+    "                                savepoint                 share of cp     cp -r of  from batch to batch\n"
+    "   state          bytes  files   first   later    cp -r   first  later  its files   usual longest  saving   cp -r"
+)
 
 
-def measure(spark: SparkSession, folder: Path, megabytes: int) -> dict[str, Any]:
+@dataclass
+class Timings:
+    """One thing that was done beside a query, several times."""
+
+    intervals: list[tuple[float, float]] = field(default_factory=list)
+
+    def time(self, work: Callable[[], None]) -> None:
+        began = time.monotonic()
+        work()
+        self.intervals.append((began, time.monotonic()))
+
+    @property
+    def seconds(self) -> list[float]:
+        return [ended - began for began, ended in self.intervals]
+
+    def figures(self, query: Query) -> dict[str, Any]:
+        gaps = query.gaps(self.intervals)
+        return {"seconds": self.seconds, "longest_gap_seconds": max(gaps), "gaps_seconds": gaps}
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy as a shell would; what vanishes beside it, such as Spark's temporary files, is left out."""
+    subprocess.run(["cp", "-r", source, target], check=False, stderr=subprocess.DEVNULL)
+
+
+def measure(spark: SparkSession, folder: Path, megabytes: int, rounds: int) -> dict[str, Any]:
     folder.mkdir()
     query = Query(spark, folder, megabytes * 1024 * 1024 // PAYLOAD_BYTES)
     query.wait_for(1)
-    query.feed_small(60)
+    query.feed_small(BATCHES)
     query.wait_for(1 + WARM_UP_BATCHES)
-    settled = time.monotonic()
-    query.wait_for(len(query.ends) + 8)
-    usual = query.gaps(settled, time.monotonic())
-    store = Savepoints(folder / "savepoints")
-    figures: dict[str, Any] = {"megabytes": megabytes, "usual_gap_seconds": statistics.median(usual)}
-    figures["usual_gap_longest_seconds"] = max(usual)
-    for name in ("first", "second"):
-        query.wait_for(len(query.ends) + 2)
-        taken, began, ended = timed_savepoint(store, query)
-        query.wait_for(len(query.ends) + 2)
-        gaps = query.gaps(began, ended)
-        figures[name] = {
-            "seconds": ended - began,
-            "bytes": taken.size,
-            "files": len(taken.files),
-            "longest_gap_seconds": max(gaps),
-        }
-        assert store.verify(taken.id) == [], "the savepoint is whole"
+    store, taken, copied = Savepoints(folder / "savepoints"), [], folder / "copy"
+    quiet, saving, copying, copying_needed = Timings(), Timings(), Timings(), Timings()
+
+    def save() -> None:
+        batch = query.checkpoint.newest_commit()
+        assert batch is not None
+        taken.append(store.take(query.checkpoint, batch, record_of(query.checkpoint, batch), None))
+
+    for _ in range(rounds):
+        quiet.time(query.wait_for_more)
+        saving.time(save)
+        query.wait_for_more()
+        needed = store.directory / taken[-1].id
+        for timings, source in ((copying, query.checkpoint.path), (copying_needed, needed)):
+            timings.time(lambda source=source: copy(source, copied))
+            shutil.rmtree(copied)
+            query.wait_for_more()
     query.query.stop()
-    began = time.monotonic()
-    subprocess.run(["cp", "-r", query.checkpoint.path, folder / "copy"], check=True)
-    figures["cp_seconds"] = time.monotonic() - began
-    return figures
+    defects = [defect for one in taken for defect in store.verify(one.id)]
+    assert defects == [], "the savepoints are whole"
+    usual = query.gaps([(began + 0.001, ended - 0.001) for began, ended in quiet.intervals])
+    return {
+        "megabytes": megabytes,
+        "checkpoint_bytes": sum(file.stat().st_size for file in query.checkpoint.path.rglob("*") if file.is_file()),
+        "savepoint_bytes": [one.size for one in taken],
+        "savepoint_files": [len(one.files) for one in taken],
+        "usual_gaps_seconds": usual,
+        "savepoint": saving.figures(query),
+        "cp": copying.figures(query),
+        "cp_of_what_the_savepoint_holds": copying_needed.figures(query),
+    }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 1024], help="sizes of state")
-    parser.add_argument("--output", type=Path, default=Path("bench-report"), help="folder for the raw figures")
-    parser.add_argument("--folder", type=Path, help="where checkpoints are made (default: a temporary folder)")
-    given = parser.parse_args()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+def line(found: dict[str, Any]) -> str:
+    """Return one size's figures as a line of the table."""
+    saved, cp, needed = found["savepoint"], found["cp"], found["cp_of_what_the_savepoint_holds"]
+    first, later = saved["seconds"][0], statistics.median(saved["seconds"][1:])
+    copied, copied_needed = statistics.median(cp["seconds"]), statistics.median(needed["seconds"])
+    usual = found["usual_gaps_seconds"]
+    return (
+        f"{found['megabytes']:>5} MB  {found['savepoint_bytes'][-1]:>13,}  {found['savepoint_files'][-1]:>5}  "
+        f"{first:>6.3f}s {later:>6.3f}s  {copied:>6.3f}s  {first / copied:>6.1%} {later / copied:>6.1%}  "
+        f"{copied_needed:>6.3f}s  {statistics.median(usual):>5.2f}s {max(usual):>6.2f}s  "
+        f"{saved['longest_gap_seconds']:>6.2f}s  {cp['longest_gap_seconds']:>6.2f}s"
+    )
+
+
+def open_session() -> SparkSession:
     builder = SparkSession.builder.master("local[2]")
     for name, value in {
         **StateBackend.rocksdb().conf,
@@ -174,22 +225,28 @@ def main() -> None:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 1024], help="sizes of state")
+    parser.add_argument("--rounds", type=int, default=5, help="savepoints and copies of each size (default: 5)")
+    parser.add_argument("--output", type=Path, default=Path("bench-report"), help="folder for the raw figures")
+    parser.add_argument("--folder", type=Path, help="where checkpoints are made (default: a temporary folder)")
+    given = parser.parse_args()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = open_session()
     results = []
-    print("   state          bytes  files    first   second    cp -r  first/cp  gap usual, longest during")
+    print(HEADER)
     for megabytes in given.megabytes:
         with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-            found = measure(spark, Path(folder) / "run", megabytes)
+            found = measure(spark, Path(folder) / "run", megabytes, given.rounds)
         results.append(found)
-        first, second, cp_seconds = found["first"], found["second"], found["cp_seconds"]
-        gap = max(first["longest_gap_seconds"], second["longest_gap_seconds"])
-        print(
-            f"{megabytes:>5} MB  {first['bytes']:>13,}  {first['files']:>5}  {first['seconds']:>6.3f}s  "
-            f"{second['seconds']:>6.3f}s  {cp_seconds:>6.2f}s  {first['seconds'] / cp_seconds:>8.1%}  "
-            f"{found['usual_gap_seconds']:.2f}s, {gap:.2f}s",
-            flush=True,
-        )
+        print(line(found), flush=True)
     given.output.mkdir(exist_ok=True)
     (given.output / "savepoint.json").write_text(json.dumps(results, indent=1))
+    print(f"raw figures: {given.output}/savepoint.json")
     spark.stop()
 
 

@@ -13,12 +13,10 @@ import argparse
 import itertools
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +25,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
@@ -37,51 +36,31 @@ PAYLOAD_BYTES = 1024
 SMALL_ROWS = 500
 WARM_UP_BATCHES = 5
 QUIET_BATCHES = 3
-BATCHES = 90  # Spark keeps 100: nothing vanishes from the checkpoint while it is copied
 PATIENCE_SECONDS = 900.0
 
 
 class Query:
-    """A query with state of about ``rows`` x 1 KB, fed with one file a batch."""
+    """A query with state of ``rows`` x 1 KB, made in its first batch; then batches of a few rows, without a pause."""
 
     def __init__(self, spark: SparkSession, folder: Path, rows: int) -> None:
         self.ends: list[float] = []
         self.checkpoint = Checkpoint(folder / "checkpoint")
-        self._input = folder / "in"
-        self._input.mkdir()
         self._spark = spark
-        self._fed = 0
-        self._more = threading.Event()
-        self._feed(rows)
-        events = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(str(self._input))
+        self._rows = rows
+        self._writer(rows).trigger(once=True).start().awaitTermination()
+        self.query = self._writer(SMALL_ROWS).trigger(processingTime="0 seconds").start()
+
+    def _writer(self, rows_per_batch: int) -> DataStreamWriter:
+        numbers = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch)
+        events = numbers.option("numPartitions", 2).load().select((F.col("value") % self._rows).alias("id"))
         words = [F.unhex(F.sha2(F.concat_ws("-", "id", F.lit(word)), 512)) for word in range(PAYLOAD_BYTES // 64)]
         state = events.groupBy("id").agg(F.max(F.concat(*words)).alias("payload"))
         writer = state.writeStream.outputMode("update").option("checkpointLocation", str(self.checkpoint.path))
-        self.query = writer.foreachBatch(self._batch).trigger(processingTime="0 seconds").start()
-
-    def _feed(self, rows: int) -> None:
-        hidden = self._input / f".{self._fed}"
-        self._spark.range(rows).write.json(str(hidden))
-        (part,) = sorted(hidden.glob("part-*.json"))[:1]
-        if rows > SMALL_ROWS:  # one file, so that it is one batch
-            with part.open("ab") as whole:
-                for other in sorted(hidden.glob("part-*.json"))[1:]:
-                    whole.write(other.read_bytes())
-        part.rename(self._input / f"{self._fed:05d}.json")
-        shutil.rmtree(hidden)
-        self._fed += 1
+        return writer.foreachBatch(self._batch)
 
     def _batch(self, frame: DataFrame, number: int) -> None:
         frame.write.format("noop").mode("overwrite").save()
         self.ends.append(time.monotonic())
-
-    def feed_small(self, files: int) -> None:
-        lines = "\n".join(json.dumps({"id": number}) for number in range(SMALL_ROWS))
-        for _ in range(files):
-            hidden = self._input / f".{self._fed}"
-            hidden.write_text(lines)
-            hidden.rename(self._input / f"{self._fed:05d}.json")
-            self._fed += 1
 
     def wait_for(self, batches: int) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -155,6 +134,13 @@ class Timings:
         return {"seconds": self.seconds, "longest_gap_seconds": max(gaps), "gaps_seconds": gaps}
 
 
+def empty(directory: Path) -> None:
+    """Free the space of files, and keep them: ext4 looks past each inode that was deleted within the last minute."""
+    for file in directory.rglob("*"):
+        if file.is_file():
+            os.truncate(file, 0)
+
+
 def copy(source: Path, target: Path) -> None:
     """Copy as a shell would; what vanishes beside it, such as Spark's temporary files, is left out."""
     subprocess.run(["cp", "-r", source, target], check=False, stderr=subprocess.DEVNULL)
@@ -163,10 +149,8 @@ def copy(source: Path, target: Path) -> None:
 def measure(spark: SparkSession, folder: Path, megabytes: int, rounds: int) -> dict[str, Any]:
     folder.mkdir()
     query = Query(spark, folder, megabytes * 1024 * 1024 // PAYLOAD_BYTES)
-    query.wait_for(1)
-    query.feed_small(BATCHES)
     query.wait_for(1 + WARM_UP_BATCHES)
-    store, taken, copied = Savepoints(folder / "savepoints"), [], folder / "copy"
+    store, taken = Savepoints(folder / "savepoints"), []
     quiet, saving, copying, copying_needed = Timings(), Timings(), Timings(), Timings()
 
     def save() -> None:
@@ -180,8 +164,9 @@ def measure(spark: SparkSession, folder: Path, megabytes: int, rounds: int) -> d
         query.wait_for_more()
         needed = store.directory / taken[-1].id
         for timings, source in ((copying, query.checkpoint.path), (copying_needed, needed)):
-            timings.time(lambda source=source: copy(source, copied))
-            shutil.rmtree(copied)
+            target = folder / f"copy-{len(list(folder.iterdir()))}"
+            timings.time(lambda source=source, target=target: copy(source, target))
+            empty(target)
             query.wait_for_more()
     query.query.stop()
     defects = [defect for one in taken for defect in store.verify(one.id)]
@@ -239,11 +224,10 @@ def main() -> None:
     spark = open_session()
     results = []
     print(HEADER)
-    for megabytes in given.megabytes:
-        with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-            found = measure(spark, Path(folder) / "run", megabytes, given.rounds)
-        results.append(found)
-        print(line(found), flush=True)
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        for megabytes in given.megabytes:
+            results.append(measure(spark, Path(folder) / str(megabytes), megabytes, given.rounds))
+            print(line(results[-1]), flush=True)
     given.output.mkdir(exist_ok=True)
     (given.output / "savepoint.json").write_text(json.dumps(results, indent=1))
     print(f"raw figures: {given.output}/savepoint.json")

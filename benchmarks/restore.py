@@ -1,19 +1,27 @@
-"""How long a restore takes, and how fast the replay is against the original processing of the same batches.
+"""How long a restore takes, and how fast its replay is against the original processing of the same batches.
 
-Run: ``python benchmarks/restore.py [small] [large]``. Starts a broker and a Spark of its own. Two sizes of batches:
-small ones show the fixed cost of a batch, large ones what a row costs.
+Two sizes of batches: small ones show the fixed cost of a batch, large ones what a row costs. Live processing and replay
+take turns in one session: each round takes a savepoint, commits new batches, restores the savepoint and replays them.
+The first round warms the JVM up and is not counted. A batch's time is from the end of the one before it.
+
+Run: ``make bench-restore``. The goals are a replay not slower than the original, and about 0.3 s fixed cost a batch.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
+import json
 import os
 import shlex
+import statistics
 import sys
 import tempfile
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -22,7 +30,7 @@ from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
@@ -30,100 +38,157 @@ from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
+from airflow_provider_exactlyonce.streaming.definition import Pipeline
 from airflow_provider_exactlyonce.streaming.driver import Driver, DriverOptions
 
 PARTITIONS = 2
-SAVEPOINT_AT = 2
-GOAL_SECONDS = 0.3
 SETTINGS = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false", "spark.master": "local[2]"}
 
 
 @dataclass(frozen=True)
 class Size:
-    """A kind of batch."""
+    """A kind of batch.
+
+    :param batches: of one round
+    """
 
     name: str
     rows: int
     batches: int
 
 
-SIZES = (Size("small", 200, 40), Size("large", 200_000, 12))
+SIZES = (Size("small", 200, 25), Size("large", 200_000, 8))
 
 
-class Stopping(Driver):
-    """A driver that stops after the commit of which the savepoint is taken."""
+class Timed(Driver):
+    """A driver that notes when each batch ends."""
+
+    def __init__(self, declared: Pipeline, options: DriverOptions) -> None:
+        super().__init__(declared, options)
+        self.ends: list[float] = []
 
     def _on_commit(self, record: CommitRecord, seconds: float, before: bool) -> None:
         super()._on_commit(record, seconds, before)
-        if record.commit == SAVEPOINT_AT:
-            self._signal = "the savepoint"
+        self.ends.append(time.monotonic())
+
+    def batch_seconds(self, batches: int) -> list[float]:
+        assert len(self.ends) == batches, f"{len(self.ends)} batches instead of {batches}"
+        return [later - earlier for earlier, later in itertools.pairwise(self.ends)]
 
 
 def counted(events: DataFrame) -> DataFrame:
     return events.groupBy((F.hash("value") % 1000).alias("k")).agg(F.count("*").alias("n")).select(F.col("k"), "n")
 
 
-def run(kind: type[Driver], name: str, topics: tuple[str, str], home: Home, config: dict[str, str], limit: int) -> None:
-    source = KafkaSource(topics[0], max_offsets_per_trigger=limit)
-    declared = pipeline(name=name, source=source, sink=KafkaSink(topics[1]), output_mode="update")(counted)
-    options = DriverOptions(home=home, config=config, token=str(uuid.uuid4()), until="available")
-    code = kind(declared, options).run()
-    if code:
-        sys.exit(f"the driver ended with {code}")
+class Bench:
+    """One pipeline with batches of one size."""
+
+    def __init__(self, size: Size, config: dict[str, str], folder: Path) -> None:
+        self._size = size
+        self._config = config
+        self._name = f"bench-{size.name}"
+        self._home = Home(folder / self._name)
+        self._source, sink = f"in-{size.name}", f"out-{size.name}"
+        admin = AdminClient(dict(config))
+        for future in admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in (self._source, sink)]).values():
+            future.result()
+        source = KafkaSource(self._source, max_offsets_per_trigger=size.rows)
+        self._pipeline = pipeline(name=self._name, source=source, sink=KafkaSink(sink), output_mode="update")(counted)
+
+    def round(self) -> dict[str, Any]:
+        """Commit new batches after a savepoint, restore it, and replay them."""
+        saved = self._save()
+        self._feed()
+        live = self._run().batch_seconds(self._size.batches)
+        began = time.monotonic()
+        restore(self._home, self._name, self._config, RestoreRequest(savepoint=saved.id))
+        made = time.monotonic() - began
+        replay = self._run().batch_seconds(self._size.batches)
+        told = status.read(self._home.status)
+        assert told is not None
+        assert told.replay is not None
+        assert told.replay.last - told.replay.first + 1 == self._size.batches
+        return {
+            "restore_seconds": made,
+            "replay_seconds": told.replay.seconds,
+            "live_batch_seconds": live,
+            "replayed_batch_seconds": replay,
+        }
+
+    def begin(self) -> None:
+        """Commit the batches that the first savepoint is taken after."""
+        self._feed()
+        self._run()
+
+    def _feed(self) -> None:
+        producer = Producer({**self._config, "linger.ms": 50, "queue.buffering.max.messages": 2_000_000})
+        for row in range(self._size.rows * self._size.batches):
+            producer.produce(self._source, b"%012d" % row, partition=row % PARTITIONS)
+            if row % 100_000 == 0:
+                producer.flush()
+        producer.flush()
+
+    def _save(self) -> Savepoint:
+        with LedgerReader(self._config, self._name) as reader:
+            tail = reader.tail()
+        lineage = self._home.current()
+        assert tail is not None
+        assert tail.commit is not None
+        assert lineage is not None
+        checkpoint = Checkpoint(self._home.checkpoint(lineage.id))
+        batch = checkpoint.newest_commit()
+        assert batch is not None
+        return Savepoints(self._home.savepoints).take(checkpoint, batch, tail.commit, None)
+
+    def _run(self) -> Timed:
+        options = DriverOptions(home=self._home, config=self._config, token=str(uuid.uuid4()), until="available")
+        driver = Timed(self._pipeline, options)
+        if code := driver.run():
+            sys.exit(f"the driver ended with {code}")
+        return driver
 
 
-def measure(size: Size, config: dict[str, str], folder: Path) -> None:
-    name, topics = f"bench-{size.name}", (f"in-{size.name}", f"out-{size.name}")
-    admin, home = AdminClient(dict(config)), Home(folder / name)
-    for future in admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in topics]).values():
-        future.result()
-    producer = Producer({**config, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
-    for row in range(size.rows * size.batches):
-        producer.produce(topics[0], b"%012d" % row, partition=row % PARTITIONS)
-        if row % 100_000 == 0:
-            producer.flush()
-    producer.flush()
-    run(Stopping, name, topics, home, config, size.rows)
-    with LedgerReader(config, name) as reader:
-        tail = reader.tail()
-    lineage = home.current()
-    assert tail is not None
-    assert tail.commit is not None
-    assert lineage is not None
-    checkpoint = Checkpoint(home.checkpoint(lineage.id))
-    saved = Savepoints(home.savepoints).take(checkpoint, SAVEPOINT_AT - 1, tail.commit, None)
-    run(Driver, name, topics, home, config, size.rows)
-    with LedgerReader(config, name) as reader:
-        commits = list(reader.commits(SAVEPOINT_AT + 1))
-    live = (commits[-1].committed - commits[0].committed) / 1000 / (len(commits) - 1)
-    began = time.monotonic()
-    restore(home, name, config, RestoreRequest(savepoint=saved.id))
-    made = time.monotonic() - began
-    run(Driver, name, topics, home, config, size.rows)
-    told = status.read(home.status)
-    assert told is not None
-    assert told.replay is not None
-    replayed = told.replay.seconds / len(commits)
-    print(
-        f"{size.name}: {size.rows:,} rows a batch, {len(commits)} batches replayed. Restore {made:.2f} s. "
-        f"Replay {1 / replayed:.1f} batches/s, {size.rows / replayed:,.0f} rows/s, {replayed:.3f} s a batch; "
-        f"originally {1 / live:.1f} batches/s, {size.rows / live:,.0f} rows/s, {live:.3f} s a batch: "
-        f"{live / replayed:.2f} times as fast"
-        + (f" (goal: about {GOAL_SECONDS} s fixed cost a batch)" if size is SIZES[0] else " (goal: 1 or more)"),
-        flush=True,
+HEADER = """\
+                                            live                            replayed
+              rows  batches   restore   s a batch  batches/s     rows/s   s a batch  batches/s     rows/s   speed"""
+
+
+def line(size: Size, rounds: list[dict[str, Any]]) -> str:
+    """Return one size's figures as a line of the table."""
+    live, replayed = (
+        statistics.median(seconds for one in rounds for seconds in one[f"{name}_batch_seconds"])
+        for name in ("live", "replayed")
     )
+    restored = statistics.median(one["restore_seconds"] for one in rounds)
+    columns = "".join(f"  {one:>9.3f}s  {1 / one:>9.2f}  {size.rows / one:>9,.0f}" for one in (live, replayed))
+    return f"{size.name:<8} {size.rows:>9,}  {size.batches:>7}  {restored:>7.2f}s{columns}  {live / replayed:>5.2f}x"
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    names = [size.name for size in SIZES]
+    parser.add_argument("--sizes", nargs="+", choices=names, default=names, help="of batches (default: all)")
+    parser.add_argument("--rounds", type=int, default=3, help="counted rounds of each size (default: 3)")
+    parser.add_argument("--output", type=Path, default=Path("bench-report"), help="folder for the raw figures")
+    given = parser.parse_args()
     arguments = ["--jars", ",".join(map(str, spark_connector_jars()))]
     for name, value in SETTINGS.items():
         arguments += ["--conf", f"{name}={value}"]
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{shlex.join(arguments)} pyspark-shell"
     os.environ["PYSPARK_PYTHON"] = sys.executable
     SparkSession.stop = lambda _: None  # type: ignore[method-assign]  # the drivers share a warm one
+    results = []
+    print(HEADER)
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder, "broker")) as broker:
-        for size in (one for one in SIZES if one.name in (sys.argv[1:] or [one.name])):
-            measure(size, {"bootstrap.servers": broker.bootstrap_servers}, Path(folder))
+        for size in (one for one in SIZES if one.name in given.sizes):
+            bench = Bench(size, {"bootstrap.servers": broker.bootstrap_servers}, Path(folder))
+            bench.begin()
+            rounds = [bench.round() for _ in range(1 + given.rounds)][1:]
+            results.append({"size": asdict(size), "rounds": rounds})
+            print(line(size, rounds), flush=True)
+    given.output.mkdir(exist_ok=True)
+    (given.output / "restore.json").write_text(json.dumps(results, indent=1))
+    print(f"raw figures: {given.output}/restore.json")
 
 
 if __name__ == "__main__":

@@ -137,6 +137,19 @@ def test_immutable_files_that_a_savepoint_has_summed_are_not_read_again(
     assert sorted(name[:6] for name in tables) == ["000002", "000002"]
 
 
+def test_of_files_without_another_checksum_older_savepoints_are_asked_too(
+    made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.take(made, 1, crafted.record(1, commit=2), JOB)
+    store.take(made, 0, crafted.record(0, commit=9), JOB)  # as after a restore: the newest lacks what an older one has
+    read: list[str] = []
+    original = module.sums.read
+    monkeypatch.setattr(module.sums, "read", lambda file, *like: read.append(file.name) or original(file, *like))
+    taken = store.take(made, 2, crafted.record(2, commit=10), JOB)
+    assert sorted(name[:6] for name in read if name.endswith(".sst")) == ["000002", "000002"]
+    assert store.verify(taken.id) == []
+
+
 def test_without_hard_links_files_are_copied(
     made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -294,7 +294,7 @@ class _Store:
 
 
 def _versioned(names: set[str]) -> Iterator[_Versioned]:
-    for name in sorted(names):
+    for name in sorted(name for name in names if name[:1].isdecimal()):
         if match := _VERSIONED.fullmatch(name):
             yield _Versioned(int(match[1]), match[2], match[3], name)
 

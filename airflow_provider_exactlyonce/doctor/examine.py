@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from airflow_provider_exactlyonce.checkpoint.state import Defect
 from airflow_provider_exactlyonce.doctor.facts import Facts
 from airflow_provider_exactlyonce.doctor.findings import MAKING, Finding, Remedy, Severity
 from airflow_provider_exactlyonce.doctor.gather import gather
@@ -84,7 +85,8 @@ def examine(pipeline: str, config: Mapping[str, Any], location: str | None, *, f
     :param location: its home, None for where its last run started
     :param fix: mend, then look again
     """
-    facts = gather(pipeline, config, location)
+    verified: dict[str, Sequence[Defect]] = {}  # no remedy touches the bytes of a savepoint
+    facts = gather(pipeline, config, location, verified)
     found = Examination(
         pipeline=pipeline, home=str(facts.home.home.path) if facts.home else None, findings=judge(facts)
     )
@@ -99,7 +101,7 @@ def examine(pipeline: str, config: Mapping[str, Any], location: str | None, *, f
                 found.done.append((finding.name, mend(facts, finding)))
             except ExactlyOnceError as error:
                 found.refused.append((finding.name, str(error)))
-        facts = gather(pipeline, config, location)
+        facts = gather(pipeline, config, location, verified)
         found.findings = judge(facts)
     return found
 

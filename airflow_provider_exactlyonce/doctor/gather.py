@@ -7,7 +7,7 @@ Spark notes the batch, then the home its number. So a ledger that is read last i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -15,6 +15,7 @@ from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
 from airflow_provider_exactlyonce.checkpoint.restart import Ground, decide
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.checkpoint.state import Defect
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Life
@@ -40,11 +41,14 @@ _PAUSE_SECONDS: Final = 1.0
 _CONTRADICTIONS_KEPT: Final = 3
 
 
-def gather(pipeline: str, config: Mapping[str, Any], location: str | None) -> Facts:
+def gather(
+    pipeline: str, config: Mapping[str, Any], location: str | None, verified: dict[str, Sequence[Defect]] | None = None
+) -> Facts:
     """Look at a pipeline.
 
     :param config: client configuration in librdkafka's names
     :param location: its home, None for where its last run started
+    :param verified: {savepoint: what is wrong with its bytes}, of those that were read before; they are added
     """
     facts = Facts(pipeline=pipeline, config=config)
     with ExitStack() as stack:
@@ -53,7 +57,7 @@ def gather(pipeline: str, config: Mapping[str, Any], location: str | None) -> Fa
         facts.tail = _tail(facts, reader)
         home = _find_home(facts, location)
         if home is not None:
-            _look_at_home(facts, home)
+            _look_at_home(facts, home, {} if verified is None else verified)
         if client is not None and reader is not None:
             before, facts.tail = facts.tail, _tail(facts, reader) if facts.tail else None
             facts.in_motion |= before is not None and facts.tail is not None and before.place != facts.tail.place
@@ -140,7 +144,7 @@ def _find_home(facts: Facts, location: str | None) -> Home | None:
     return None
 
 
-def _look_at_home(facts: Facts, home: Home) -> None:
+def _look_at_home(facts: Facts, home: Home, verified: dict[str, Sequence[Defect]]) -> None:
     found = HomeFacts(home=home, exists=home.path.is_dir())
     facts.in_motion = leases.life(leases.read(home.lease)) is Life.ALIVE
     facts.home = found
@@ -160,7 +164,7 @@ def _look_at_home(facts: Facts, home: Home) -> None:
     if found.lineage is not None:
         lineage = found.lineage
         facts.checkpoint = seen(facts, "the checkpoint", lambda: _checkpoint(home, lineage, facts.tail))
-    facts.savepoints = seen(facts, "the savepoints", lambda: _savepoints(Savepoints(home.savepoints)))
+    facts.savepoints = seen(facts, "the savepoints", lambda: _savepoints(Savepoints(home.savepoints), verified))
 
 
 def _successors(home: Home, lineage_id: str) -> list[Lineage]:
@@ -208,19 +212,29 @@ def _query_id(checkpoint: Checkpoint) -> str | None:
         return None
 
 
-def _savepoints(store: Savepoints) -> SavepointFacts:
-    whole, damaged = [], dict.fromkeys(store.torn(), "its manifest is torn or was changed by hand")
-    for savepoint in store.list():
+def _savepoints(store: Savepoints, verified: dict[str, Sequence[Defect]]) -> SavepointFacts:
+    listed = store.list()
+    for savepoint in listed:
+        if savepoint.id in verified:
+            continue
         try:
-            defects = store.verify(savepoint.id)
+            verified[savepoint.id] = store.verify(savepoint.id)
         except RefusedError:
-            continue  # its driver has just deleted it
-        if defects:
+            if _is_there(store, savepoint.id):
+                raise
+    there = [one for one in listed if _is_there(store, one.id)]  # a driver that runs deletes old ones
+    damaged = dict.fromkeys(store.torn(), "its manifest is torn or was changed by hand")
+    for savepoint in there:
+        if defects := verified[savepoint.id]:
             more = f"; and {len(defects) - 1} more" if len(defects) > 1 else ""
             damaged[savepoint.id] = f"{defects[0]}{more}"
-        else:
-            whole.append(savepoint)
-    return SavepointFacts(whole=whole, damaged=damaged, leftovers=store.leftovers())
+    return SavepointFacts(
+        whole=[one for one in there if one.id not in damaged], damaged=damaged, leftovers=store.leftovers()
+    )
+
+
+def _is_there(store: Savepoints, savepoint_id: str) -> bool:
+    return any(one.id == savepoint_id for one in store.list())
 
 
 def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:

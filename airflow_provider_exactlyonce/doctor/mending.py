@@ -35,19 +35,21 @@ def mend(facts: Facts, finding: Finding) -> str:
     if remedy is None or facts.home is None:
         raise RefusedError(f"{finding.name}: nothing is safe to do")
     if remedy not in WHILE_RUNNING:
-        _check_stopped(facts)
+        _check_stopped(facts, facts.home.home)
     if remedy in MAKING:
         _check_belongs(facts)
         _with_transactions(facts, lambda transactions: _check_decided(facts, transactions))
     return _REMEDIES[remedy](facts, facts.home.home, finding)
 
 
-def _check_stopped(facts: Facts) -> None:
-    driver = facts.driver
-    if driver is None or driver.lease is None or driver.life is Life.GONE:
+def _check_stopped(facts: Facts, home: Home) -> None:
+    """Check that no driver holds the pipeline; one that has come since the look is seen too."""
+    seen, held = facts.driver, leases.read(home.lease)
+    if held is None:
         return
-    held = driver.lease
-    if driver.life is Life.ALIVE or held.machine == leases.this_machine():
+    unchanged = seen is not None and held == seen.lease
+    life = seen.life if seen is not None and unchanged else leases.settle(home.lease)[1]
+    if life is Life.ALIVE or (life is Life.SILENT and held.machine == leases.this_machine()):
         raise AlreadyRunningError(f"pid {held.pid} on {held.host} holds the pipeline: stop it first, then --fix")
 
 

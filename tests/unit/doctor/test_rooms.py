@@ -1,0 +1,176 @@
+"""Findings that no broker gives in a test's time: what the rooms say of the facts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.restart import Ground, Restart
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.lease import Lease, Life
+from airflow_provider_exactlyonce.doctor import examine, mending
+from airflow_provider_exactlyonce.doctor.facts import (
+    CheckpointFacts,
+    DriverFacts,
+    Facts,
+    HistoryFacts,
+    HomeFacts,
+    SavepointFacts,
+    TopicsFacts,
+    TransactionFacts,
+)
+from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.ledger.reader import LedgerTail
+from airflow_provider_exactlyonce.ledger.recorded import Stretch
+from airflow_provider_exactlyonce.ledger.records import Place, RunRecord
+from tests.unit.checkpoint import crafted
+
+NEWEST = 3
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> Facts:
+    """Give the facts of a healthy pipeline that is stopped: three commits, a savepoint of the second."""
+    home = Home(tmp_path / "home")
+    checkpoint = crafted.checkpoint(home.checkpoint(crafted.LINEAGE), batches=NEWEST)
+    lineage = Lineage(id=crafted.LINEAGE, cluster_id="c", ledger_topic_id="t", last_commit=NEWEST)
+    claim = RunRecord(
+        pipeline="p",
+        run=2,
+        host="h",
+        pid=1,
+        token="t",
+        lineage=crafted.LINEAGE,
+        version="v",
+        home="id",
+        home_path=str(home.path),
+        base_commit=0,
+        claimed=0,
+        before=Place(),
+    )
+    newest = crafted.record(NEWEST - 1)
+    stretch = Stretch(first=NEWEST, last=NEWEST)
+    stretch.add(newest)
+    saved = Savepoints(home.savepoints).take(checkpoint, 1, crafted.record(1), None)
+    return Facts(
+        pipeline="p",
+        config={},
+        reachable=True,
+        tail=LedgerTail(
+            cluster_id="c",
+            topic_id="t",
+            end_offset=9,
+            claim=claim,
+            claim_offset=1,
+            commit=newest,
+            commit_offset=8,
+        ),
+        home=HomeFacts(home=home, exists=True, identity="id", pipeline="p", lineage=lineage, successors=[lineage]),
+        checkpoint=CheckpointFacts(
+            checkpoint=Checkpoint(checkpoint.path), lineage=lineage, restart=Restart(ground=Ground.CHECKPOINT, batch=2)
+        ),
+        savepoints=SavepointFacts(whole=[saved]),
+        history=HistoryFacts(stretches={2: stretch}, done=newest),
+        driver=DriverFacts(),
+        topics=TopicsFacts(earliest={"in": {0: 0, 1: 0}}),
+        transactions=TransactionFacts(own=None, alive={}),
+    )
+
+
+def found(facts: Facts) -> dict[str, str]:
+    return {one.name: one.what for one in examine.judge(facts) if one.name != "transactional-id-expired"}
+
+
+def only_savepoint(facts: Facts) -> Savepoint:
+    assert facts.savepoints is not None
+    return facts.savepoints.whole[0]
+
+
+def test_a_pipeline_that_was_stopped_for_long_is_told_of_its_expired_id_and_nothing_else(facts: Facts) -> None:
+    (told,) = examine.judge(facts)
+    assert (told.name, told.severity.value, told.fixable) == ("transactional-id-expired", "info", False)
+    assert facts.driver is not None
+    facts.in_motion = True
+    assert examine.judge(facts) == []
+
+
+def test_a_savepoint_whose_history_the_ledger_has_forgotten_is_told(facts: Facts) -> None:
+    assert facts.history is not None
+    facts.history.incomplete = {2: 3}
+    assert "commit 3 after it is not in the ledger" in found(facts)["savepoint-history-gone"]
+
+
+def test_input_that_a_replay_would_lack_is_told_with_its_first_range(facts: Facts) -> None:
+    assert facts.topics is not None
+    facts.topics.earliest = {"in": {0: 25, 1: 0}}
+    assert "in-0, offsets 20 to 24, of commit 3, is gone" in found(facts)["savepoint-input-gone"]
+    facts.topics.earliest = {"in": {0: 31, 1: 0}}
+    assert "in-0, offsets 30 to 30" in found(facts)["unread-input-gone"]
+
+
+def test_what_a_start_would_say_of_the_cluster_is_told(facts: Facts) -> None:
+    assert facts.topics is not None
+    facts.topics.cluster = "broker 1 is too old"
+    facts.topics.problems = {"in": ("topic-unavailable", "in-0 has no leader")}
+    assert found(facts) == {"cluster-refused": "broker 1 is too old", "topic-unavailable": "in-0 has no leader"}
+
+
+def test_a_ledger_that_contradicts_itself_is_told(facts: Facts) -> None:
+    assert facts.history is not None
+    facts.history.contradictions = ["I4, commit 3: commits 2 to 2 are not in the ledger"]
+    assert "commits 2 to 2" in found(facts)["ledger-contradicts-itself"]
+
+
+def test_one_who_renews_the_status_beside_the_holder_of_the_lease_is_a_second_driver(facts: Facts) -> None:
+    held = Lease(pipeline="p", token="t", host="h", machine="m", pid=7, process_started=1, heartbeat=0.0, run=2)
+    facts.driver = DriverFacts(lease=held, life=Life.ALIVE, told_by_another=True)
+    assert "pid 7 on h holds the lease, and another driver renews" in found(facts)["two-drivers"]
+
+
+def test_nothing_is_done_without_a_remedy_nor_to_a_home_that_does_not_belong_to_the_ledger(
+    facts: Facts,
+) -> None:
+    with pytest.raises(RefusedError, match="nothing is safe"):
+        mending.mend(facts, Finding("state-lost", "w", "d"))
+    assert facts.home is not None
+    facts.home.identity = "another"
+    with pytest.raises(RefusedError, match=r"do not belong together: .* is not the home of pipeline p"):
+        mending.mend(facts, Finding("torn-files", "w", "d", Remedy.REMAKE))
+
+
+def test_a_driver_that_has_started_since_the_look_is_not_disturbed(facts: Facts, tmp_path: Path) -> None:
+    from airflow_provider_exactlyonce.control import lease
+
+    home = facts.home.home if facts.home else Home(tmp_path)
+    with lease.holding(home.lease, "p", "a driver"), pytest.raises(AlreadyRunningError, match="stop it first"):
+        mending.mend(facts, Finding("unfinished-savepoint", "w", "d", Remedy.CLEAN_UP))
+
+
+def test_a_remedy_that_fails_is_told_and_the_others_are_tried(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = [
+        Finding("query-id-lost", "one", "d", Remedy.REMAKE),
+        Finding("torn-files", "two", "d", Remedy.REMAKE),
+        Finding("unfinished-savepoint", "three", "d", Remedy.CLEAN_UP),
+    ]
+
+    def mend(_: Facts, finding: Finding) -> str:
+        if finding.remedy is Remedy.CLEAN_UP:
+            raise ExactlyOnceError("disk full")
+        findings[:] = [one for one in findings if one.remedy is not finding.remedy]
+        return "done"
+
+    def gather(*_: Any) -> Facts:
+        return facts
+
+    monkeypatch.setattr(examine, "gather", gather)
+    monkeypatch.setattr(examine, "judge", lambda _: list(findings))
+    monkeypatch.setattr(examine, "mend", mend)
+    told = examine.examine("p", {}, None, fix=True)
+    assert told.done == [("query-id-lost", "done")], "one lineage mends both"
+    assert told.refused == [("unfinished-savepoint", "disk full")], "and is not tried again"
+    assert [one.name for one in told.findings] == ["unfinished-savepoint"]

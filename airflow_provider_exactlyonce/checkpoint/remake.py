@@ -7,6 +7,7 @@ writing, what the ledger has more.
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -154,7 +155,18 @@ def halved(planned: BatchOffsets, starts: KafkaOffsets) -> str:
 
 def set_aside(home: Home, path: Path) -> Path:
     """Move something of the home out of everybody's way; returns where it is now."""
-    kept = home.path / "set-aside" / f"{path.name}-{uuid.uuid4().hex[:8]}"
-    kept.parent.mkdir(mode=0o700, exist_ok=True)
+    kept = _aside(home, path)
     path.rename(kept)
     return kept
+
+
+def keep_copy(home: Home, path: Path) -> Path | None:
+    """Keep a copy of a file that is about to be replaced; returns where it is, None when there is no such file."""
+    kept = _aside(home, path)
+    return Path(shutil.copy2(path, kept)) if path.is_file() else None
+
+
+def _aside(home: Home, path: Path) -> Path:
+    directory = home.path / "set-aside"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory / f"{path.name}-{uuid.uuid4().hex[:8]}"

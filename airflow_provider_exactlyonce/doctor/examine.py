@@ -85,6 +85,10 @@ def examine(pipeline: str, config: Mapping[str, Any], location: str | None, *, f
     :param location: its home, None for where its last run started
     :param fix: mend, then look again
     """
+    from confluent_kafka import KafkaException
+
+    from airflow_provider_exactlyonce.kafka.wire import UnansweredError
+
     verified: dict[str, Sequence[Defect]] = {}  # no remedy touches the bytes of a savepoint
     facts = gather(pipeline, config, location, verified)
     found = Examination(
@@ -99,7 +103,7 @@ def examine(pipeline: str, config: Mapping[str, Any], location: str | None, *, f
             tried.add((finding.name, finding.what))
             try:
                 found.done.append((finding.name, mend(facts, finding)))
-            except ExactlyOnceError as error:
+            except (ExactlyOnceError, KafkaException, UnansweredError, OSError) as error:
                 found.refused.append((finding.name, str(error)))
         facts = gather(pipeline, config, location, verified)
         found.findings = judge(facts)

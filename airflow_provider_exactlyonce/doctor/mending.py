@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.checkpoint import lineages, request
-from airflow_provider_exactlyonce.checkpoint.remake import remake, set_aside
+from airflow_provider_exactlyonce.checkpoint.remake import keep_copy, remake, set_aside
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import documents
@@ -17,13 +17,15 @@ from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.doctor.facts import Facts
 from airflow_provider_exactlyonce.doctor.findings import MAKING, WHILE_RUNNING, Finding, Remedy
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import transactional_id
 from airflow_provider_exactlyonce.transactions.liveness import why_taken_for_alive
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.kafka.transactions import Transactions
+
+_NEED_KAFKA: Final = MAKING | {Remedy.LEDGER_SETTINGS, Remedy.ABORT, Remedy.ABORT_HANGING, Remedy.SAVE}
 
 
 def mend(facts: Facts, finding: Finding) -> str:
@@ -36,6 +38,8 @@ def mend(facts: Facts, finding: Finding) -> str:
         raise RefusedError(f"{finding.name}: nothing is safe to do")
     if remedy not in WHILE_RUNNING:
         _check_stopped(facts, facts.home.home)
+    if remedy in _NEED_KAFKA and not facts.reachable:
+        raise ExactlyOnceError("Kafka does not answer, and what the ledger has decides what is safe")
     if remedy in MAKING:
         _check_belongs(facts)
         _with_transactions(facts, lambda transactions: _check_decided(facts, transactions))
@@ -115,10 +119,11 @@ def _identity(facts: Facts, home: Home, finding: Finding) -> str:
     claim = facts.tail.claim if facts.tail else None
     if claim is None:
         raise RefusedError("the ledger has no claim that tells the home's identity")
-    kept = set_aside(home, home.path / "home.json")
+    kept = keep_copy(home, home.path / "home.json")
     body = {"schema": homes.SCHEMA, "id": claim.home, "pipeline": facts.pipeline}
     documents.write(home.path / "home.json", body)
-    return f"wrote home.json again, with the identity that run {claim.run} claimed; the torn one is {kept}"
+    torn = f"; the torn one is kept as {kept}" if kept else ""
+    return f"wrote home.json again, with the identity that run {claim.run} claimed{torn}"
 
 
 def _point(facts: Facts, home: Home, finding: Finding) -> str:

@@ -302,6 +302,10 @@ def torn_home(patient: Patient) -> None:
     truncate(patient.home.path / "home.json")
 
 
+def missing_home_document(patient: Patient) -> None:
+    (patient.home.path / "home.json").unlink()
+
+
 def home_of_another(patient: Patient) -> None:
     body = documents.read(patient.home.path / "home.json")
     assert body is not None

@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
@@ -32,7 +34,7 @@ from tests.integration.doctor_faults import Patient
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
 from tests.integration.restore.conftest import jvm
 from tests.integration.restore.harness import Bench, Case, StoppingDriver
-from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES
+from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Shape
 from tests.integration.streaming.harness import read_committed
 
 __all__ = ["jvm"]  # the fixture
@@ -78,6 +80,7 @@ FOUND: dict[Callable[[Patient], None], tuple[set[str], set[str]]] = {
     faults.pointer_to_another_lineage: ({"lineage-not-current"}, set()),
     faults.lost_lineage: ({"lineage-lost"}, set()),
     faults.torn_home: ({"home-torn"}, set()),
+    faults.missing_home_document: ({"home-torn"}, set()),
     faults.home_of_another: ({"home-of-another-pipeline"}, {"home-of-another-pipeline"}),
     faults.other_home: ({"foreign-home"}, {"foreign-home"}),
     faults.home_is_gone: ({"home-not-here"}, {"home-not-here"}),
@@ -266,7 +269,10 @@ def test_what_does_not_answer_is_told_and_the_rest_is_looked_at(
             "home-unknown",
         }
         found = examine(patient.case.name, config, str(patient.home.path))
-    assert {one.name for one in found.findings} == {"kafka-unreachable", "torn-files", "savepoint-damaged"}
+        assert {one.name for one in found.findings} == {"kafka-unreachable", "torn-files", "savepoint-damaged"}
+        found = examine(patient.case.name, config, str(patient.home.path), fix=True)
+    assert [name for name, _ in found.done] == ["savepoint-damaged"]
+    assert [(name, why.partition(",")[0]) for name, why in found.refused] == [("torn-files", "Kafka does not answer")]
     assert {one.name for one in examine("never-started", patient.case.config, None).findings} == {"ledger-missing"}
 
 
@@ -330,6 +336,20 @@ def test_a_mended_pipeline_goes_on_and_writes_everything_once(
     assert ask(patient.case)[0] == 1
     assert names(ask(patient.case, "--fix")[1]) == set()
     clinic.input().send(patient.case.topics)
+    restarts(patient, batches=1)
+
+
+def counted_otherwise(events: DataFrame) -> DataFrame:
+    return events.groupBy("k").agg(F.count("*").alias("n"), F.sum("id").alias("s"), F.max("id").alias("m"))
+
+
+def test_what_a_start_of_a_changed_job_leaves_behind_is_dropped_and_the_old_job_goes_on(
+    patient: Patient, clinic: Bench
+) -> None:
+    clinic.input().send(patient.case.topics)
+    Case(**{**vars(patient.case), "shape": Shape(counted_otherwise, "update")}).run(expected=1)
+    assert names(ask(patient.case)[1]) == {"driver-failed", "leftover-offsets"}
+    assert names(ask(patient.case, "--fix")[1]) == set()
     restarts(patient, batches=1)
 
 

@@ -33,7 +33,7 @@ def fits(facts: Facts) -> Iterator[Finding]:
             f"{home.home.path}, where the last run of {facts.pipeline} started, is not on this machine",
             "ask where it is, or pass --home DIR",
         )
-    elif home.torn is not None:
+    elif home.torn is not None or (home.identity is None and home.lineage is not None):
         yield _torn(facts, home)
     elif home.lost is not None or (home.lineage is None and home.identity is not None and _is_ours(facts, home)):
         what = home.lost or f"{home.home.path}/current is missing, and the home has lineages"
@@ -68,7 +68,7 @@ def _torn(facts: Facts, home: HomeFacts) -> Finding:
     mendable = claim is not None and claim.home_path == str(home.home.path) and bool(home.successors)
     return Finding(
         "home-torn",
-        str(home.torn),
+        home.torn or f"{home.home.path}/home.json is missing, and the home has lineages",
         "put home.json back from a copy of the home" + ("; or let --fix write it from the ledger" if mendable else ""),
         Remedy.IDENTITY if mendable else None,
     )

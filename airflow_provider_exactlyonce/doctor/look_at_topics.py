@@ -83,8 +83,8 @@ def _sizes(client: WireClient, partitions: Mapping[str, list[int]]) -> dict[Plac
         for directory in broker["log_dirs"]:
             for topic in directory["topics"]:
                 for one in topic["partitions"]:
-                    place = (str(topic["topic"]), int(one["partition"]))
-                    sizes[place] = max(sizes.get(place, 0), int(one["size"]))
+                    place = (str(topic["name"]), int(one["partition_index"]))
+                    sizes[place] = max(sizes.get(place, 0), int(one["partition_size"]))
     return sizes
 
 

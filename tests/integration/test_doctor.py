@@ -105,8 +105,10 @@ VARIANTS = (
     faults.empty_offsets,
     faults.missing_offsets_before_the_newest,
     faults.torn_state,
+    faults.missing_table,
     faults.state_is_gone,
     faults.query_id_torn,
+    faults.torn_plan,
     faults.plan_with_another_topic,
     faults.plan_two_ahead,
     faults.failed_driver,
@@ -115,6 +117,7 @@ VARIANTS = (
     faults.unfinished_delete,
     faults.missing_pointer,
     faults.lost_lineage,
+    faults.missing_home_document,
     faults.ledger_recreated,
     faults.another_cluster,
     faults.lease_of_a_lost_machine,
@@ -276,7 +279,10 @@ def test_what_does_not_answer_is_told_and_the_rest_is_looked_at(
     assert {one.name for one in examine("never-started", patient.case.config, None).findings} == {"ledger-missing"}
 
 
-def test_files_are_not_mended_while_a_driver_lives_and_the_damaged_ones_are_kept(patient: Patient) -> None:
+def test_files_are_not_mended_while_a_driver_lives_and_the_damaged_ones_are_kept(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "_PAUSE_SECONDS", 0.1)
     faults.torn_state(patient)
     with lease.holding(patient.home.lease, patient.case.name, "a driver"):
         code, body = ask(patient.case, "--fix")
@@ -324,7 +330,7 @@ def restarts(patient: Patient, *, batches: int) -> None:
     [
         faults.torn_state,
         pytest.param(faults.state_is_gone, marks=pytest.mark.slow),
-        faults.half_a_repartition,
+        pytest.param(faults.half_a_repartition, marks=pytest.mark.slow),
         pytest.param(faults.lost_lineage, marks=pytest.mark.slow),
     ],
     ids=lambda fault: fault.__name__,

@@ -23,6 +23,7 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedErr
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming.check_command import add_check_parser
 from airflow_provider_exactlyonce.streaming.rescale_command import add_rescale_parser
 from airflow_provider_exactlyonce.transactions.command import add_transactions_parser
 
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_savepoint_parser(subparsers)
     add_restore_parser(subparsers)
     add_rescale_parser(subparsers)
+    add_check_parser(subparsers)
     add_audit_parser(subparsers)
     add_doctor_parser(subparsers)
     add_transactions_parser(subparsers)
@@ -67,7 +69,7 @@ def _add_run(subparsers: Any) -> None:
 
 def _run(given: argparse.Namespace) -> int:
     command = submit_command(
-        given.job, given.arguments, master=given.master, conf=_pairs(given.conf), packages=given.packages
+        given.job, given.arguments, master=given.master, conf=settings.pairs(given.conf), packages=given.packages
     )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -95,16 +97,6 @@ def submit_command(
 
         command += ["--jars", ",".join(map(str, spark_connector_jars()))]
     return [*command, job, *arguments]
-
-
-def _pairs(items: Sequence[str]) -> dict[str, str]:
-    pairs = {}
-    for item in items:
-        name, separator, value = item.partition("=")
-        if not separator:
-            raise RefusedError(f"--conf {item!r} is not NAME=VALUE")
-        pairs[name] = value
-    return pairs
 
 
 def _add_status(subparsers: Any) -> None:

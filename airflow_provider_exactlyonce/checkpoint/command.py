@@ -187,7 +187,7 @@ def _summary(savepoint: Savepoint) -> dict[str, Any]:
     return {**{name: body[name] for name in body if name not in _LONG}, "created": _time(savepoint.created)}
 
 
-_LONG: Final = ("schema", "files", "operators", "source_schemas", "result_schema")
+_LONG: Final = ("schema", "files", "operators", "source_schemas", "result_schema", "plan")
 
 
 def _sentence(savepoint: Savepoint) -> str:

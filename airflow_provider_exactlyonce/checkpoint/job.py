@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_exactlyonce.checkpoint import plan as plans
+from airflow_provider_exactlyonce.checkpoint.plan import Plan
 from airflow_provider_exactlyonce.control import documents
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -26,6 +28,7 @@ class JobDescription:
     :param sinks: the topics that are known before the first row
     :param result_schema: of the rows that go to the sink, as Spark's JSON
     :param nondeterministic: what may give other rows when a batch is run again
+    :param plan: what it computes, None when it could not be described
     """
 
     version: str
@@ -36,11 +39,13 @@ class JobDescription:
     sinks: tuple[str, ...]
     result_schema: str
     nondeterministic: tuple[str, ...] = ()
+    plan: Plan | None = None
 
 
 def write(home: Home, lineage: str, job: JobDescription) -> None:
     """Keep the description of a job that is about to run in a lineage."""
-    documents.write(_path(home, lineage, job.version), asdict(job))
+    body = {**asdict(job), "plan": plans.encode(job.plan) if job.plan else None}
+    documents.write(_path(home, lineage, job.version), body)
 
 
 def read(home: Home, lineage: str, version: str) -> JobDescription | None:
@@ -48,8 +53,15 @@ def read(home: Home, lineage: str, version: str) -> JobDescription | None:
     body: dict[str, Any] | None = documents.read(_path(home, lineage, version))
     if body is None:
         return None
-    unsure = tuple(body.get("nondeterministic", ()))
-    return JobDescription(**{**body, "sinks": tuple(body["sinks"]), "nondeterministic": unsure})
+    plan = body.get("plan")
+    return JobDescription(
+        **{
+            **body,
+            "sinks": tuple(body["sinks"]),
+            "nondeterministic": tuple(body.get("nondeterministic", ())),
+            "plan": plans.decode(plan) if plan else None,
+        }
+    )
 
 
 def check_deterministic(home: Home, stretch: Stretch) -> None:

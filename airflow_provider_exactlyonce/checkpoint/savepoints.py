@@ -24,15 +24,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.checkpoint import plan as plans
 from airflow_provider_exactlyonce.checkpoint import storage, sums, whole
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_offsets
+from airflow_provider_exactlyonce.checkpoint.plan import Plan
 from airflow_provider_exactlyonce.checkpoint.state import Defect, StateDirectory, StatefulOperator
 from airflow_provider_exactlyonce.control import documents, lease
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, InvariantError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+#: Schema 1 lacks the plan.
+_READABLE: Final = (1, SCHEMA)
 _ID: Final = re.compile(r"(\d+)-[0-9a-z]+")
 #: The name says that the bytes never change: RocksDB's tables and logs, and all state of checkpoint format 2.
 _UNIQUE: Final = re.compile(r"state/.*[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.(sst|log|zip|changelog)(\.crc)?")
@@ -94,6 +98,7 @@ class Savepoint:
     :param files: {path below ``checkpoint/``: (bytes, checksum)}
     :param created: milliseconds since the epoch
     :param pinned: it stays, whatever retention says
+    :param plan: what that job computed, None when it is not known
     """
 
     id: str
@@ -121,6 +126,7 @@ class Savepoint:
     files: Mapping[str, tuple[int, str]]
     created: int
     pinned: bool = False
+    plan: Plan | None = None
 
 
 class Savepoints:
@@ -378,7 +384,12 @@ class _KnownSums:
 
 def encode(savepoint: Savepoint) -> dict[str, Any]:
     """Return a manifest's JSON form."""
-    return {"schema": SCHEMA, **vars(savepoint), "operators": [asdict(one) for one in savepoint.operators]}
+    return {
+        "schema": SCHEMA,
+        **vars(savepoint),
+        "operators": [asdict(one) for one in savepoint.operators],
+        "plan": plans.encode(savepoint.plan) if savepoint.plan else None,
+    }
 
 
 def decode(body: Mapping[str, Any]) -> Savepoint:
@@ -388,10 +399,10 @@ def decode(body: Mapping[str, Any]) -> Savepoint:
     """
     fields = dict(body)
     schema = fields.pop("schema", None)
-    if schema != SCHEMA:
+    if schema not in _READABLE:
         raise RefusedError(
-            f"savepoint {fields.get('id')} has a manifest of schema {schema!r}; this release reads {SCHEMA}. Use the "
-            "release that wrote it, or a newer one"
+            f"savepoint {fields.get('id')} has a manifest of schema {schema!r}; this release reads "
+            f"{' and '.join(map(str, _READABLE))}. Use the release that wrote it, or a newer one"
         )
     for name in ("source", "sink"):
         fields[name] = {
@@ -399,6 +410,7 @@ def decode(body: Mapping[str, Any]) -> Savepoint:
             for topic, offsets in fields[name].items()
         }
     fields["sinks"] = tuple(fields["sinks"])
+    fields["plan"] = plans.decode(fields["plan"]) if fields.get("plan") else None
     fields["files"] = {path: (size, checksum) for path, (size, checksum) in fields["files"].items()}
     fields["operators"] = tuple(
         StatefulOperator(
@@ -482,6 +494,7 @@ def _describe(
         source_schemas=job.sources if job else {},
         sinks=job.sinks if job else (),
         result_schema=job.result_schema if job else None,
+        plan=job.plan if job else None,
         size=sum(size for size, _ in files.values()),
         files=files,
         created=int(time.time() * 1000),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import SourceRanges, check_pipeline_name
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, LedgerRetention
@@ -21,6 +23,8 @@ from airflow_provider_exactlyonce.streaming.state_backend import StateBackend
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("exactlyonce")
 
 OUTPUT_MODES: Final = ("append", "update", "complete")
 _ONE_SOURCE: Final = ""
@@ -60,6 +64,13 @@ class Pipeline:
         frames = {
             name: source.read(spark, config, leave_out_bad=self.sink.diverts) for name, source in self.sources.items()
         }
+        return self._applied(frames)
+
+    def planned(self, spark: SparkSession) -> DataFrame:
+        """Return the same stream for planning only: without a broker, and without a record in it."""
+        return self._applied({name: source.stand_in(spark) for name, source in self.sources.items()})
+
+    def _applied(self, frames: Mapping[str, DataFrame]) -> DataFrame:
         return self.function(frames[_ONE_SOURCE]) if _ONE_SOURCE in frames else self.function(**frames)
 
     def bad_source_records(
@@ -83,6 +94,31 @@ class Pipeline:
             "topic", F.lit(self.sink.bad_topic)
         )
         return kafka_columns.with_digest(records)
+
+    def describe(self, spark: SparkSession, result: DataFrame, unsure: Sequence[str] = ()) -> JobDescription:
+        """Return what this version says of itself, for the savepoints of what it commits.
+
+        :param result: the stream that goes to the sink, or the one for planning only
+        :param unsure: what may give other rows when a batch is run again
+        """
+        from airflow_provider_exactlyonce.streaming.plan_description import describe
+
+        try:
+            plan = describe(result, self.sink.facts)
+        except Exception as error:  # no stream stops because an upgrade could not be judged later
+            log.warning("the plan could not be described, so that savepoints will lack it: %s", error)
+            plan = None
+        return JobDescription(
+            version=self.version,
+            job_hash=self.job_hash,
+            spark_version=spark.version,
+            output_mode=self.output_mode,
+            sources={source.topic: source.schema for source in self.sources.values()},
+            sinks=tuple(self.sink.topics),
+            result_schema=result.schema.json(),
+            nondeterministic=tuple(unsure),
+            plan=plan,
+        )
 
     @property
     def version(self) -> str:

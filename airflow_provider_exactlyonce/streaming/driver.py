@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
-from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import recover
 from airflow_provider_exactlyonce.control import commands, status
@@ -274,7 +273,8 @@ class Driver:
             self._replay = open_replay(
                 spark, run, checkpoint, accept_nondeterminism=self._options.accept_nondeterminism
             )
-        self._serve_savepoints(run, spark.version, result, unsure)
+        jobs.write(run.home, run.lineage.id, self._pipeline.describe(spark, result, unsure))
+        self._serve_savepoints(run)
         coordinator = CommitCoordinator(
             sink,
             Callbacks(
@@ -337,24 +337,12 @@ class Driver:
         for name, value in asked.items():
             spark.conf.set(name, value)
 
-    def _serve_savepoints(self, run: Run, spark_version: str, result: DataFrame, unsure: Sequence[str]) -> None:
-        lineage, pipeline = run.lineage.id, self._pipeline
-        job = JobDescription(
-            version=pipeline.version,
-            job_hash=pipeline.job_hash,
-            spark_version=spark_version,
-            output_mode=pipeline.output_mode,
-            sources={source.topic: source.schema for source in pipeline.sources.values()},
-            sinks=tuple(pipeline.sink.topics),
-            result_schema=result.schema.json(),
-            nondeterministic=tuple(unsure),
-        )
-        jobs.write(run.home, lineage, job)
+    def _serve_savepoints(self, run: Run) -> None:
         self._savepoints = SavepointService(
             run.home,
-            lineage,
+            run.lineage.id,
             self._options.token,
-            retention=pipeline.checkpoint.savepoints,
+            retention=self._pipeline.checkpoint.savepoints,
             batch_of=lambda record: None if self._is_replaying() else run.lineage.batch_of(record.commit),
         )
         self._savepoints.start(run.tail.commit)

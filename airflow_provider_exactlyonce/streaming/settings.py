@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from airflow_provider_exactlyonce.exceptions import SettingRefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka import config
 
 #: Environment variables through which a supervisor hands a driver what must not be on its command line.
@@ -47,6 +47,21 @@ def submit_settings(given: Mapping[str, str]) -> dict[str, str]:
     check(given.get, absent_is_refused=False)
     required = {name: value for name, (value, _) in REQUIRED.items()}
     return {**DEFAULTS, **given, **required}
+
+
+def pairs(items: Sequence[str]) -> dict[str, str]:
+    """Read settings as they stand on a command line.
+
+    :param items: ``NAME=VALUE`` each
+    :raises RefusedError: when one is not
+    """
+    found = {}
+    for item in items:
+        name, separator, value = item.partition("=")
+        if not separator:
+            raise RefusedError(f"--conf {item!r} is not NAME=VALUE")
+        found[name] = value
+    return found
 
 
 def check(get: Callable[[str], str | None], *, absent_is_refused: bool = True) -> None:

@@ -107,6 +107,17 @@ class KafkaSink:
         return (self.bad_records_topic or f"{self.topic}.bad") if self.diverts else None
 
     @property
+    def facts(self) -> dict[str, tuple[str, ...]]:
+        """What readers can tell, and a new version of a job may change."""
+        named = ("key", "value_format", "headers", "partition", "timestamp", "topic_column")
+        given = {name: getattr(self, name) for name in named}
+        return {
+            "kind": ("kafka",),
+            "topics": tuple(self.topics),
+            **{name: (str(value),) for name, value in given.items() if value is not None},
+        }
+
+    @property
     def topics(self) -> list[str]:
         """The topics that are known before the first row."""
         return [topic for topic in (self.topic, self.bad_topic) if topic is not None]

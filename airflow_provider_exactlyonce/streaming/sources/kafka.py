@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import BadRecordError, RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka.config import for_spark
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 _CORRUPT: Final = "_exactlyonce_corrupt"
 _PARSED: Final = "_exactlyonce_parsed"
 _WIDE_SCALE: Final = 18
+
+_MARK: Final = "exactlyonce source "
+_HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
+#: What Spark's source gives.
+_KAFKA_COLUMNS: Final = (
+    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT"
+)
 
 #: Options of Spark's source with which the guarantee doesn't hold, and the only values that are accepted.
 _FIXED: Final[Mapping[str, str]] = {"failOnDataLoss": "true", "kafka.isolation.level": "read_committed"}
@@ -63,7 +70,20 @@ class KafkaSource:
                     f"--packages org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}, or with `exactlyonce run`"
                 ) from error
             raise
-        return self.fitted(records, leave_out_bad=leave_out_bad)
+        return self._marked(self.fitted(records, leave_out_bad=leave_out_bad))
+
+    def stand_in(self, spark: SparkSession) -> DataFrame:
+        """Return a stream of the same columns for planning only: without Spark's connector, a broker, or records."""
+        headers = any(
+            name.lower() == "includeheaders" and value.lower() == "true" for name, value in self.options.items()
+        )
+        schema = self.schema or _KAFKA_COLUMNS + (f", headers {_HEADERS}" if headers else "")
+        # A path with a wildcard need not exist.
+        return self._marked(spark.readStream.format("parquet").schema(schema).load("/exactlyonce/planning/only/*"))
+
+    def _marked(self, records: DataFrame) -> DataFrame:
+        """Mark where the source ends in a plan and the user's function begins."""
+        return records.alias(f"{_MARK}{self.topic}")
 
     def bad_records(
         self, spark: SparkSession, config: Mapping[str, str], ranges: Mapping[int, tuple[int, int]]
@@ -147,6 +167,15 @@ class KafkaSource:
         if not isinstance(schema, StructType):
             raise RefusedError(f"schema of KafkaSource({self.topic!r}): {self.schema!r} names no fields")
         return schema
+
+
+def topic_of_mark(plan: Any, name: str) -> str | None:
+    """Return the topic whose source a plan node marks the end of, None for any other node.
+
+    :param name: the simple name of the node's class
+    """
+    alias = str(plan.alias()) if name == "SubqueryAlias" else ""
+    return alias.removeprefix(_MARK) if alias.startswith(_MARK) else None
 
 
 def _reading_schema(schema: StructType) -> StructType:

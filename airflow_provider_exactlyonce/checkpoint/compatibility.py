@@ -1,0 +1,358 @@
+"""What a new version of a pipeline may and may not change, so that it can go on from a savepoint of the old one.
+
+Compares two descriptions; reads nothing, runs nothing. Spark itself compares the types of a state's keys and values
+only, by position; what means something else with equal types, it takes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, backend_of
+from airflow_provider_exactlyonce.checkpoint.state_compatibility import meaning, operators, schemas, type_name
+from airflow_provider_exactlyonce.checkpoint.versions import (
+    ORDER,
+    WARM_UP,
+    Finding,
+    Report,
+    Version,
+    compatible,
+    incompatible,
+    note,
+)
+
+_ENCODING: Final = "spark.sql.streaming.stateStore.encodingFormat"
+_PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
+
+
+def of_savepoint(savepoint: Savepoint, conf: Mapping[str, str]) -> Version:
+    """Return what a savepoint knows of the version that it was taken of.
+
+    :param conf: the settings that its checkpoint fixes
+    """
+    return Version(
+        pipeline=savepoint.pipeline,
+        spark_version=savepoint.spark_version,
+        job_hash=savepoint.job_hash,
+        output_mode=savepoint.output_mode,
+        topics=tuple(one.topic for one in savepoint.plan.sources) if savepoint.plan else tuple(savepoint.source),
+        plan=savepoint.plan,
+        operators=savepoint.operators,
+        state_backend=backend_of(conf, ()) if _PROVIDER in conf else None,
+        encoding=conf.get(_ENCODING, "unsaferow"),
+        result_schema=savepoint.result_schema,
+    )
+
+
+def compare(old: Version, new: Version) -> Report:
+    """Tell whether a new version can go on from the state of an old one."""
+    findings: list[Finding] = []
+    unchanged = []
+    for aspect, check in _CHECKS:
+        found = check(old, new)
+        if found is None:
+            continue
+        told = list(found)
+        findings += told
+        if not told:
+            unchanged.append(aspect)
+    findings.sort(key=lambda one: -ORDER.index(one.verdict))
+    return Report(findings=tuple(findings), unchanged=tuple(unchanged))
+
+
+def _pipeline(old: Version, new: Version) -> Iterator[Finding]:
+    if old.pipeline != new.pipeline:
+        yield incompatible(
+            "pipeline",
+            old.pipeline,
+            new.pipeline,
+            "a savepoint belongs to one pipeline: its ledger is named by it",
+            f"check against a savepoint of {new.pipeline}, or give the job the name {old.pipeline} again",
+        )
+
+
+def _what_is_known(old: Version, new: Version) -> Iterator[Finding] | None:
+    if old.plan is not None and new.plan is not None:
+        return None
+    told = (
+        "aggregate functions, columns that they and the keys are made of, windows, watermarks, join conditions, sinks"
+    )
+    return iter(
+        [
+            note(
+                "plan",
+                "not known" if old.plan is None else "known",
+                "not known" if new.plan is None else "known",
+                f"what a version computes is known of both or can't be compared: {told}",
+                "start the old version with this release, take a savepoint, and check against that",
+            )
+        ]
+    )
+
+
+def _refused(old: Version, new: Version) -> Iterator[Finding] | None:
+    if new.refused is None:
+        return None
+    return iter(
+        [
+            incompatible(
+                "output mode" if old.output_mode not in (None, new.output_mode) else "plan",
+                old.output_mode,
+                new.output_mode,
+                f"Spark does not run it: {new.refused}",
+                "change the job as Spark says",
+            )
+        ]
+    )
+
+
+def _spark(old: Version, new: Version) -> Iterator[Finding]:
+    if old.spark_version is None or new.spark_version is None:
+        yield note("Spark", old.spark_version, new.spark_version, "the savepoint does not say which Spark ran it")
+        return
+    before, after = _numbers(old.spark_version), _numbers(new.spark_version)
+    if before == after:
+        return
+    if after > before:
+        reason = "a newer Spark reads older checkpoints; what it plans for the same job may differ"
+        yield note("Spark", old.spark_version, new.spark_version, reason, "try it on a copy: exactlyonce restore --to")
+    elif after[:2] == before[:2]:
+        reason = "an older patch release; it reads what the newer one wrote unless its release notes say otherwise"
+        yield note("Spark", old.spark_version, new.spark_version, reason, "try it on a copy: exactlyonce restore --to")
+    else:
+        reason = "an older Spark may not read what a newer one wrote, and does not always notice"
+        way_out = f"run it with Spark {old.spark_version} or newer; or {WARM_UP}"
+        yield incompatible("Spark", old.spark_version, new.spark_version, reason, way_out)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    leading = (itertools.takewhile(str.isdecimal, part) for part in version.split("."))
+    return tuple(int("".join(digits) or 0) for digits in leading)[:3]
+
+
+def _backend(old: Version, new: Version) -> Iterator[Finding]:
+    if None not in (old.state_backend, new.state_backend) and old.state_backend != new.state_backend:
+        yield incompatible(
+            "state backend",
+            old.state_backend,
+            new.state_backend,
+            "a lineage keeps its backend; the start of this job would be refused",
+            f"state_backend=StateBackend.{old.state_backend}() as before, or a new name and a new home",
+        )
+
+
+def _partitions(old: Version, new: Version) -> Iterator[Finding] | None:
+    before = max((one.partitions for one in old.operators or ()), default=None)
+    if new.partitions is None or before is None:
+        return None
+    if new.partitions == before:
+        return iter(())
+    reason = f"Spark goes on with the {before} state partitions of the checkpoint, whatever the setting says"
+    return iter([note("state partitions", before, new.partitions, reason, "exactlyonce rescale changes them")])
+
+
+def _sources(old: Version, new: Version) -> Iterator[Finding]:
+    before, after = Counter(old.topics), Counter(new.topics)
+    if old.topics == new.topics:
+        return
+    if before == after:
+        yield incompatible(
+            "sources",
+            old.topics,
+            new.topics,
+            "Spark knows sources by their order in the plan, and would give each the offsets of another",
+            "use them in the old order",
+        )
+        return
+    added, gone = tuple((after - before).elements()), tuple((before - after).elements())
+    if added and gone and len(old.topics) == len(new.topics):
+        reason = "the checkpoint's offsets are of the old topic: Spark misses its partitions in the new one, and stops"
+    elif added and gone:
+        reason = "the checkpoint has offsets of other sources"
+    elif added:
+        reason = f"the checkpoint has offsets of {len(old.topics)} sources, and Spark refuses another number of them"
+    else:
+        reason = f"the checkpoint has offsets of {len(old.topics)} sources, and Spark refuses fewer"
+    yield incompatible("sources", old.topics, new.topics, reason)
+
+
+def _source_columns(old: Version, new: Version) -> list[Finding] | None:
+    if old.plan is None or new.plan is None:
+        return None
+    found = []
+    for before, after in zip(old.plan.sources, new.plan.sources, strict=False):
+        if before.topic != after.topic or before.columns == after.columns:
+            continue
+        types, wanted = (dict(column.split(" ", 1) for column in one.columns) for one in (before, after))
+        changed = [f"{name} {types[name]}" for name in types if name in wanted and wanted[name] != types[name]]
+        if changed:
+            now = [f"{name} {wanted[name]}" for name in types if name in wanted and wanted[name] != types[name]]
+            reason = "from the next batch on records are read so; one that does not fit stops the pipeline"
+            found.append(note(f"columns of {before.topic}", changed, now, reason))
+        gone = [one for one in before.columns if one.split(" ", 1)[0] not in wanted]
+        added = [one for one in after.columns if one.split(" ", 1)[0] not in types]
+        if gone or added:
+            reason = "records are read so from the next batch on"
+            found.append(compatible(f"columns of {before.topic}", gone, added, reason))
+    return found
+
+
+def _filters(old: Version, new: Version) -> list[Finding] | None:
+    if old.plan is None or new.plan is None:
+        return None
+    gone, added = _differences(old.plan.filters, new.plan.filters)
+    if not gone and not added:
+        return []
+    reason = "holds from the next batch on; what is in the state stays"
+    return [compatible("filters", gone, added, reason)]
+
+
+def _differences(old: Sequence[str], new: Sequence[str]) -> tuple[list[str], list[str]]:
+    return [one for one in old if one not in new], [one for one in new if one not in old]
+
+
+def _watermarks(old: Version, new: Version) -> list[Finding] | None:
+    if old.plan is None or new.plan is None:
+        return None
+    before = {one.column: one.delay_milliseconds for one in old.plan.watermarks}
+    after = {one.column: one.delay_milliseconds for one in new.plan.watermarks}
+    if before == after:
+        return []
+    if not old.plan.operators and not new.plan.operators:
+        return [compatible("watermark", _delays(before), _delays(after), "without state a watermark changes nothing")]
+    found = []
+    for column in before:
+        if column in after and before[column] != after[column]:
+            found.append(_delay_changed(column, before[column], after[column]))
+    gone = {column: delay for column, delay in before.items() if column not in after}
+    added = {column: delay for column, delay in after.items() if column not in before}
+    if gone and added:
+        reason = (
+            "Spark goes on from the watermark of the old column: where the new one is behind it, all its rows are late "
+            "and are dropped"
+        )
+        found.append(incompatible("watermark", _delays(gone), _delays(added), reason))
+    elif gone:
+        reason = "state that it would have removed stays for ever, and no row is late any more"
+        found.append(note("watermark", _delays(gone), None, reason))
+    elif added:
+        reason = "rows that are later than this are dropped from now on, and old state is removed"
+        found.append(note("watermark", None, _delays(added), reason))
+    return found
+
+
+def _delay_changed(column: str, before: int, after: int) -> Finding:
+    if after > before:
+        reason = (
+            "later rows are taken from now on; state that the shorter delay has removed is gone, so that a row of its "
+            "time begins it anew"
+        )
+    else:
+        reason = "rows that are later than this are dropped from now on; windows close earlier"
+    return note("watermark", _delays({column: before}), _delays({column: after}), reason)
+
+
+def _delays(watermarks: Mapping[str, int]) -> list[str]:
+    return [f"{column} - {delay / 1000:g} s" for column, delay in watermarks.items()]
+
+
+def _output_mode(old: Version, new: Version) -> Iterator[Finding] | None:
+    if old.output_mode is None or new.refused is not None:
+        return None
+    return iter(()) if old.output_mode == new.output_mode else _output_mode_changed(old, new)
+
+
+def _output_mode_changed(old: Version, new: Version) -> Iterator[Finding]:
+    before, after = str(old.output_mode), str(new.output_mode)
+    if not old.operators and not new.operators:
+        yield compatible("output mode", before, after, "without state both write each row once")
+    elif after == "complete":
+        if old.plan is None or old.plan.watermarks:
+            reason = (
+                "complete promises every group since the beginning; those that the watermark has removed are missing"
+            )
+            yield incompatible("output mode", before, after, reason)
+        else:
+            yield note(
+                "output mode", before, after, "every batch writes all groups from now on; readers see each again"
+            )
+    elif after == "append":
+        reason = (
+            "a group is written once, when the watermark has passed it; those in the state, which readers know from "
+        )
+        yield note("output mode", before, after, f"{reason}earlier updates, are written once more then")
+    else:
+        reason = "a group is written whenever it changes; readers must take the newest row of a key"
+        yield note("output mode", before, after, reason)
+
+
+def _sink(old: Version, new: Version) -> list[Finding] | None:
+    if old.plan is None or new.plan is None:
+        return None
+    found = []
+    for name in sorted({*old.plan.sink, *new.plan.sink}):
+        before, after = old.plan.sink.get(name, ()), new.plan.sink.get(name, ())
+        if before != after:
+            found.append(
+                note(f"sink: {name}", before, after, _SINKS.get(name, "records differ from the next batch on"))
+            )
+    return found
+
+
+_SINKS: Final = {
+    "topics": "output goes there from the next batch on; what is committed stays where it is, and is not copied",
+    "key": "records get other keys and partitions from the next batch on, so that per key the order ends and compaction "
+    "begins anew",
+    "kind": "output goes there from the next batch on, and its own ledger counts from there",
+}
+
+
+def _output_columns(old: Version, new: Version) -> list[Finding] | None:
+    if old.result_schema is None or new.result_schema is None:
+        return None
+    before, after = (
+        {one["name"]: type_name(one["type"]) for one in json.loads(schema)["fields"]}
+        for schema in (old.result_schema, new.result_schema)
+    )
+    if before == after:
+        return []
+    gone = [f"{name} {kind}" for name, kind in before.items() if after.get(name) != kind]
+    added = [f"{name} {kind}" for name, kind in after.items() if before.get(name) != kind]
+    reason = "readers of the sink see other columns from the next batch on"
+    return [note("output columns", gone, added, reason)]
+
+
+def _user_functions(old: Version, new: Version) -> list[Finding] | None:
+    if old.plan is None or new.plan is None or old.job_hash is None:
+        return None
+    names = sorted({*old.plan.user_functions, *new.plan.user_functions})
+    if not names or old.job_hash == new.job_hash:
+        return []
+    reason = "state depends on user functions, and a plan does not show their bodies: make sure that they mean the same"
+    return [note("user functions", sorted(old.plan.user_functions), sorted(new.plan.user_functions), reason)]
+
+
+_Check = Callable[[Version, Version], Iterator[Finding] | list[Finding] | None]
+_CHECKS: Final[tuple[tuple[str, _Check], ...]] = (
+    ("pipeline", _pipeline),
+    ("plan", _what_is_known),
+    ("plan", _refused),
+    ("Spark", _spark),
+    ("state backend", _backend),
+    ("state partitions", _partitions),
+    ("sources", _sources),
+    ("source columns", _source_columns),
+    ("filters", _filters),
+    ("watermark", _watermarks),
+    ("stateful operators", operators),
+    ("what state means", meaning),
+    ("state schemas", schemas),
+    ("output mode", _output_mode),
+    ("sink", _sink),
+    ("output columns", _output_columns),
+    ("user functions", _user_functions),
+)

@@ -1,0 +1,88 @@
+"""What a version of a pipeline computes, as far as its state depends on it: read from its plan, kept in savepoints.
+
+Everything is text without expression ids: columns by the topic that they come from, expressions by what they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+SCHEMA: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcePlan:
+    """One stream that a plan reads.
+
+    :param columns: ``name type`` of each
+    """
+
+    topic: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorPlan:
+    """One operator that keeps state.
+
+    :param kind: such as ``aggregate`` or ``stream-stream join``
+    :param facts: what its state means, by name: lists in the order in which Spark keeps them
+    """
+
+    kind: str
+    facts: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watermark:
+    """One event-time column with a watermark.
+
+    :param delay_milliseconds: how late a row may be
+    """
+
+    column: str
+    delay_milliseconds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a version computes.
+
+    :param sources: in Spark's order: its offsets have no other name for them
+    :param operators: in Spark's order
+    :param filters: conditions that rows must meet, anywhere in the plan
+    :param user_functions: whose bodies a plan does not show, in the part that state depends on
+    :param sink: what readers of the sink can tell, by name
+    """
+
+    sources: tuple[SourcePlan, ...]
+    operators: tuple[OperatorPlan, ...] = ()
+    watermarks: tuple[Watermark, ...] = ()
+    filters: tuple[str, ...] = ()
+    user_functions: tuple[str, ...] = ()
+    sink: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def encode(plan: Plan) -> dict[str, Any]:
+    """Return a plan's JSON form."""
+    return {"schema": SCHEMA, **asdict(plan)}
+
+
+def decode(body: Mapping[str, Any]) -> Plan | None:
+    """Read a plan; None when a newer release wrote it."""
+    if body["schema"] != SCHEMA:
+        return None
+    return Plan(
+        sources=tuple(SourcePlan(topic=one["topic"], columns=tuple(one["columns"])) for one in body["sources"]),
+        operators=tuple(OperatorPlan(kind=one["kind"], facts=_tuples(one["facts"])) for one in body["operators"]),
+        watermarks=tuple(Watermark(**one) for one in body["watermarks"]),
+        filters=tuple(body["filters"]),
+        user_functions=tuple(body["user_functions"]),
+        sink=_tuples(body["sink"]),
+    )
+
+
+def _tuples(facts: Mapping[str, list[str]]) -> dict[str, tuple[str, ...]]:
+    return {name: tuple(values) for name, values in facts.items()}

@@ -1,0 +1,221 @@
+"""What a new version may change of its state: operators, what their keys and values mean, and their schemas."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.checkpoint.plan import OperatorPlan
+from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
+from airflow_provider_exactlyonce.checkpoint.versions import WARM_UP, Finding, Version, incompatible, note
+
+_BY_TYPE: Final = "Spark compares only the types of what it keeps, by position, and would go on with the old values"
+_TRANSFORM: Final = "transformWithState"
+#: What Avro reads as.
+_WIDER: Final = {
+    "integer": frozenset({"long", "float", "double"}),
+    "long": frozenset({"float", "double"}),
+    "float": frozenset({"double"}),
+}
+
+
+def operators(old: Version, new: Version) -> Iterator[Finding] | None:
+    if old.operators is None or new.operators is None:
+        return None
+    return _operator_differences([one.name for one in old.operators], [one.name for one in new.operators])
+
+
+def _operator_differences(before: list[str], after: list[str]) -> Iterator[Finding]:
+    if before == after:
+        return
+    aspect = "stateful operators"
+    if not before:
+        reason = "there was no state: what the new version would have kept of all earlier rows isn't there"
+        yield incompatible(aspect, before, after, reason)
+    elif not after:
+        reason = "the new version keeps no state, so all of it would be dropped without a word"
+        yield incompatible(aspect, before, after, reason)
+    elif sorted(before) == sorted(after):
+        reason = "Spark knows operators by their order in the plan"
+        yield incompatible(aspect, before, after, reason, "use them in the old order")
+    else:
+        gone, added = Counter(before) - Counter(after), Counter(after) - Counter(before)
+        words = [f"{name} is added" for name in added.elements()] + [f"{name} is gone" for name in gone.elements()]
+        reason = f"{', '.join(words)}; Spark refuses operators that the state does not have, or has too many of"
+        yield incompatible(aspect, before, after, reason)
+
+
+def meaning(old: Version, new: Version) -> list[Finding] | None:
+    """Compare what the state of each operator means."""
+    if old.plan is None or new.plan is None:
+        return None
+    before, after = old.plan.operators, new.plan.operators
+    if [one.kind for one in before] != [one.kind for one in after]:
+        if old.operators is not None and new.operators is not None:
+            return None  # told as operators that differ
+        return list(_operator_differences([one.kind for one in before], [one.kind for one in after]))
+    found = []
+    for number, (one, other) in enumerate(zip(before, after, strict=True)):
+        label = one.kind if len(before) == 1 else f"{one.kind} {number}"
+        for fact in one.facts:
+            if one.facts[fact] != other.facts.get(fact, ()):
+                found += _fact(f"{label}: {fact}", fact, one, other)
+    return found
+
+
+def _fact(aspect: str, fact: str, one: OperatorPlan, other: OperatorPlan) -> list[Finding]:
+    before, after = one.facts[fact], other.facts.get(fact, ())
+    if fact in ("left columns", "right columns"):
+        if len(before) != len(after):
+            return []  # the schemas tell
+        return [incompatible(aspect, before, after, f"the rows in the state have other columns. {_BY_TYPE}")]
+    if fact == "where" and one.facts["type"] == other.facts["type"] == ("INNER",):
+        reason = "holds from the next batch on; rows that the old condition has let go are not in the state"
+        return [note(aspect, before, after, reason)]
+    if fact in _NOTES:
+        return [note(aspect, before, after, _NOTES[fact])]
+    if fact in ("group by", "columns", "on") and sorted(before) == sorted(after):
+        return [incompatible(aspect, before, after, f"the order differs. {_BY_TYPE}", "use the old order")]
+    if fact == "functions" and sorted(before) == sorted(after):
+        return [incompatible(aspect, before, after, f"the order differs. {_BY_TYPE}", "use the old order")]
+    reason = _REASONS.get(fact, "the state means something else")
+    return [incompatible(aspect, before, after, f"{reason}. {_BY_TYPE}")]
+
+
+_REASONS: Final = {
+    "group by": "the state belongs to other groups",
+    "functions": "the values in the state are of other functions",
+    "columns": "the state knows other keys",
+    "on": "the rows in the state belong to other keys",
+    "where": "the rows in the state are marked as matched or not by the old condition",
+    "type": "the rows in the state are kept and marked as matched for the old kind of join",
+}
+_NOTES: Final = {
+    "function": "what its body does with the old state can't be seen",
+    "timeout": "holds from a key's next row on",
+    "rows": "rows that were let through before count",
+}
+
+
+def schemas(old: Version, new: Version) -> list[Finding] | None:
+    """Compare keys and values of all stores as Spark does."""
+    if old.operators is None or new.operators is None:
+        return None
+    if [one.name for one in old.operators] != [one.name for one in new.operators]:
+        return None
+    found = []
+    for before, after in zip(old.operators, new.operators, strict=True):
+        label = before.name if len(old.operators) == 1 else f"{before.name} {before.id}"
+        found += _variables(label, before, after)
+        for store in before.schemas:
+            if store in after.schemas:
+                avro = old.encoding == "avro" and before.name.startswith(_TRANSFORM)
+                found += _schema(f"{label}, {store}", before.schemas[store], after.schemas[store], avro=avro)
+    return found
+
+
+def _variables(label: str, before: StatefulOperator, after: StatefulOperator) -> list[Finding]:
+    """Compare the variables of a transformWithState, and the stores of any other operator."""
+    for name in ("timeMode", "outputMode"):
+        if before.properties.get(name) != after.properties.get(name):
+            reason = "Spark refuses another one for state that is there"
+            return [incompatible(f"{label}: {name}", before.properties.get(name), after.properties.get(name), reason)]
+    kinds, wanted = (
+        {one["stateName"]: f"{one['stateVariableType']}{' with TTL' if one.get('ttlEnabled') else ''}" for one in of}
+        for of in (before.properties.get("stateVariables", ()), after.properties.get("stateVariables", ()))
+    )
+    if not kinds and not wanted:
+        if set(before.stores) != set(after.stores):
+            reason = "its state is in other stores"
+            return [incompatible(f"{label}: stores", before.stores, after.stores, reason)]
+        return []
+    found = []
+    for name, kind in kinds.items():
+        if name not in wanted:
+            reason = "its values are dropped, and would be gone if a later version had it again"
+            found.append(note(f"{label}: variable {name}", kind, None, reason))
+        elif wanted[name] != kind:
+            reason = "Spark refuses another kind of variable under the same name"
+            way_out = f"give the variable a new name; or {WARM_UP}"
+            found.append(incompatible(f"{label}: variable {name}", kind, wanted[name], reason, way_out))
+    for name, kind in wanted.items():
+        if name not in kinds:
+            found.append(note(f"{label}: variable {name}", None, kind, "it begins empty for every key"))
+    return found
+
+
+def _schema(label: str, before: tuple[str, str], after: tuple[str, str], *, avro: bool) -> Iterator[Finding]:
+    for part, one, other in zip(("key", "value"), before, after, strict=True):
+        old, new = json.loads(one), json.loads(other)
+        if _accepts(old, new):
+            continue
+        if avro and part == "value":
+            yield from _evolved(f"{label}: {part}", old, new)
+        else:
+            reason = f"Spark refuses another {part} in state that is there"
+            yield incompatible(f"{label}: {part}", _readable(old), _readable(new), reason)
+
+
+def _accepts(old: Any, new: Any) -> bool:
+    """Tell whether Spark takes a type for another: names don't matter, and what can't be null stays so."""
+    if isinstance(old, str) or isinstance(new, str):
+        return bool(old == new)
+    if old["type"] != new["type"]:
+        return False
+    if old["type"] == "struct":
+        pairs = list(itertools.zip_longest(old["fields"], new["fields"]))
+        return all(
+            one is not None
+            and other is not None
+            and (one["nullable"] or not other["nullable"])
+            and _accepts(one["type"], other["type"])
+            for one, other in pairs
+        )
+    if old["type"] == "array":
+        return (old["containsNull"] or not new["containsNull"]) and _accepts(old["elementType"], new["elementType"])
+    if old["type"] == "map":
+        return (
+            (old["valueContainsNull"] or not new["valueContainsNull"])
+            and _accepts(old["keyType"], new["keyType"])
+            and _accepts(old["valueType"], new["valueType"])
+        )
+    return bool(old == new)
+
+
+def _evolved(aspect: str, old: Any, new: Any) -> Iterator[Finding]:
+    """Tell what Avro makes of a change of a value's columns."""
+    before, after = ({one["name"]: one for one in schema["fields"]} for schema in (old, new))
+    for name in before.keys() & after.keys():
+        one, other = before[name]["type"], after[name]["type"]
+        if not _accepts(one, other) and not (isinstance(one, str) and other in _WIDER.get(one, ())):
+            reason = "Avro can't read the old type as the new one"
+            yield incompatible(f"{aspect}, {name}", type_name(one), type_name(other), reason)
+            return
+    reason = (
+        "state is encoded in Avro: columns that are new are null in old values, and those that are gone are skipped"
+    )
+    yield note(aspect, _readable(old), _readable(new), reason)
+
+
+def _readable(schema: Any) -> str:
+    parts = (
+        f"{one['name']} {type_name(one['type'])}{'' if one['nullable'] else ' not null'}" for one in schema["fields"]
+    )
+    return ", ".join(parts)
+
+
+def type_name(kind: Any) -> str:
+    if isinstance(kind, str):
+        return kind
+    if kind["type"] == "struct":
+        return f"struct<{_readable(kind)}>"
+    if kind["type"] == "array":
+        return f"array<{type_name(kind['elementType'])}>"
+    return (
+        f"map<{type_name(kind['keyType'])}, {type_name(kind['valueType'])}>"
+        if kind["type"] == "map"
+        else str(kind["type"])
+    )

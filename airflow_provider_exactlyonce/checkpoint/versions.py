@@ -1,0 +1,121 @@
+"""Two versions of a pipeline, and what is found between them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.checkpoint.plan import Plan
+from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
+
+WARM_UP: Final = (
+    "warm_up: let the new version build its state from the sources again, with its output held back up to the last "
+    "commit; or give it a new name and a new home"
+)
+
+
+class Verdict(Enum):
+    """What becomes of a change, best first."""
+
+    COMPATIBLE = "compatible"
+    NOTE = "note"
+    INCOMPATIBLE = "incompatible"
+
+
+ORDER: Final = tuple(Verdict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that differs.
+
+    :param aspect: what, such as ``output mode``
+    :param old: how it is in the savepoint, None when nothing is there or it is not known
+    :param new: how the new version has it, as above
+    :param reason: what follows from it
+    :param way_out: what to do about it, None when nothing needs to be done
+    """
+
+    aspect: str
+    old: str | None
+    new: str | None
+    verdict: Verdict
+    reason: str
+    way_out: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """What is known of one version.
+
+    :param spark_version: None when it is not known
+    :param job_hash: SHA-256 of the job's file, None when it is not known
+    :param output_mode: None when it is not known
+    :param topics: of the sources, in Spark's order
+    :param plan: None when it is not known
+    :param operators: None when Spark would not plan it
+    :param state_backend: ``hashmap`` or ``rocksdb``; None when it does not say
+    :param encoding: how state is encoded, ``unsaferow`` or ``avro``
+    :param partitions: of state that were asked for, None when nobody has asked
+    :param result_schema: Spark's JSON, None when it is not known
+    :param refused: why Spark would not plan it
+    """
+
+    pipeline: str
+    spark_version: str | None
+    job_hash: str | None
+    output_mode: str | None
+    topics: tuple[str, ...]
+    plan: Plan | None
+    operators: tuple[StatefulOperator, ...] | None
+    state_backend: str | None = None
+    encoding: str = "unsaferow"
+    partitions: int | None = None
+    result_schema: str | None = None
+    refused: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The answer.
+
+    :param findings: worst first
+    :param unchanged: aspects that were compared and are equal
+    """
+
+    findings: tuple[Finding, ...]
+    unchanged: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of the findings."""
+        return self.findings[0].verdict if self.findings else Verdict.COMPATIBLE
+
+    def document(self) -> dict[str, Any]:
+        """Return the answer's JSON form."""
+        findings = [{**asdict(one), "verdict": one.verdict.value} for one in self.findings]
+        return {"verdict": self.verdict.value, "findings": findings, "unchanged": list(self.unchanged)}
+
+
+def note(aspect: str, old: object, new: object, reason: str, way_out: str | None = None) -> Finding:
+    """Return a change that is taken, and has a consequence."""
+    return Finding(aspect=aspect, old=_text(old), new=_text(new), verdict=Verdict.NOTE, reason=reason, way_out=way_out)
+
+
+def compatible(aspect: str, old: object, new: object, reason: str) -> Finding:
+    """Return a change without any."""
+    return Finding(aspect=aspect, old=_text(old), new=_text(new), verdict=Verdict.COMPATIBLE, reason=reason)
+
+
+def incompatible(aspect: str, old: object, new: object, reason: str, way_out: str = WARM_UP) -> Finding:
+    """Return a change with which the state can't be used."""
+    return Finding(
+        aspect=aspect, old=_text(old), new=_text(new), verdict=Verdict.INCOMPATIBLE, reason=reason, way_out=way_out
+    )
+
+
+def _text(value: object) -> str | None:
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value)) or None
+    return None if value is None else str(value)

@@ -1,0 +1,101 @@
+"""Asks Spark which state a plan would keep, without running it: the one adapter for Spark's planning of a micro-batch.
+
+Spark plans the first micro-batch of a new query and writes the metadata and schemas of its state, as at every start,
+into a directory of ours. :mod:`~airflow_provider_exactlyonce.checkpoint.state` reads them there, as it reads a
+savepoint's. No source is opened and no task runs; only transformWithState has its processor's ``init`` called, in a
+Python worker, as Spark does to learn its variables.
+
+Everything here is private to Spark 4.2. ``tests/integration/compatibility/test_planned_state.py`` is its contract: if
+that fails with another Spark, mend this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.checkpoint.state import StateDirectory, StatefulOperator
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_STREAMING: Final = "org.apache.spark.sql.execution.streaming"
+_EXECUTION: Final = f"{_STREAMING}.runtime.IncrementalExecution"
+
+
+class PlanRefusedError(ExactlyOnceError):
+    """Spark can't run this plan as a stream, whatever state there is."""
+
+
+def stateful_operators(frame: DataFrame, output_mode: str, conf: Mapping[str, str]) -> tuple[StatefulOperator, ...]:
+    """Return the operators with state that Spark would run.
+
+    :param frame: the stream that goes to the sink
+    :param output_mode: ``append``, ``update`` or ``complete``
+    :param conf: the settings that the checkpoint fixes for its life
+    :raises PlanRefusedError: in Spark's words
+    :raises ExactlyOnceError: when this Spark is another one inside
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    with _settings(frame.sparkSession, conf), tempfile.TemporaryDirectory(prefix="exactlyonce-check-") as folder:
+        offsets = Path(folder, "offsets", "0")  # Spark looks for state's metadata up to the newest of them
+        offsets.parent.mkdir()
+        offsets.touch()
+        try:
+            _plan(frame, output_mode, conf, folder)
+        except PySparkException as error:
+            raise PlanRefusedError(str(error).splitlines()[0].rstrip("; ")) from error
+        except Py4JError as error:
+            raise ExactlyOnceError(
+                f"Spark {frame.sparkSession.version} can't be asked which state a plan keeps: {error}"
+            ) from error
+        return tuple(StateDirectory(Path(folder)).operators(0))
+
+
+@contextlib.contextmanager
+def _settings(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
+    before = {name: spark.conf.get(name, None) for name in conf}
+    for name, value in conf.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, former in before.items():
+            spark.conf.unset(name) if former is None else spark.conf.set(name, former)
+
+
+def _plan(frame: DataFrame, output_mode: str, conf: Mapping[str, str], folder: str) -> None:
+    jvm: Any = frame.sparkSession._jvm
+    analyzed = frame._jdf.queryExecution().analyzed()
+    mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, output_mode.capitalize())()
+    jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(analyzed, mode)
+    offsets = {"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": dict(conf)}
+    companion = _object(jvm, _EXECUTION)
+    execution = jvm.org.apache.spark.sql.execution.streaming.runtime.IncrementalExecution(
+        frame.sparkSession._jsparkSession,
+        analyzed,
+        mode,
+        f"{folder}/state",
+        jvm.java.util.UUID.randomUUID(),
+        jvm.java.util.UUID.randomUUID(),
+        0,  # the batch
+        _object(jvm, "scala.None"),  # the offsets before it
+        _object(jvm, f"{_STREAMING}.checkpointing.OffsetSeqMetadata").apply(json.dumps(offsets)),
+        _object(jvm, f"{_STREAMING}.runtime.WatermarkPropagator").noop(),
+        True,  # the first batch of a start: state's metadata and schemas are written
+        *(getattr(companion, f"$lessinit$greater$default${number}")() for number in (12, 13, 14, 15)),
+    )
+    execution.executedPlan()
+
+
+def _object(jvm: Any, name: str) -> Any:
+    """Return a Scala object."""
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    return jvm.java.lang.Class.forName(f"{name}$", True, loader).getField("MODULE$").get(None)

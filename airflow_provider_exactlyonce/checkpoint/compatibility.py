@@ -305,8 +305,7 @@ def _sink(old: Version, new: Version) -> list[Finding] | None:
 
 _SINKS: Final = {
     "topics": "output goes there from the next batch on; what is committed stays where it is, and is not copied",
-    "key": "records get other keys and partitions from the next batch on, so that per key the order ends and compaction "
-    "begins anew",
+    "key": "records get other keys and partitions from the next batch on: order and compaction per key begin anew",
     "kind": "output goes there from the next batch on, and its own ledger counts from there",
 }
 

@@ -23,6 +23,7 @@ _WIDER: Final = {
 
 
 def operators(old: Version, new: Version) -> Iterator[Finding] | None:
+    """Compare the operators that keep state; None when one side's are not known."""
     if old.operators is None or new.operators is None:
         return None
     return _operator_differences([one.name for one in old.operators], [one.name for one in new.operators])
@@ -77,9 +78,7 @@ def _fact(aspect: str, fact: str, one: OperatorPlan, other: OperatorPlan) -> lis
         return [note(aspect, before, after, reason)]
     if fact in _NOTES:
         return [note(aspect, before, after, _NOTES[fact])]
-    if fact in ("group by", "columns", "on") and sorted(before) == sorted(after):
-        return [incompatible(aspect, before, after, f"the order differs. {_BY_TYPE}", "use the old order")]
-    if fact == "functions" and sorted(before) == sorted(after):
+    if fact in ("group by", "columns", "on", "functions") and sorted(before) == sorted(after):
         return [incompatible(aspect, before, after, f"the order differs. {_BY_TYPE}", "use the old order")]
     reason = _REASONS.get(fact, "the state means something else")
     return [incompatible(aspect, before, after, f"{reason}. {_BY_TYPE}")]
@@ -208,6 +207,7 @@ def _readable(schema: Any) -> str:
 
 
 def type_name(kind: Any) -> str:
+    """Return the short name of a type in Spark's JSON."""
     if isinstance(kind, str):
         return kind
     if kind["type"] == "struct":

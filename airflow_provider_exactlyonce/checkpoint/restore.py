@@ -203,5 +203,8 @@ def _make(home: Home, savepoints: Savepoints, savepoint: Savepoint, lineage: Lin
     lineages.remove_unfinished(directory.parent)
     lineages.make(directory, savepoints.checkpoint(savepoint.id).path, savepoint.files, lineage)
     if to is None:
+        jobs.copy(home, savepoint.lineage, lineage.id)  # for savepoints of the new lineage, until a job runs in it
+        if savepoint.job is not None and jobs.read(home, lineage.id, savepoint.version) is None:
+            jobs.write(home, lineage.id, savepoint.job)
         lineages.switch(home, lineage)
     return directory

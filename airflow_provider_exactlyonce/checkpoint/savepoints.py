@@ -128,6 +128,22 @@ class Savepoint:
     pinned: bool = False
     plan: Plan | None = None
 
+    @property
+    def job(self) -> JobDescription | None:
+        """What the job that committed the batch said of itself, None when it said nothing."""
+        if self.spark_version is None or self.output_mode is None or self.result_schema is None:
+            return None
+        return JobDescription(
+            version=self.version,
+            job_hash=self.job_hash,
+            spark_version=self.spark_version,
+            output_mode=self.output_mode,
+            sources=self.source_schemas,
+            sinks=self.sinks,
+            result_schema=self.result_schema,
+            plan=self.plan,
+        )
+
 
 class Savepoints:
     """The savepoints in one directory.

@@ -1,0 +1,123 @@
+"""``exactlyonce check`` as users run it, against savepoints of a pipeline on Kafka."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from confluent_kafka import IsolationLevel
+
+from airflow_provider_exactlyonce import cli
+from airflow_provider_exactlyonce.checkpoint import request
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.records import ledger_topic
+from tests.integration.streaming.harness import JOBS, World, end_offsets
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def world(
+    tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str], spark_classes: None
+) -> Iterator[World]:
+    source, sink = make_topic(partitions=2), make_topic(partitions=2)
+    world = World(config=kafka_config, pipeline=f"p-{source}", source=source, sink=sink, home=tmp_path / "home")
+    yield world
+    world.end()
+
+
+def check(world: World, *arguments: str, config: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "TEST_PIPELINE": world.pipeline,
+        "TEST_SOURCE": world.source,
+        "TEST_SINK": world.sink,
+        "EXACTLYONCE_KAFKA": json.dumps(dict(world.config if config is None else config)),
+    }
+    command = [sys.executable, "-m", cli.__name__, "check", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def everything(world: World) -> tuple[dict[str, tuple[int, int]], list[dict[int, int]]]:
+    """Return what a check must leave as it is: the home's files, and where topics and ledger end."""
+    files = {
+        str(file.relative_to(world.home)): (file.stat().st_size, file.stat().st_mtime_ns)
+        for file in world.home.rglob("*")
+        if file.is_file()
+    }
+    topics = (world.source, world.sink, ledger_topic(world.pipeline))
+    return files, [end_offsets(world.config, topic, IsolationLevel.READ_UNCOMMITTED) for topic in topics]
+
+
+def saved(world: World) -> Savepoint:
+    world.send(300)
+    driver = world.start()
+    assert driver.wait() == 0, driver.output()[-3000:]
+    return request.take(Home(world.home), world.pipeline, world.config)
+
+
+def test_a_job_is_judged_by_the_savepoints_id_and_by_its_directory_and_nothing_is_touched(
+    world: World, tmp_path: Path
+) -> None:
+    savepoint = saved(world)
+    assert savepoint.plan is not None, "it was taken while the pipeline was stopped"
+    before = everything(world)
+    text = (JOBS / "counts.py").read_text()
+
+    changed = tmp_path / "changed.py"
+    changed.write_text(text.replace("F.sum(", "F.max("))
+    done = check(world, str(changed), "--against", savepoint.id, "--json")
+    assert done.returncode == RefusedError.exit_code, done.stderr[-3000:]
+    answer = json.loads(done.stdout)
+    assert (answer["verdict"], answer["savepoint"], answer["pipeline"]) == (
+        "incompatible",
+        savepoint.id,
+        world.pipeline,
+    )
+    worst = answer["findings"][0]
+    assert worst["aspect"] == "aggregate: functions"
+    assert f"sum({world.source}.v)" in worst["old"]
+    assert f"max({world.source}.v)" in worst["new"]
+    assert "warm_up" in worst["way_out"]
+
+    moved = tmp_path / "elsewhere" / "mine"
+    moved.parent.mkdir()
+    shutil.copytree(Home(world.home).savepoints / savepoint.id, moved)
+    nobody = {"bootstrap.servers": "127.0.0.1:1"}
+    done = check(world, str(JOBS / "counts.py"), "--against", str(moved), config=nobody)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith(f"{JOBS / 'counts.py'} against mine: compatible\n"), done.stdout
+    assert "the same in both: pipeline, " in done.stdout
+    assert everything(world) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "told"),
+    [
+        ("x = (\n", 1, "SyntaxError"),
+        ("x = 1\n\nmissing.name\n", 3, "NameError"),
+        ("import sys\nsys.exit(3)\n", 2, "__name__ == '__main__'"),
+        (
+            "from airflow_provider_exactlyonce.streaming import KafkaSource\nKafkaSource('t', schema='x')\n",
+            None,
+            "no pipeline",
+        ),
+    ],
+)
+def test_a_job_that_can_not_be_imported_is_refused_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, line: int | None, told: str
+) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(text)
+    assert cli.main(["check", str(job), "--against", str(tmp_path)]) == RefusedError.exit_code
+    printed = capsys.readouterr().err
+    assert told in printed
+    assert line is None or f"{job}:{line}:" in printed

@@ -251,7 +251,9 @@ CHANGES: Mapping[str, Change] = {
     "append becomes update": Change(WINDOWS, WINDOW_UPDATES),
     "update becomes append, with a watermark": Change(WINDOW_UPDATES, WINDOWS),
     "update becomes complete, with a watermark": Change(
-        WINDOW_UPDATES, Spec(window("10 seconds"), "complete"), differs=lacks
+        Spec(window("10 seconds", delay="1 second"), "update"),
+        Spec(window("10 seconds", delay="1 second"), "complete"),
+        differs=lacks,
     ),
     "the length of a window": Change(WINDOW_UPDATES, Spec(window("20 seconds"), "update")),
     "a window slides": Change(WINDOW_UPDATES, Spec(window("10 seconds", "5 seconds"), "update")),

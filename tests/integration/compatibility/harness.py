@@ -39,7 +39,7 @@ COLUMNS = {
 
 
 def rows(number: int) -> list[dict[str, Any]]:
-    """Return a round of input; ``k`` and ``j`` share values, ``u`` is behind ``t``; every fourth row comes a round late."""
+    """Return a round of input: ``k`` and ``j`` share values, ``u`` is behind ``t``, every fourth row is late."""
     return [
         {
             "id": number * ROWS + row,

@@ -12,7 +12,7 @@ from airflow_provider_exactlyonce.checkpoint.plan import OperatorPlan
 from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
 from airflow_provider_exactlyonce.checkpoint.versions import WARM_UP, Finding, Version, incompatible, note
 
-_BY_TYPE: Final = "Spark compares only the types of what it keeps, by position, and would go on with the old values"
+_BY_TYPE: Final = "Where the types are equal, Spark goes on with the old values and says nothing"
 _TRANSFORM: Final = "transformWithState"
 #: What Avro reads as.
 _WIDER: Final = {

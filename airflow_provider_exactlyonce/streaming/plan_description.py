@@ -248,11 +248,8 @@ class _Walk:
     def _transform_with_state(self, plan: Any, columns: Columns) -> OperatorPlan:
         self.expressions.user_functions.add("the processor of transformWithState")
         keys = list(elements(plan.left().output()))[: plan.groupingAttributesLen()]
-        facts = {
-            "group by": tuple(self.expressions.text(one, columns, state=True) for one in keys),
-            "time mode": (str(plan.timeMode().toString()),),
-            "output mode": (str(plan.outputMode().toString()).lower(),),
-        }
+        # Its modes and variables are in the operator's own metadata.
+        facts = {"group by": tuple(self.expressions.text(one, columns, state=True) for one in keys)}
         return OperatorPlan(kind="transformWithState", facts=facts)
 
 

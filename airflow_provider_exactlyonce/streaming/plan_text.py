@@ -109,6 +109,7 @@ class Expressions:
 
 
 _MARK: Final = "`"
+_QUOTE: Final = "'"
 
 
 class _Text:
@@ -179,7 +180,7 @@ class _Text:
             if gap is None:
                 return None
             left, right = elements(gap.children())
-            return f"session_window({self.of(left)}, {self.of(_bare(right))})"
+            return f"session_window({self.of(left)}, {self.of(_bare(right)).strip(_QUOTE)})"
         shifted = remainder.left()  # conversion(time) - offset
         length = _bare(end.child())
         if simple_name(shifted) != "Subtract" or simple_name(length) != "Add":

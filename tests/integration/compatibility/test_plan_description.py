@@ -74,7 +74,7 @@ def facts(plan: Plan, number: int = 0) -> Mapping[str, tuple[str, ...]]:
         ),
         (window("10 minutes"), [f"window({TIME}, 10 minutes)", "in.k"], ["sum(in.a)"]),
         (window("1 hour", "30 seconds"), [f"window({TIME}, 1 hour, every 30 seconds)", "in.k"], ["sum(in.a)"]),
-        (session, [f"session_window({TIME}, '10 seconds')", "in.k"], ["sum(in.a)"]),
+        (session, [f"session_window({TIME}, 10 seconds)", "in.k"], ["sum(in.a)"]),
     ],
 )
 def test_an_aggregation_is_described_by_what_its_keys_and_functions_are_made_of(

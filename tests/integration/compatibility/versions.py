@@ -23,6 +23,7 @@ class Spec:
 
     :param topics: of its sources, in the order in which the function gets them
     :param conf: Spark settings that it is started with
+    :param in_one_batch: what it gives of all input, where the function itself can't be asked
     """
 
     function: Callable[..., DataFrame]
@@ -33,6 +34,7 @@ class Spec:
     sink: KafkaSink = field(default_factory=lambda: KafkaSink("out", key="k"))
     state_backend: StateBackend | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
+    in_one_batch: Callable[..., DataFrame] | None = None
 
     def pipeline(self) -> Pipeline:
         sources = {f"s{number}": KafkaSource(topic, schema=self.schema) for number, topic in enumerate(self.topics)}
@@ -67,9 +69,9 @@ def lacks(rows: list[Row], whole: list[Row]) -> bool:
     return not set(whole) <= set(rows)
 
 
-def lacks_late(rows: list[Row], whole: list[Row]) -> bool:
-    """Nothing is written of the rows that came last, and something would be."""
-    return not rows and bool(whole)
+def lacks_new(rows: list[Row], whole: list[Row]) -> bool:
+    """Nothing is written of the rows that have come since."""
+    return not rows and len(whole) > 0
 
 
 def timed(events: DataFrame, delay: str = "10 seconds", column: str = "t") -> DataFrame:
@@ -105,8 +107,11 @@ def distinct(*columns: str, then: tuple[str, ...] | None = None) -> Callable[[Da
     return lambda events: events.select(*(then or columns)).dropDuplicates(list(columns))
 
 
-def distinct_within(events: DataFrame) -> DataFrame:
-    return timed(events).select("k", "at").dropDuplicatesWithinWatermark(["k"]).select("k")
+def distinct_within(key: str, column: str = "t") -> Spec:
+    def applied(events: DataFrame) -> DataFrame:
+        return timed(events, column=column).select(key, "at").dropDuplicatesWithinWatermark([key]).select(key)
+
+    return Spec(applied, in_one_batch=distinct(key))
 
 
 def join(
@@ -261,7 +266,7 @@ CHANGES: Mapping[str, Change] = {
     "a longer watermark": Change(WINDOWS, Spec(window("10 seconds", delay="20 seconds")), fast=True),
     "a shorter watermark": Change(WINDOWS, Spec(window("10 seconds", delay="5 seconds"))),
     "the watermark is on another column": Change(
-        WINDOW_UPDATES, Spec(window("10 seconds", column="u"), "update"), differs=lacks_late
+        distinct_within("id"), distinct_within("id", column="u"), differs=lacks_new
     ),
     "the watermark is removed": Change(WINDOW_UPDATES, Spec(unwatermarked, "update")),
     "a watermark is added": Change(Spec(unwatermarked, "update"), WINDOW_UPDATES),
@@ -269,7 +274,7 @@ CHANGES: Mapping[str, Change] = {
     "the column of dropDuplicates": Change(DISTINCT, Spec(distinct("j")), differs=lacks),
     "a column is added to dropDuplicates": Change(DISTINCT, Spec(distinct("k", "j"))),
     "dropDuplicates becomes dropDuplicatesWithinWatermark": Change(
-        Spec(lambda events: timed(events).dropDuplicates(["k"]).select("k")), Spec(distinct_within)
+        Spec(lambda events: timed(events).dropDuplicates(["k"]).select("k")), distinct_within("k")
     ),
     # Joins
     "an inner join becomes an outer join": Change(JOINED, Spec(join(kind="leftOuter"), topics=JOINED.topics)),

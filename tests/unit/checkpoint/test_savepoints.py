@@ -18,6 +18,7 @@ from airflow_provider_exactlyonce.checkpoint import savepoints as module
 from airflow_provider_exactlyonce.checkpoint import storage
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.plan import Plan, SourcePlan
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, SavepointRetention, Savepoints
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from tests.unit.checkpoint import crafted
@@ -208,6 +209,7 @@ CRASH = """
 import sys
 from pathlib import Path
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.plan import Plan, SourcePlan
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from tests.unit.checkpoint import crafted
 store = Savepoints(Path(sys.argv[2]))
@@ -267,3 +269,17 @@ def test_a_manifest_of_another_schema_is_refused(made: Checkpoint, store: Savepo
     assert module.decode(json.loads(json.dumps(body))) == store.list()[0]
     with pytest.raises(RefusedError, match="schema 9"):
         module.decode({**body, "schema": 9})
+
+
+def test_what_the_job_computes_is_in_the_manifest_and_a_manifest_without_it_is_read(
+    made: Checkpoint, store: Savepoints
+) -> None:
+    plan = Plan(sources=(SourcePlan(topic="in", columns=("k string",)),), filters=("(in.k = 'x')",))
+    job = replace(JOB, plan=plan)
+    taken = store.take(made, 2, crafted.record(2), job)
+    assert store.get(taken.id).plan == plan
+    assert taken.job == job
+    body = module.encode(taken)
+    old = {**{name: body[name] for name in body if name != "plan"}, "schema": 1}
+    assert module.decode(json.loads(json.dumps(old))) == replace(taken, plan=None)
+    assert store.take(made, 1, crafted.record(1), None).job is None

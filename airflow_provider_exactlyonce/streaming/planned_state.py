@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,8 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+#: The last line of a traceback of Python.
+_RAISED: Final = re.compile(r"[\w.]*(Error|Exception): ")
 _STREAMING: Final = "org.apache.spark.sql.execution.streaming"
 _EXECUTION: Final = f"{_STREAMING}.runtime.IncrementalExecution"
 
@@ -41,7 +44,7 @@ def stateful_operators(frame: DataFrame, output_mode: str, conf: Mapping[str, st
     :raises PlanRefusedError: in Spark's words
     :raises ExactlyOnceError: when this Spark is another one inside
     """
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
 
     with _settings(frame.sparkSession, conf), tempfile.TemporaryDirectory(prefix="exactlyonce-check-") as folder:
@@ -53,10 +56,20 @@ def stateful_operators(frame: DataFrame, output_mode: str, conf: Mapping[str, st
         except PySparkException as error:
             raise PlanRefusedError(str(error).splitlines()[0].rstrip("; ")) from error
         except Py4JError as error:
+            thrown = error.java_exception if isinstance(error, Py4JJavaError) else None
+            if thrown is not None and thrown.getClass().getName().startswith("org.apache.spark."):
+                raise PlanRefusedError(_cause(str(thrown.getMessage()))) from error
             raise ExactlyOnceError(
                 f"Spark {frame.sparkSession.version} can't be asked which state a plan keeps: {error}"
             ) from error
         return tuple(StateDirectory(Path(folder)).operators(0))
+
+
+def _cause(message: str) -> str:
+    """Return what a Python worker raised, or else what Spark says first."""
+    lines = [line.strip() for line in message.splitlines()]
+    raised = [line for line in lines if _RAISED.match(line)]
+    return raised[-1] if raised else lines[0]
 
 
 @contextlib.contextmanager

@@ -163,6 +163,11 @@ class ListCounter(Counter):
         return handle.getListState("count", self.schema)
 
 
+class BrokenCounter(Counter):
+    def open(self, handle: StatefulProcessorHandle) -> Any:
+        raise ValueError("no state for it")
+
+
 class DoubleCounter(Counter):
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
         return super().handleInputRows(key, iter([*rows] * 2), timerValues)

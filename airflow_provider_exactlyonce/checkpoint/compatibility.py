@@ -87,7 +87,7 @@ def _what_is_known(old: Version, new: Version) -> Iterator[Finding] | None:
                 "plan",
                 "not known" if old.plan is None else "known",
                 "not known" if new.plan is None else "known",
-                f"what a version computes is known of both or can't be compared: {told}",
+                f"without a description of what both versions compute these could not be compared: {told}",
                 "start the old version with this release, take a savepoint, and check against that",
             )
         ]

@@ -69,14 +69,13 @@ def _module(file: Path) -> ModuleType:
     # Spark's workers can't import it: what they need of it goes to them by value, as from a job's __main__.
     cloudpickle.register_pickle_by_value(module)
     arguments = sys.argv
-    sys.path.insert(0, str(file.parent))
+    sys.path.insert(0, str(file.parent))  # stays: the job's function may import what lies beside it, too
     try:
         sys.argv = [str(file)]
         with blamed(str(file), "importing it"):
             spec.loader.exec_module(module)
     finally:
         sys.argv = arguments
-        sys.path.remove(str(file.parent))
     return module
 
 

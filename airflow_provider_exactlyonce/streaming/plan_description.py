@@ -37,6 +37,8 @@ def describe(frame: DataFrame, sink: Mapping[str, tuple[str, ...]]) -> Plan:
     walk = _Walk()
     walk.need(_ids(plan.output()), plan)
     walk.columns(plan)
+    for condition in walk.filters if walk.operators else ():
+        walk.expressions.note_functions(condition)
     return Plan(
         sources=tuple(walk.sources.values()),
         operators=tuple(walk.operators),

@@ -74,7 +74,7 @@ class Expressions:
         found = _Text(columns)
         text = found.of(expression)
         if state:
-            self._note_functions(text)
+            self.note_functions(text)
         return text
 
     def conjuncts(self, condition: Any, columns: Mapping[int, str]) -> list[str]:
@@ -102,7 +102,7 @@ class Expressions:
                 return self.text(one, columns)
         return name[0].lower() + name[1:]
 
-    def _note_functions(self, text: str) -> None:
+    def note_functions(self, text: str) -> None:
         """Note the user functions in a text: they may be in what its columns are made of."""
         for piece in text.split(_MARK)[1::2]:
             self.user_functions.add(piece)

@@ -120,6 +120,8 @@ def test_user_functions_that_state_depends_on_are_named_and_others_are_not(spark
     shouted = F.udf(shout, "string")
     keyed = SOURCE.stand_in(spark).withColumn("x", shouted("k")).groupBy("x").count()
     assert describe(keyed, {}).user_functions == ("shout",)
+    filtered = SOURCE.stand_in(spark).where(shouted("k") == "X").groupBy("k").count()
+    assert describe(filtered, {}).user_functions == ("shout",)
     after = SOURCE.stand_in(spark).groupBy("k").count().select(shouted("k"))
     assert describe(after, {}).user_functions == ()
 

@@ -1,8 +1,8 @@
 """How long a restore takes, and how fast its replay is against the original processing of the same batches.
 
 Two sizes of batches: small ones show the fixed cost of a batch, large ones what a row costs. Live processing and replay
-take turns in one session: each round takes a savepoint, commits new batches, restores the savepoint and replays them.
-The first round warms the JVM up and is not counted. A batch's time is from the end of the one before it.
+take turns in one session: new batches are committed after a savepoint, then it is restored and they are replayed, then
+come the next. The first turns warm the JVM up and are not counted. A batch's time is from the end of the one before it.
 
 Run: ``make bench-restore``. The goals are a replay not slower than the original, and about 0.3 s fixed cost a batch.
 """
@@ -95,30 +95,24 @@ class Bench:
         source = KafkaSource(self._source, max_offsets_per_trigger=size.rows)
         self._pipeline = pipeline(name=self._name, source=source, sink=KafkaSink(sink), output_mode="update")(counted)
 
-    def round(self) -> dict[str, Any]:
-        """Commit new batches after a savepoint, restore it, and replay them."""
-        saved = self._save()
+    def live(self) -> list[float]:
+        """Commit new batches after a savepoint; returns the seconds of each."""
+        if self._home.current() is not None:
+            self._saved = self._save()
         self._feed()
-        live = self._run().batch_seconds(self._size.batches)
+        return self._run().batch_seconds(self._size.batches)
+
+    def replay(self) -> dict[str, Any]:
+        """Restore the savepoint, and replay what was committed after it."""
         began = time.monotonic()
-        restore(self._home, self._name, self._config, RestoreRequest(savepoint=saved.id))
+        restore(self._home, self._name, self._config, RestoreRequest(savepoint=self._saved.id))
         made = time.monotonic() - began
-        replay = self._run().batch_seconds(self._size.batches)
+        replayed = self._run().batch_seconds(self._size.batches)
         told = status.read(self._home.status)
         assert told is not None
         assert told.replay is not None
         assert told.replay.last - told.replay.first + 1 == self._size.batches
-        return {
-            "restore_seconds": made,
-            "replay_seconds": told.replay.seconds,
-            "live_batch_seconds": live,
-            "replayed_batch_seconds": replay,
-        }
-
-    def begin(self) -> None:
-        """Commit the batches that the first savepoint is taken after."""
-        self._feed()
-        self._run()
+        return {"restore_seconds": made, "replay_seconds": told.replay.seconds, "batch_seconds": replayed}
 
     def _feed(self) -> None:
         producer = Producer({**self._config, "linger.ms": 50, "queue.buffering.max.messages": 2_000_000})
@@ -153,13 +147,23 @@ HEADER = """\
               rows  batches   restore   s a batch  batches/s     rows/s   s a batch  batches/s     rows/s   speed"""
 
 
-def line(size: Size, rounds: list[dict[str, Any]]) -> str:
+def measure(bench: Bench, rounds: int) -> dict[str, Any]:
+    """Let live processing and replay take turns; begin and end with live processing, as all gets faster with time."""
+    for _ in range(2):  # what comes before the first savepoint can't be replayed
+        bench.live()
+    bench.replay()
+    live, replays = [bench.live()], []
+    for _ in range(rounds):
+        replays.append(bench.replay())
+        live.append(bench.live())
+    return {"live_batch_seconds": live, "replays": replays}
+
+
+def line(size: Size, found: dict[str, Any]) -> str:
     """Return one size's figures as a line of the table."""
-    live, replayed = (
-        statistics.median(seconds for one in rounds for seconds in one[f"{name}_batch_seconds"])
-        for name in ("live", "replayed")
-    )
-    restored = statistics.median(one["restore_seconds"] for one in rounds)
+    live = statistics.median(itertools.chain(*found["live_batch_seconds"]))
+    replayed = statistics.median(itertools.chain(*(one["batch_seconds"] for one in found["replays"])))
+    restored = statistics.median(one["restore_seconds"] for one in found["replays"])
     columns = "".join(f"  {one:>9.3f}s  {1 / one:>9.2f}  {size.rows / one:>9,.0f}" for one in (live, replayed))
     return f"{size.name:<8} {size.rows:>9,}  {size.batches:>7}  {restored:>7.2f}s{columns}  {live / replayed:>5.2f}x"
 
@@ -182,10 +186,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder, "broker")) as broker:
         for size in (one for one in SIZES if one.name in given.sizes):
             bench = Bench(size, {"bootstrap.servers": broker.bootstrap_servers}, Path(folder))
-            bench.begin()
-            rounds = [bench.round() for _ in range(1 + given.rounds)][1:]
-            results.append({"size": asdict(size), "rounds": rounds})
-            print(line(size, rounds), flush=True)
+            found = measure(bench, given.rounds)
+            results.append({"size": asdict(size), **found})
+            print(line(size, found), flush=True)
     given.output.mkdir(exist_ok=True)
     (given.output / "restore.json").write_text(json.dumps(results, indent=1))
     print(f"raw figures: {given.output}/restore.json")

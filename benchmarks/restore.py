@@ -57,7 +57,7 @@ class Size:
     batches: int
 
 
-SIZES = (Size("small", 200, 25), Size("large", 200_000, 8))
+SIZES = (Size("small", 200, 20), Size("large", 200_000, 6))
 
 
 class Timed(Driver):
@@ -172,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     names = [size.name for size in SIZES]
     parser.add_argument("--sizes", nargs="+", choices=names, default=names, help="of batches (default: all)")
-    parser.add_argument("--rounds", type=int, default=3, help="counted rounds of each size (default: 3)")
+    parser.add_argument("--rounds", type=int, default=2, help="counted replays of each size (default: 2)")
     parser.add_argument("--output", type=Path, default=Path("bench-report"), help="folder for the raw figures")
     given = parser.parse_args()
     arguments = ["--jars", ",".join(map(str, spark_connector_jars()))]

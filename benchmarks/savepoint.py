@@ -1,8 +1,8 @@
 """How long a savepoint takes, and what it does to the query beside it, against ``cp -r`` of the same checkpoint.
 
 For each size of state: a query builds it in its first batch and goes on with small batches, one after the other. Beside
-it, in turn: a savepoint, as a driver takes it; ``cp -r`` of the checkpoint, and what it takes to have the copy on disk, as
-a savepoint is; ``cp -r`` of no more than the files that the savepoint holds.
+it, in turn: a savepoint, as a driver takes it; ``cp -r`` of the checkpoint, and what it takes to have that copy on disk
+too, as a savepoint is; ``cp -r`` of no more than the files that the savepoint holds.
 
 Run: ``make bench-savepoint``. The goals are a tenth of ``cp -r``, and no batch later by more than a batch's time.
 """
@@ -34,8 +34,8 @@ from airflow_provider_exactlyonce.streaming import StateBackend
 
 PAYLOAD_BYTES = 1024
 SMALL_ROWS = 500
-RETAINED_BATCHES = 60  # Spark keeps the files of 100: these are on the way there
-RETAINED_BYTES = 8 << 30
+RETAINED_BATCHES = 40  # Spark keeps the files of 100: these are on the way there
+RETAINED_BYTES = 4 << 30  # what batches of much state leave would fill the disk
 QUIET_BATCHES = 3
 PATIENCE_SECONDS = 900.0
 
@@ -110,7 +110,8 @@ def record_of(checkpoint: Checkpoint, batch: int) -> CommitRecord:
 
 
 HEADER = (
-    "                               savepoint      checkpoint    cp -r  savepoint/cp  cp -r of     from batch to batch\n"
+    "                               savepoint      checkpoint    cp -r  savepoint/cp  cp -r of    "
+    " from batch to batch\n"
     "   state          bytes  files    median           bytes   median   plain flushed its files  usual longest"
     "  saving    cp -r"
 )

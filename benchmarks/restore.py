@@ -42,7 +42,12 @@ from airflow_provider_exactlyonce.streaming.definition import Pipeline
 from airflow_provider_exactlyonce.streaming.driver import Driver, DriverOptions
 
 PARTITIONS = 2
-SETTINGS = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false", "spark.master": "local[2]"}
+SETTINGS = {
+    "spark.master": "local[2]",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def gather(
     :param location: its home, None for where its last run started
     :param verified: {savepoint: what is wrong with its bytes}, of those that were read before; they are added
     """
-    facts = Facts(pipeline=pipeline, config=config)
+    facts, grown = Facts(pipeline=pipeline, config=config), False
     with ExitStack() as stack:
         client = _connect(facts, stack)
         reader = stack.enter_context(LedgerReader(config, pipeline)) if client else None
@@ -60,10 +60,12 @@ def gather(
             _look_at_home(facts, home, {} if verified is None else verified)
         if client is not None and reader is not None:
             before, facts.tail = facts.tail, _tail(facts, reader) if facts.tail else None
-            facts.in_motion |= before is not None and facts.tail is not None and before.place != facts.tail.place
+            grown = before is not None and facts.tail is not None and before.place != facts.tail.place
             facts.history = seen(facts, "the ledger", lambda: _history(facts, reader))
         if home is not None:
             facts.driver = seen(facts, "the driver", lambda: look_at_driver.look(facts, home))
+            is_silent = facts.driver is not None and facts.driver.life is Life.SILENT
+            facts.in_motion = grown or (facts.in_motion and not is_silent)
         if client is not None:
             facts.topics = seen(facts, "the topics", lambda: look_at_topics.look(facts, client))
             facts.transactions = seen(facts, "the transactions", lambda: look_at_transactions.look(facts, client))

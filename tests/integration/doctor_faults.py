@@ -193,6 +193,14 @@ def plan_with_another_topic(patient: Patient) -> None:
     plan(patient, lambda version, header, line: "\n".join([version, json.dumps(header), '{"other":{"0":1}}']))
 
 
+def plan_with_another_backend(patient: Patient) -> None:
+    def change(version: str, header: dict[str, Any], line: str) -> str:
+        header["conf"]["spark.sql.streaming.stateStore.providerClass"] = "another"
+        return "\n".join([version, json.dumps(header), line])
+
+    plan(patient, change)
+
+
 def plan_two_ahead(patient: Patient) -> None:
     plan(patient, lambda version, header, line: "\n".join([version, json.dumps(header), line]))
     file = patient.checkpoint.path / f"offsets/{patient.newest + 1}"

@@ -244,6 +244,9 @@ def _offsets(checkpoint: Checkpoint, batch: int) -> BatchOffsets | None:
 
 def _does_not_follow(before: BatchOffsets, offsets: BatchOffsets) -> str | None:
     """Return why a plan can't come after a batch of the same job."""
+    for name in before.conf.keys() & offsets.conf.keys():  # Spark takes them over from batch to batch
+        if before.conf[name] != offsets.conf[name]:
+            return f"it has {name}={offsets.conf[name]}, and that one {before.conf[name]}"
     if len(before.sources) != len(offsets.sources):
         return f"it has {len(offsets.sources)} sources, and that one {len(before.sources)}"
     for old, new in zip(before.sources, offsets.sources, strict=True):

@@ -20,7 +20,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.definition import Pipeline
 from airflow_provider_exactlyonce.streaming.driver import Driver, DriverOptions
-from tests.integration.restore.shapes import SHAPES, Input, Shape, declare
+from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Input, Shape, declare
 from tests.integration.streaming.harness import read_committed
 
 
@@ -121,5 +121,5 @@ class Bench:
         kind = shape if isinstance(shape, Shape) else SHAPES[shape]
         return Case(self.config, kind, name, topics, sink, Home(self.folder / name), options)
 
-    def input(self) -> Input:
-        return Input(self.config)
+    def input(self, rows: int = ROWS_A_BATCH) -> Input:
+        return Input(self.config, rows=rows)

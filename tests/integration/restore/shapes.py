@@ -177,6 +177,7 @@ class Input:
 
     config: Mapping[str, str]
     seed: int = 7
+    rows: int = ROWS_A_BATCH
     rounds: int = 0
     _random: random.Random = field(init=False)
 
@@ -188,10 +189,10 @@ class Input:
         producer = Producer({**self.config, "enable.idempotence": True})
         start = 1_000_000 + self.rounds * SECONDS_A_BATCH
         for topic in topics.values():
-            for row in range(ROWS_A_BATCH):
+            for row in range(self.rows):
                 late = self._random.random() < LATE_SHARE
                 at = start + self._random.randrange(SECONDS_A_BATCH) - (90 if late else 0)
-                event = {"id": self.rounds * ROWS_A_BATCH + row, "k": f"k{self._random.randrange(KEYS)}", "t": at}
+                event = {"id": self.rounds * self.rows + row, "k": f"k{self._random.randrange(KEYS)}", "t": at}
                 producer.produce(topic, json.dumps(event).encode(), partition=row % partitions)
         assert producer.flush(30) == 0
         self.rounds += 1

@@ -54,6 +54,16 @@ def test_what_a_restore_would_lack_is_named_and_nothing_is_changed(bench: Bench)
     with pytest.raises(RefusedError, match="exists already"):
         case.restore(newest, to=elsewhere)
 
+    # What a restore found may be gone when the driver starts.
+    rounds.send(topics)
+    case.run()
+    case.restore(newest)
+    before = TopicPartition(topics[""], 1, 95)
+    admin.delete_records([before])[before].result(30)
+    runs = case.tail().place.run
+    case.run(expected=64)
+    assert case.tail().place.run == runs, "it was refused before anybody was fenced"
+
 
 def _check_ahead(case: Case, savepoint: str) -> None:
     manifest = case.home.savepoints / savepoint / "manifest.json"

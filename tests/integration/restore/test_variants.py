@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming import spark_steering
 from airflow_provider_exactlyonce.streaming.session import open_session
@@ -219,6 +220,39 @@ def test_reemit_writes_again_what_followed_the_savepoint_and_the_audit_knows_why
     case.restore(saved, mode="reemit")
     assert case.run().commit == 5
     assert case.written() == once + twice + twice
+    check_clean(case)
+
+    # Nothing followed this one: its restore has nothing to replay, to refuse or to write again.
+    rounds.send(topics)
+    case.run()
+    written, newest = case.written(), case.save()
+    for mode in ("fail", "reemit", "suppress"):
+        assert case.restore(newest, mode=mode).stretch is None
+        told = case.run()
+        assert (told.replay, told.commits_of_run) == (None, 0)
+    assert case.written() == written
+    rounds.send(topics)
+    assert case.run().commit == 7
+    check_clean(case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_large_batches_are_replayed_like_small_ones(bench: Bench) -> None:
+    topics, rounds = bench.topics("windowed"), bench.input(rows=50_000)
+    case, plain = (bench.case("windowed", topics) for _ in range(2))
+    for count in range(3):
+        rounds.send(topics)
+        case.run()
+        plain.run()
+        if count == 0:
+            saved = case.save()
+    first, newest = Savepoints(case.home.savepoints).get(saved).commit + 1, case.tail().place.commit
+    case.restore(saved)
+    rounds.send(topics)
+    replayed(case.run(), first, newest)
+    plain.run()
+    assert case.written() == plain.written()
     check_clean(case)
 
 

@@ -8,17 +8,21 @@ with ``-m ""``. Until then a rescale is refused, or fails before anything is cha
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from airflow_provider_exactlyonce.checkpoint import whole
+from airflow_provider_exactlyonce.checkpoint import lineages, whole
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.state import PARTITIONS, StateDirectory
+from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.streaming.spark_repartition import Repartition
-from tests.integration.streaming.test_state_layout import HASHMAP, KEYS, ROCKSDB, Case, feed, run
+from tests.integration.streaming.test_state_layout import HASHMAP, KEYS, ROCKSDB, Case, feed, joined, run, transformed
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -58,6 +62,56 @@ def test_spark_adds_a_batch_that_differs_in_nothing_but_the_number_of_its_partit
         state.run(3)
     with pytest.raises(ExactlyOnceError, match=r"Spark can't read operator 0 \(stateStoreSave\), default, of batch 9"):
         state.sums(checkpoint.path, 9, operators)
+
+
+def sessions(events: DataFrame) -> tuple[DataFrame, str]:
+    counted = events.withWatermark("ts", "10 seconds").groupBy(F.session_window("ts", "3 seconds"), "k").count()
+    return counted.select("k", "count"), "append"
+
+
+def twice_stateful(events: DataFrame) -> tuple[DataFrame, str]:
+    once = events.withWatermark("ts", "10 seconds").dropDuplicatesWithinWatermark(["k", "ts"])
+    return once.groupBy(F.window("ts", "10 seconds"), "k").count().select("k", "count", "window.start"), "append"
+
+
+def in_pandas(events: DataFrame) -> tuple[DataFrame, str]:
+    def add(key: Any, frames: Any, state: Any) -> Any:
+        import pandas as pd
+
+        state.update(((state.get[0] if state.exists else 0) + sum(map(len, frames)),))
+        yield pd.DataFrame({"k": [key[0]], "n": [state.get[0]]})
+
+    counted = events.groupBy("k").applyInPandasWithState(add, "k string, n long", "n long", "update", "NoTimeout")
+    return counted, "update"
+
+
+def with_maps(events: DataFrame) -> tuple[DataFrame, str]:
+    return events.groupBy("k").agg(F.first(F.create_map("k", "v"))["k0"].alias("m"), F.count("*").alias("n")), "update"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [sessions, twice_stateful, in_pandas, with_maps, joined, transformed])
+def test_a_query_goes_on_with_other_partitions_as_it_does_with_its_own(
+    spark: SparkSession, tmp_path: Path, plan: Any
+) -> None:
+    case, source, original = Case(ROCKSDB, plan), tmp_path / "in", Checkpoint(tmp_path / "original")
+    for number in range(3):
+        feed(source, number)
+    run(spark, case, source, original.path)
+    batch = original.newest_commit()
+    assert batch is not None
+    copied = whole.files_of(original, batch).files
+    work = Checkpoint(lineages.work_copy(tmp_path, original.path, copied, str(uuid.uuid4())))
+    open_state(spark, work, []).run(3)
+    made = whole.files_of(work, batch + 1)
+    assert made.defects == ()
+    lineages.make(tmp_path / "made", work.path, made.files, Lineage(id=str(uuid.uuid4())))
+    for number in (3, 4):
+        feed(source, number)
+    expected = run(spark, case, source, original.path)
+    found = run(spark, case, source, tmp_path / "made" / "checkpoint")
+    assert any(expected.values())
+    assert list(found.values()) == list(expected.values())
 
 
 def test_spark_refuses_state_in_memory(spark: SparkSession, tmp_path: Path) -> None:

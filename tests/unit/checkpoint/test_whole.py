@@ -116,3 +116,13 @@ def test_a_file_of_an_attempt_that_failed_is_left_out(made: Checkpoint) -> None:
     stray = zip_file.with_name("3_00000000-0000-4000-8000-000000000000.zip")
     stray.write_bytes(zip_file.read_bytes())
     assert str(stray.relative_to(made.path)) not in whole.files_of(made, 2).files
+
+
+def test_a_batch_has_as_many_state_partitions_as_its_offsets_say(made: Checkpoint) -> None:
+    file = made.path / "offsets/2"
+    text = file.read_text()
+    for partitions, missing in ((1, []), (2, []), (3, ["state/0/2"])):  # its operator's metadata says 2
+        file.write_text(text.replace('"conf": {', f'"conf": {{"spark.sql.shuffle.partitions": "{partitions}", '))
+        found = whole.files_of(made, 2)
+        assert [defect.path for defect in found.defects] == missing
+        assert any(path.startswith("state/0/1/") for path in found.files) is (partitions > 1)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint import job as jobs
-from airflow_provider_exactlyonce.checkpoint import lineages, whole
+from airflow_provider_exactlyonce.checkpoint import lineages, storage, whole
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint
 from airflow_provider_exactlyonce.checkpoint.restart import Ground, decide
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints, backend_of
@@ -218,6 +218,7 @@ def _rescaled(
     failpoints.reach("rescale-repartitioned")
     made = whole.files_of(work, batch)
     _check_whole(made.defects)
+    storage.flush_all([work.path / path for path in made.files])  # Spark leaves that to the operating system
     lineages.make(home.lineages / lineage.id, work.path, made.files, lineage)
     try:
         final = Checkpoint(home.checkpoint(lineage.id))

@@ -20,7 +20,7 @@ def add_rescale_parser(subparsers: Any) -> None:
         "with the state that there was. The next start of the pipeline's driver runs it. The pipeline must be stopped; "
         "the state is read and written here, with Spark.",
         epilog="exit codes: 0 rescaled, or there are as many partitions already; 64 refused (nothing was changed), 65 "
-        "the pipeline runs",
+        "the pipeline runs; others: failed, nothing was changed",
     )
     parser.add_argument("pipeline", help="the pipeline's name")
     parser.add_argument("--state-partitions", type=int, required=True, metavar="N", help="how many there shall be")

@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.streaming.compatibility_check import check_com
 from airflow_provider_exactlyonce.streaming.plan_description import describe
 from airflow_provider_exactlyonce.streaming.planned_state import PlanRefusedError, stateful_operators
 from tests.integration.compatibility.harness import Bench
-from tests.integration.compatibility.versions import JOINED, SUM, BrokenCounter, processor, session, window
+from tests.integration.compatibility.versions import JOINED, SUM, BrokenCounter, processor, session, timed, window
 from tests.integration.compatibility.versions import Counter as CountingProcessor
 from tests.integration.restore.shapes import SHAPES, declare
 
@@ -74,6 +74,18 @@ def facts(plan: Plan, number: int = 0) -> Mapping[str, tuple[str, ...]]:
         ),
         (window("10 minutes"), [f"window({TIME}, 10 minutes)", "in.k"], ["sum(in.a)"]),
         (window("1 hour", "30 seconds"), [f"window({TIME}, 1 hour, every 30 seconds)", "in.k"], ["sum(in.a)"]),
+        (
+            lambda e: e.select(F.explode(F.split("k", " ")).alias("word")).groupBy("word").count(),
+            ["explode(stringsplit(in.k,  , -1)).word"],
+            ["count(1)"],
+        ),
+        (
+            lambda e: (
+                e.join(e.sparkSession.createDataFrame([("x", 1)], "k STRING, rank INT"), "k").groupBy("rank").count()
+            ),
+            ["localRelation.rank"],
+            ["count(1)"],
+        ),
         (session, [f"session_window({TIME}, 10 seconds)", "in.k"], ["sum(in.a)"]),
     ],
 )
@@ -111,6 +123,25 @@ def test_operators_are_in_the_order_that_spark_gives_them_and_a_join_tells_what_
     )
     stored = planned[0].schemas["left-keyWithIndexToValue"][1]
     assert [name for name in ('"k"', '"j"', '"a"', '"lat"') if name in stored] == ['"k"', '"j"', '"a"', '"lat"']
+
+
+def counted(key: Any, frames: Any, state: Any) -> Any:
+    yield from frames
+
+
+def test_a_function_with_state_is_described_by_its_keys_and_its_name(spark: Any) -> None:
+    grouped = timed(SOURCE.stand_in(spark)).groupBy("k")
+    result = grouped.applyInPandasWithState(counted, "k STRING, n BIGINT", "n BIGINT", "append", "NoTimeout")
+    plan = describe(result, {})
+    assert [one.kind for one in plan.operators] == ["applyInPandasWithState"]
+    assert facts(plan) == {
+        "group by": ("in.k",),
+        "function": ("counted",),
+        "output mode": ("append",),
+        "timeout": ("NoTimeout",),
+    }
+    assert plan.user_functions == ("counted",)
+    assert [one.name for one in stateful_operators(result, "append", {})] == ["applyInPandasWithState"]
 
 
 def test_user_functions_that_state_depends_on_are_named_and_others_are_not(spark: Any) -> None:

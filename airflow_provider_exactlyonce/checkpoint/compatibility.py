@@ -75,39 +75,35 @@ def _pipeline(old: Version, new: Version) -> Iterator[Finding]:
         )
 
 
-def _what_is_known(old: Version, new: Version) -> Iterator[Finding] | None:
+def _what_is_known(old: Version, new: Version) -> list[Finding] | None:
     if old.plan is not None and new.plan is not None:
         return None
     told = (
         "aggregate functions, columns that they and the keys are made of, windows, watermarks, join conditions, sinks"
     )
-    return iter(
-        [
-            note(
-                "plan",
-                "not known" if old.plan is None else "known",
-                "not known" if new.plan is None else "known",
-                f"without a description of what both versions compute these could not be compared: {told}",
-                "start the old version with this release, take a savepoint, and check against that",
-            )
-        ]
-    )
+    return [
+        note(
+            "plan",
+            "not known" if old.plan is None else "known",
+            "not known" if new.plan is None else "known",
+            f"without a description of what both versions compute these could not be compared: {told}",
+            "start the old version with this release, take a savepoint, and check against that",
+        )
+    ]
 
 
-def _refused(old: Version, new: Version) -> Iterator[Finding] | None:
+def _refused(old: Version, new: Version) -> list[Finding] | None:
     if new.refused is None:
         return None
-    return iter(
-        [
-            incompatible(
-                "output mode" if old.output_mode not in (None, new.output_mode) else "plan",
-                old.output_mode,
-                new.output_mode,
-                f"Spark does not run it: {new.refused}",
-                "change the job as Spark says",
-            )
-        ]
-    )
+    return [
+        incompatible(
+            "output mode" if old.output_mode not in (None, new.output_mode) else "plan",
+            old.output_mode,
+            new.output_mode,
+            f"Spark does not run it: {new.refused}",
+            "change the job as Spark says",
+        )
+    ]
 
 
 def _spark(old: Version, new: Version) -> Iterator[Finding]:
@@ -145,14 +141,14 @@ def _backend(old: Version, new: Version) -> Iterator[Finding]:
         )
 
 
-def _partitions(old: Version, new: Version) -> Iterator[Finding] | None:
+def _partitions(old: Version, new: Version) -> list[Finding] | None:
     before = max((one.partitions for one in old.operators or ()), default=None)
     if new.partitions is None or before is None:
         return None
     if new.partitions == before:
-        return iter(())
+        return []
     reason = f"Spark goes on with the {before} state partitions of the checkpoint, whatever the setting says"
-    return iter([note("state partitions", before, new.partitions, reason, "exactlyonce rescale changes them")])
+    return [note("state partitions", before, new.partitions, reason, "exactlyonce rescale changes them")]
 
 
 def _sources(old: Version, new: Version) -> Iterator[Finding]:

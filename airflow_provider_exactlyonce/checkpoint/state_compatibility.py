@@ -186,17 +186,29 @@ def _accepts(old: Any, new: Any) -> bool:
 
 def _evolved(aspect: str, old: Any, new: Any) -> Iterator[Finding]:
     """Tell what Avro makes of a change of a value's columns."""
-    before, after = ({one["name"]: one for one in schema["fields"]} for schema in (old, new))
-    for name in before.keys() & after.keys():
-        one, other = before[name]["type"], after[name]["type"]
-        if not _accepts(one, other) and not (isinstance(one, str) and other in _WIDER.get(one, ())):
-            reason = "Avro can't read the old type as the new one"
-            yield incompatible(f"{aspect}, {name}", type_name(one), type_name(other), reason)
-            return
+    unreadable = _unreadable(old, new)
+    if unreadable is not None:
+        name, one, other = unreadable
+        yield incompatible(f"{aspect}, {name}", one, other, "Avro can't read the old type as the new one")
+        return
     reason = (
         "state is encoded in Avro: columns that are new are null in old values, and those that are gone are skipped"
     )
     yield note(aspect, _readable(old), _readable(new), reason)
+
+
+def _unreadable(old: Any, new: Any) -> tuple[str, str, str] | None:
+    """Return a column, and its types, that Avro can't read in its new form; None when there is none."""
+    before, after = ({one["name"]: one["type"] for one in schema["fields"]} for schema in (old, new))
+    for name in (name for name in before if name in after):
+        one, other = before[name], after[name]
+        if isinstance(one, dict) and isinstance(other, dict) and one["type"] == other["type"] == "struct":
+            inner = _unreadable(one, other)
+            if inner is not None:
+                return f"{name}.{inner[0]}", inner[1], inner[2]
+        elif not _accepts(one, other) and not (isinstance(one, str) and other in _WIDER.get(one, ())):
+            return name, type_name(one), type_name(other)
+    return None
 
 
 def _readable(schema: Any) -> str:

@@ -313,6 +313,18 @@ def test_avro_reads_values_with_other_columns_and_wider_types(value: str, verdic
     assert compare(old, transform(COUNT, value=value)).verdict is verdict
 
 
+def test_avro_reads_what_is_nested_too() -> None:
+    def nested(*columns: str) -> str:
+        inner = {"name": "value", "type": json.loads(struct(*columns)), "nullable": True, "metadata": {}}
+        return json.dumps({"type": "struct", "fields": [inner]})
+
+    old = replace(transform(COUNT, value=nested("n long")), encoding="avro")
+    assert compare(old, transform(COUNT, value=nested("n long", "m long"))).verdict is NOTE
+    report = compare(old, transform(COUNT, value=nested("n string")))
+    assert report.verdict is INCOMPATIBLE
+    assert report.findings[0].aspect.endswith(", value.n")
+
+
 def test_without_a_description_it_is_never_simply_compatible_and_says_what_could_not_be_compared() -> None:
     report = compare(replace(OLD, plan=None), OLD)
     assert report.verdict is NOTE

@@ -15,6 +15,7 @@ from confluent_kafka import IsolationLevel
 
 from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.checkpoint import request
+from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -97,6 +98,14 @@ def test_a_job_is_judged_by_the_savepoints_id_and_by_its_directory_and_nothing_i
     assert done.stdout.startswith(f"{JOBS / 'counts.py'} against mine: compatible\n"), done.stdout
     assert "the same in both: pipeline, " in done.stdout
     assert everything(world) == before
+
+    home = Home(world.home)
+    restore(home, world.pipeline, world.config, RestoreRequest(savepoint=savepoint.id))
+    shutil.rmtree(home.lineages / savepoint.lineage)
+    again = request.take(home, world.pipeline, world.config)
+    assert (again.plan, again.job_hash) == (savepoint.plan, savepoint.job_hash), (
+        "nobody has started the restored lineage"
+    )
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,10 @@ class StopRequestedError(ExactlyOnceError):
     exit_code = 0
 
 
+class NotAnsweredError(ExactlyOnceError):
+    """A driver has not done in time what it was asked for; it may still do it."""
+
+
 class SequencerPortError(ExactlyOnceError):
     """The sequencer's port is in use, perhaps by a driver that is about to end; nothing was fenced or written."""
 

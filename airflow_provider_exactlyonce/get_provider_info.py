@@ -22,10 +22,10 @@ def get_provider_info() -> dict[str, Any]:
                 "tags": ["apache", "software"],
             }
         ],
-        "operators": [_modules("operators.streaming")],
+        "operators": [_modules("operators.savepoint", "operators.streaming")],
         "sensors": [_modules("sensors.commit_gate")],
-        "triggers": [_modules("triggers.commit_gate")],
-        "hooks": [_modules("hooks.kafka", "hooks.spark_submit")],
+        "triggers": [_modules("triggers.commit_gate", "triggers.driver")],
+        "hooks": [_modules("hooks.home", "hooks.kafka", "hooks.spark_submit")],
         "extra-links": [
             f"{_PACKAGE}.links.spark.SparkApplicationLink",
             f"{_PACKAGE}.links.spark.SparkUILink",

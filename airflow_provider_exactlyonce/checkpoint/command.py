@@ -21,9 +21,9 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import (
     encode,
 )
 from airflow_provider_exactlyonce.control.home import Home, Lineage
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
-from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.home import home_path
 
 _TAKE: Final = "take"
 _ACTIONS: Final = (_TAKE, "list", "show", "verify", "delete", "pin", "unpin", "clean-up")
@@ -93,17 +93,7 @@ def home_of(given: argparse.Namespace) -> Home:
             owner = home.pipeline() or "no pipeline"
             raise RefusedError(f"{home.path} is the home of {owner}, not of {given.pipeline}")
         return home
-    from confluent_kafka import KafkaException
-
-    config = kafka_config.from_environment(given.bootstrap_servers)
-    try:
-        with LedgerReader(config, given.pipeline) as reader:
-            tail = reader.tail()
-    except KafkaException as error:
-        raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
-    if tail is None or tail.claim is None:
-        raise RefusedError(f"pipeline {given.pipeline} has no ledger on this cluster: it has never been started here")
-    return Home(tail.claim.home_path)
+    return Home(home_path(kafka_config.from_environment(given.bootstrap_servers), given.pipeline))
 
 
 def _savepoints(given: argparse.Namespace) -> Savepoints:

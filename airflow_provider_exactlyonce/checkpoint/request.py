@@ -4,23 +4,108 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
 from airflow_provider_exactlyonce.checkpoint.whole import newest_whole
-from airflow_provider_exactlyonce.control import commands
+from airflow_provider_exactlyonce.control import commands, drivers
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.commands import SavepointRequest
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.lease import Lease, Life
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.exceptions import (
+    AlreadyRunningError,
+    ExactlyOnceError,
+    NotAnsweredError,
+    RefusedError,
+)
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
 _POLL_SECONDS: Final = 0.2
+
+
+class Taking:
+    """One savepoint that is asked for: under the same request it is taken once, whoever asks again.
+
+    :param config: returns client configuration in librdkafka's names, for the ledger of a pipeline that is stopped
+    :param request: hexadecimal digits
+    :param stops: whether a driver with this start token begins no further batch, takes it, and ends
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        pipeline: str,
+        config: Callable[[], Mapping[str, Any]],
+        *,
+        request: str,
+        label: str | None = None,
+        stops: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        self._home: Final = home
+        self._pipeline: Final = pipeline
+        self._config: Final = config
+        self._request: Final = request
+        self._label: Final = label
+        self._stops: Final = stops
+
+    def advance(self) -> Savepoint | None:
+        """Ask the driver if that is to be done, and return what it has answered; None when it has not.
+
+        Never waits for an answer. Of a pipeline that is stopped the savepoint is taken here.
+
+        :raises RefusedError: when there is nothing to save
+        :raises AlreadyRunningError: when a driver holds the pipeline that gives no sign of life
+        :raises ExactlyOnceError: when the driver could not take it
+        """
+        answer = commands.savepoint_answer(self._home, self._request)
+        if answer is not None:
+            self.forget()
+            if answer.savepoint is None:
+                raise ExactlyOnceError(f"the driver of {self._pipeline} took no savepoint: {answer.error}")
+            return Savepoints(self._home.savepoints).get(answer.savepoint)
+        token = self.asked()
+        if token is not None and drivers.is_there(self._home, token):
+            return None
+        taken = self._taken()
+        if taken is not None:
+            self.forget()
+            return taken
+        driver = drivers.find(self._home)
+        if driver is None:
+            return self._take_without_driver()
+        if driver.silent:
+            raise AlreadyRunningError(
+                f"{drivers.describe(self._home, driver.token)} of {self._pipeline} gives no sign of life and holds the "
+                "pipeline; end it, then ask again"
+            )
+        asked = SavepointRequest(
+            request=self._request, token=driver.token, label=self._label, stop=self._stops(driver.token)
+        )
+        commands.request_savepoint(self._home, asked)
+        return None
+
+    def asked(self) -> str | None:
+        """Return the start token of the driver that is asked, None when none is."""
+        asked = commands.savepoint_request(self._home, self._request)
+        return asked.token if asked else None
+
+    def forget(self) -> None:
+        """Ask no longer."""
+        commands.forget_savepoint(self._home, self._request)
+
+    def _taken(self) -> Savepoint | None:
+        found = Savepoints(self._home.savepoints).list()
+        return next((one for one in found if one.id.endswith(f"-{self._request}")), None)
+
+    def _take_without_driver(self) -> Savepoint:
+        self.forget()
+        return self._taken() or _take_here(
+            self._home, self._pipeline, self._config(), label=self._label, request=self._request
+        )
 
 
 def take(
@@ -30,73 +115,40 @@ def take(
     *,
     label: str | None = None,
     stop: bool = False,
-    request: str | None = None,
     timeout_seconds: float = 300.0,
 ) -> Savepoint:
-    """Take a savepoint of a pipeline, whether its driver runs or not.
+    """Take a savepoint of a pipeline, whether its driver runs or not, and wait for it.
 
     :param config: client configuration in librdkafka's names, for the ledger of a pipeline that is stopped
     :param stop: the driver begins no further batch, takes it, and ends
-    :param request: hexadecimal digits; asked again with the same, the savepoint is taken once
     :param timeout_seconds: how long the driver may take; with ``stop`` it ends its batch first
     :raises RefusedError: when there is nothing to save
-    :raises ExactlyOnceError: when the driver does not answer in time, or could not take it
+    :raises NotAnsweredError: when the driver does not answer in time
+    :raises ExactlyOnceError: when it could not take it
     """
-    request = request or uuid.uuid4().hex[:8]
+    taking = Taking(home, pipeline, lambda: config, request=uuid.uuid4().hex[:8], label=label, stops=lambda _: stop)
     deadline = time.monotonic() + timeout_seconds
+    asked: str | None = None
     try:
-        while True:
-            taken = _taken(home, request)
-            if taken is not None:
-                return taken
-            held, life = leases.settle(home.lease)
-            if held is None or life is not Life.ALIVE:
-                if held is not None and life is Life.SILENT:
-                    raise AlreadyRunningError(
-                        f"the driver of {pipeline}, pid {held.pid} on {held.host}, gives no sign of life and holds the "
-                        "pipeline; end it, then ask again"
-                    )
-                return _taken(home, request) or _take_here(home, pipeline, config, label=label, request=request)
-            asked = SavepointRequest(request=request, token=held.token, label=label, stop=stop)
-            taken = _ask(home, asked, held, deadline)
-            if taken is not None:
-                return taken
+        while (taken := taking.advance()) is None:
+            asked = taking.asked() or asked
+            if time.monotonic() > deadline:
+                raise not_answered(home, asked)
+            time.sleep(_POLL_SECONDS)
+        while stop and asked is not None and drivers.is_there(home, asked) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        return taken
     finally:
-        commands.forget_savepoint(home, request)
+        taking.forget()
 
 
-def _taken(home: Home, request: str) -> Savepoint | None:
-    return next((one for one in Savepoints(home.savepoints).list() if one.id.endswith(f"-{request}")), None)
-
-
-def _ask(home: Home, asked: SavepointRequest, driver: Lease, deadline: float) -> Savepoint | None:
-    """Ask a driver and wait for its answer; None when the driver has ended without one."""
-    commands.request_savepoint(home, asked)
-    while True:
-        answer = commands.savepoint_answer(home, asked.request)
-        if answer is not None and answer.savepoint is not None:
-            _wait_for_end(home, driver, deadline) if asked.stop else None
-            return Savepoints(home.savepoints).get(answer.savepoint)
-        if answer is not None:
-            raise ExactlyOnceError(f"the driver (pid {driver.pid} on {driver.host}) took no savepoint: {answer.error}")
-        if not _holds(home, driver):
-            return None
-        if time.monotonic() > deadline:
-            raise ExactlyOnceError(
-                f"the driver (pid {driver.pid} on {driver.host}) has not answered in time; its batch may be long, or "
-                "it has not committed any yet. Ask again with a longer --timeout"
-            )
-        time.sleep(_POLL_SECONDS)
-
-
-def _wait_for_end(home: Home, driver: Lease, deadline: float) -> None:
-    while _holds(home, driver) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
-
-
-def _holds(home: Home, driver: Lease) -> bool:
-    held = leases.read(home.lease)
-    return held is not None and held.token == driver.token and leases.life(held) is not Life.GONE
+def not_answered(home: Home, token: str | None) -> NotAnsweredError:
+    """Return the error of a driver that has taken no savepoint in time."""
+    who = drivers.describe(home, token) if token else "the driver"
+    return NotAnsweredError(
+        f"{who} has not answered in time; its batch may be long, or it has not committed any yet. Ask again with a "
+        "longer timeout"
+    )
 
 
 def _take_here(home: Home, pipeline: str, config: Mapping[str, Any], *, label: str | None, request: str) -> Savepoint:

@@ -64,6 +64,12 @@ def request_savepoint(home: Home, request: SavepointRequest) -> None:
     documents.write(_savepoint(home, request.request), asdict(request))
 
 
+def savepoint_request(home: Home, request: str) -> SavepointRequest | None:
+    """Return a request that is not answered yet."""
+    body: dict[str, Any] | None = documents.read(_savepoint(home, request))
+    return SavepointRequest(**body) if body else None
+
+
 def savepoint_requests(home: Home, token: str) -> list[SavepointRequest]:
     """Return what is asked of the driver with this start token, and not answered yet."""
     found = []

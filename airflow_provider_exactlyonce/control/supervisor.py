@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_exactlyonce.control import commands, processes, progress, restarts, stopping, verdict
+from airflow_provider_exactlyonce.control import commands, drivers, processes, progress, restarts, stopping, verdict
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
@@ -33,7 +33,6 @@ from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, Exactly
 from airflow_provider_exactlyonce.restart import RestartStrategy
 
 _PROCESS_POLL_SECONDS: Final = 0.1  # the restart's overhead is mostly this
-_START_GRACE_SECONDS: Final = 120.0  # from intent to lease on another host: submit, JVM, Spark session
 _EXIT_GRACE_SECONDS: Final = 30.0  # from the driver's last status to the end of its JVM
 _LOGS_KEPT: Final = 20
 
@@ -172,7 +171,7 @@ class Supervisor:
                 return None
             if intent.is_here:
                 return self._find_here(intent, held if life is Life.SILENT else None)
-            if not self._may_be_starting(intent, held):
+            if not drivers.may_be_starting(self.home, intent, held):
                 return None
             _log.info("a driver was started on %s and has not reported yet; waiting for it", intent.host)
             time.sleep(self.poll_seconds)
@@ -187,15 +186,6 @@ class Supervisor:
             processes.sweep(intent.token)
             return None
         return self._adopt(intent, driver)
-
-    def _may_be_starting(self, intent: Intent, held: Lease | None) -> bool:
-        """Whether a driver that was started on another host may still come up."""
-        if held is not None and held.token == intent.token:
-            return False  # it did, and is silent now
-        status = verdict.status_of(self.home, intent.token)
-        if status is not None and status.state in ENDED:
-            return False
-        return time.time() - intent.written < _START_GRACE_SECONDS
 
     def _driver_of(self, intent: Intent, held: Lease) -> Driver:
         if not intent.is_here:
@@ -253,6 +243,7 @@ class Supervisor:
         """Record the death and wait until the next start.
 
         :raises ExactlyOnceError: when the strategy allows no restart
+        :raises StopRequestedError: when somebody wants it stopped
         """
         delay = self.strategy.delay(error, self.restarts)
         if delay is None:
@@ -277,10 +268,17 @@ class Supervisor:
             "%s; restart %s in %.1f s from the retained checkpoint", error, self.restarts, delay.total_seconds()
         )
         deadline = time.monotonic() + delay.total_seconds()
-        while (left := deadline - time.monotonic()) > 0 and self.stopping is None:
+        while True:
+            # A stop that was meant for the driver that died is meant for its successor, too.
+            reason = self.stopping or commands.stop_requested(self.home, attached.driver.token)
+            if reason is not None:
+                raise StopRequestedError(
+                    f"stopped before restart {self.restarts}: {reason}; the driver had died: {error}"
+                )
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
             time.sleep(min(left, _PROCESS_POLL_SECONDS))
-        if self.stopping is not None:
-            raise StopRequestedError(f"stopped before restart {self.restarts}: {self.stopping}")
 
     # -- watching -------------------------------------------------------------------------------------------------
 

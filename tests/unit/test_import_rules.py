@@ -24,10 +24,10 @@ HEAVY = ("pyspark", "confluent_kafka", "kafka")
 
 #: What each part may import of the others; everybody may import the plain modules at the top (exceptions and so on).
 BELOW: dict[str, set[str]] = {
-    "operators": {"links", "hooks", "control", "ledger", "checkpoint", "streaming.settings"},
-    "sensors": {"triggers", "hooks", "ledger", "control"},
-    "triggers": {"hooks", "ledger", "control"},
-    "hooks": {"control", "streaming.settings", "devkit"},
+    "operators": {"links", "triggers", "hooks", "control", "ledger", "checkpoint", "streaming.settings"},
+    "sensors": {"triggers", "hooks", "ledger", "control", "transactions"},
+    "triggers": {"hooks", "ledger", "control", "transactions"},
+    "hooks": {"control", "ledger", "streaming.settings", "devkit"},
     "links": {"control"},
     "assets": {"ledger"},
     "transactions": {"control", "ledger", "kafka"},

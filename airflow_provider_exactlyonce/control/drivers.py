@@ -1,0 +1,100 @@
+"""Which driver a command from outside is for, and whether that one is still there.
+
+A driver is there from its start on, before it holds the lease, until its process has ended; and between its death and
+its restart only its supervisor knows of it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import processes, restarts, verdict
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.intent import Intent
+from airflow_provider_exactlyonce.control.lease import Lease, Life
+from airflow_provider_exactlyonce.control.status import ENDED
+
+_START_GRACE_SECONDS: Final = 120.0  # from intent to lease on another host: submit, JVM, Spark session
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A driver that can be asked.
+
+    :param token: its start token
+    :param series: start token of the first driver of its supervisor's restarts, None without a supervisor
+    :param silent: it has given no sign of life for some time, and may never answer
+    """
+
+    token: str
+    series: str | None
+    silent: bool = False
+
+
+def find(home: Home) -> Found | None:
+    """Return the driver that runs a pipeline or is being started, None when there is certainly none.
+
+    Takes up to :data:`~airflow_provider_exactlyonce.control.lease.STALE_SECONDS`.
+    """
+    held, life = leases.settle(home.lease)
+    intent = intents.read(home.intent)
+    if held is not None and life in (Life.ALIVE, Life.SILENT):
+        series = intent.series if intent is not None and intent.token == held.token else None
+        return Found(token=held.token, series=series, silent=life is Life.SILENT)
+    if intent is not None and _is_starting(home, intent, held):
+        return Found(token=intent.token, series=intent.series)
+    return None
+
+
+def is_there(home: Home, token: str) -> bool:
+    """Whether the driver with this start token may still do something. Cheap, and never waits."""
+    held = leases.read(home.lease)
+    if held is not None and held.token == token and leases.life(held) is not Life.GONE:
+        return True
+    intent = intents.read(home.intent)
+    if intent is None or intent.token != token:
+        return False
+    return processes.leader(token) is not None if intent.is_here else may_be_starting(home, intent, held)
+
+
+def may_be_starting(home: Home, intent: Intent, held: Lease | None) -> bool:
+    """Whether a driver that was started on another host may still come up."""
+    if held is not None and held.token == intent.token:
+        return False  # it did, and is silent now
+    return not _has_ended(home, intent.token) and time.time() - intent.written < _START_GRACE_SECONDS
+
+
+def awaiting_restart(home: Home) -> restarts.Restart | None:
+    """Return the death after which a supervisor waits, to start the next driver."""
+    recorded = restarts.read(home.control / "restarts.json")
+    return recorded[-1] if recorded and recorded[-1].relaunched is None else None
+
+
+def describe(home: Home, token: str) -> str:
+    """Return who a driver is and when it was heard of last, for an error's message."""
+    held = leases.read(home.lease)
+    if held is None or held.token != token:
+        intent = intents.read(home.intent)
+        if intent is None or intent.token != token:
+            return f"the driver with start token {token}"
+        return f"the driver that is being started (pid {intent.pid or 'unknown'} on {intent.host}, output {intent.log})"
+    heard = datetime.fromtimestamp(held.heartbeat, UTC).isoformat(timespec="seconds")
+    ago = max(0.0, time.time() - held.heartbeat)
+    return f"the driver (pid {held.pid} on {held.host}, run {held.run}, last heartbeat {heard}, {ago:.0f} s ago)"
+
+
+def _is_starting(home: Home, intent: Intent, held: Lease | None) -> bool:
+    if not intent.is_here:
+        return may_be_starting(home, intent, held)
+    came_up = held is not None and held.token == intent.token
+    return not came_up and not _has_ended(home, intent.token) and processes.leader(intent.token) is not None
+
+
+def _has_ended(home: Home, token: str) -> bool:
+    status = verdict.status_of(home, token)
+    return status is not None and status.state in ENDED

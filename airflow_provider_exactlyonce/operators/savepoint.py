@@ -1,0 +1,321 @@
+"""The operators that save, stop and clean up a pipeline that somebody else runs."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.sdk import BaseOperator, conf
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, NotAnsweredError
+from airflow_provider_exactlyonce.triggers.driver import DriverTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_exactlyonce.checkpoint.request import Taking
+    from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint
+    from airflow_provider_exactlyonce.control.home import Home
+
+__all__ = ["CleanUpSavepointsOperator", "SavepointOperator", "StopPipelineOperator"]
+
+#: Airflow's own time-out of the deferral comes this much after ours: it can't name the driver.
+_BACKSTOP_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wait:
+    """What has to happen before there is something to do.
+
+    :param token: start token of the driver that is asked
+    :param request: the savepoint that it is asked for, None when its end is waited for
+    """
+
+    token: str
+    request: str | None = None
+
+
+class _PipelineOperator(BaseOperator):
+    """Names a pipeline, by its name or by its home."""
+
+    template_fields: Sequence[str] = ("pipeline", "checkpoint", "kafka_conn_id")
+    ui_color = "#f4d9c6"
+
+    def __init__(
+        self,
+        *,
+        pipeline: str | None = None,
+        checkpoint: str | None = None,
+        kafka_conn_id: str = "kafka_default",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if pipeline is None and checkpoint is None:
+            raise ValueError(f"{self.task_id}: give pipeline or checkpoint")
+        self.pipeline = pipeline
+        self.checkpoint = checkpoint
+        self.kafka_conn_id = kafka_conn_id
+
+    def _home(self) -> tuple[Home, str]:
+        from airflow_provider_exactlyonce.hooks import home
+
+        return home.find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
+
+
+class _AskingOperator(_PipelineOperator):
+    """Asks a driver and waits for it, here or in the triggerer.
+
+    Each step may be repeated: what was asked is on disk under a name that is derived from the task instance, and what
+    is done is found before it is asked for. So a retry, and the return from the triggerer, begin like the first try.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout: timedelta | float = timedelta(minutes=5),
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        poll_interval: timedelta | float = timedelta(seconds=1),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.timeout = timeout
+        self.deferrable = deferrable
+        self.poll_interval = poll_interval
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Ask, and wait for it.
+
+        :raises NotAnsweredError: when the driver has not done it in time; names the driver
+        :raises AirflowFailException: when a retry would not help
+        :raises ExactlyOnceError: when it failed, with the driver's own words
+        """
+        return self._go_on(context, time.time() + _seconds(self.timeout))
+
+    def resume_from_trigger(self, context: Context, event: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+        """Go on where the trigger has found something to do, or the time is over."""
+        return self._go_on(context, deadline)
+
+    def _go_on(self, context: Context, deadline: float) -> dict[str, Any]:
+        try:
+            home, pipeline = self._home()
+            request = _request_of(context)
+            while isinstance(found := self._step(home, pipeline, request), _Wait):
+                if time.time() >= deadline:
+                    raise self._too_late(home, pipeline, request, found)
+                if self.deferrable:
+                    self._defer(home, found, deadline)
+                time.sleep(_seconds(self.poll_interval))
+        except ExactlyOnceError as error:
+            _raise(error)
+        self.log.info("%s", found)
+        return found
+
+    def _defer(self, home: Home, wait: _Wait, deadline: float) -> NoReturn:
+        self.defer(
+            trigger=DriverTrigger(
+                home=str(home.path),
+                token=wait.token,
+                request=wait.request,
+                poll_interval=_seconds(self.poll_interval),
+                deadline=deadline,
+            ),
+            method_name="resume_from_trigger",
+            kwargs={"deadline": deadline},
+            timeout=timedelta(seconds=max(0.0, deadline - time.time()) + _BACKSTOP_SECONDS),
+        )
+        raise AssertionError("defer() raises")
+
+    def _taking(
+        self, home: Home, pipeline: str, request: str, label: str | None, stops: Callable[[str], bool]
+    ) -> Taking:
+        from airflow_provider_exactlyonce.checkpoint.request import Taking
+        from airflow_provider_exactlyonce.hooks.kafka import client_config
+
+        return Taking(
+            home, pipeline, lambda: client_config(self.kafka_conn_id), request=request, label=label, stops=stops
+        )
+
+    @abstractmethod
+    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | _Wait:
+        """Do what can be done now; returns the task's result, or what has to happen first."""
+
+    @abstractmethod
+    def _too_late(self, home: Home, pipeline: str, request: str, wait: _Wait) -> NotAnsweredError:
+        """Return the error of a driver that has not answered in time."""
+
+
+class SavepointOperator(_AskingOperator):
+    """Take a savepoint of a pipeline, whether it runs, idles or is stopped.
+
+    A driver that runs takes it beside its query; of a pipeline that is stopped it is taken here. Each task instance
+    takes one: a retry, or a task that is cleared, finds the savepoint that was taken as long as it is kept.
+
+    Returns ``pipeline``, ``savepoint`` (its id), ``label``, ``commit``, ``lineage``, ``batch``, ``size`` (bytes),
+    ``created`` (milliseconds since the epoch) and ``path``.
+
+    :param pipeline: the pipeline's name; its home is looked up in its ledger. (templated)
+    :param checkpoint: the pipeline's home, instead. (templated)
+    :param label: what people call the savepoint. (templated)
+    :param kafka_conn_id: connection of type ``kafka``. (templated)
+    :param timeout: how long the driver may take, seconds or a timedelta
+    :param deferrable: wait in the triggerer, which must see the home; default from ``[operators] default_deferrable``
+    :param poll_interval: how often the driver's answer is looked for
+    """
+
+    template_fields: Sequence[str] = (*_PipelineOperator.template_fields, "savepoint_label")
+
+    def __init__(self, *, label: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.savepoint_label = label  # Airflow has a label of its own
+
+    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | _Wait:
+        taking = self._taking(home, pipeline, request, self.savepoint_label, lambda _: False)
+        taken = taking.advance()
+        return _facts(home, taken) if taken else _Wait(token=taking.asked() or "", request=request)
+
+    def _too_late(self, home: Home, pipeline: str, request: str, wait: _Wait) -> NotAnsweredError:
+        from airflow_provider_exactlyonce.checkpoint.request import not_answered
+
+        self._taking(home, pipeline, request, self.savepoint_label, lambda _: False).forget()
+        return not_answered(home, wait.token)
+
+
+class StopPipelineOperator(_AskingOperator):
+    """Stop a pipeline's driver before its next batch, with a savepoint if that is wanted.
+
+    The driver ends the batch that it is in. A pipeline that is stopped already is a success. Each task instance stops
+    one driver: a retry waits for that one, and leaves alone what was started after it.
+
+    Returns ``pipeline``, ``home``, ``run`` and ``commit`` as the last driver has reported them, and ``savepoint``:
+    what :class:`SavepointOperator` returns, or None.
+
+    :param pipeline: the pipeline's name; its home is looked up in its ledger. (templated)
+    :param checkpoint: the pipeline's home, instead. (templated)
+    :param savepoint: True, or a label, takes a savepoint when the last batch is committed; the driver ends after it.
+        (templated)
+    :param kafka_conn_id: connection of type ``kafka``. (templated)
+    :param timeout: how long the driver may take to end its batch, seconds or a timedelta
+    :param deferrable: wait in the triggerer, which must see the home; default from ``[operators] default_deferrable``
+    :param poll_interval: how often it is looked whether the driver has ended
+    """
+
+    template_fields: Sequence[str] = (*_PipelineOperator.template_fields, "savepoint")
+
+    def __init__(self, *, savepoint: bool | str = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.savepoint = savepoint
+
+    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | _Wait:
+        from airflow_provider_exactlyonce.control import status as statuses
+        from airflow_provider_exactlyonce.control.stop_request import StopRequest
+
+        stop = StopRequest(home, request, reason=f"task {self.dag_id}.{self.task_id}")
+        target = stop.target()
+        taken: Savepoint | None = None
+        if self.savepoint is not False:
+            label = self.savepoint if isinstance(self.savepoint, str) else None
+            taking = self._taking(home, pipeline, request, label, lambda token: token == target)
+            taken = taking.advance()
+            if taken is None:
+                return _Wait(token=taking.asked() or "", request=request)
+        if not stop.advance():
+            return _Wait(token=stop.target() or "")
+        last = statuses.read(home.status)
+        return {
+            "pipeline": pipeline,
+            "home": str(home.path),
+            "run": last.run if last else None,
+            "commit": last.commit if last else None,
+            "savepoint": _facts(home, taken) if taken else None,
+        }
+
+    def _too_late(self, home: Home, pipeline: str, request: str, wait: _Wait) -> NotAnsweredError:
+        from airflow_provider_exactlyonce.control import drivers
+
+        return NotAnsweredError(
+            f"{drivers.describe(home, wait.token)} of {pipeline} has not stopped within {_seconds(self.timeout):g} s. "
+            "It stops when its batch has ended: the request stays, so look at its status and output in "
+            f"{home.control}, then clear this task to wait longer. If it hangs, end its process; no data is lost, and "
+            "the next run goes on from the last commit"
+        )
+
+
+class CleanUpSavepointsOperator(_PipelineOperator):
+    """Delete savepoints that are no longer kept, and what interrupted saves have left. The pipeline may run.
+
+    One goes only when both ``count`` and ``days`` let it go; the newest and the pinned ones always stay.
+
+    Returns ``pipeline``, ``deleted`` and ``kept``: the savepoints' ids.
+
+    :param pipeline: the pipeline's name; its home is looked up in its ledger. (templated)
+    :param checkpoint: the pipeline's home, instead. (templated)
+    :param count: keep the newest so many. (templated)
+    :param days: keep everything younger. (templated)
+    :param kafka_conn_id: connection of type ``kafka``. (templated)
+    """
+
+    template_fields: Sequence[str] = (*_PipelineOperator.template_fields, "count", "days")
+
+    def __init__(self, *, count: int | str = 10, days: float | str = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.count = count
+        self.days = days
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Delete them.
+
+        :raises AirflowFailException: when there is no such pipeline, or a number is negative
+        :raises ExactlyOnceError: when the cluster does not answer
+        """
+        from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
+
+        try:
+            home, pipeline = self._home()
+            savepoints = Savepoints(home.savepoints)
+            deleted = savepoints.clean_up(SavepointRetention(count=int(self.count), days=float(self.days)))
+        except ExactlyOnceError as error:
+            _raise(error)
+        kept = [one.id for one in savepoints.list()]
+        self.log.info("%s: %d savepoints deleted, %d kept", pipeline, len(deleted), len(kept))
+        return {"pipeline": pipeline, "deleted": list(deleted), "kept": kept}
+
+
+def _request_of(context: Context) -> str:
+    """Return hexadecimal digits that are the task instance's, over all its tries."""
+    ti = context["ti"]
+    name = "\n".join((ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)))
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def _facts(home: Home, savepoint: Savepoint) -> dict[str, Any]:
+    return {
+        "pipeline": savepoint.pipeline,
+        "savepoint": savepoint.id,
+        "label": savepoint.label,
+        "commit": savepoint.commit,
+        "lineage": savepoint.lineage,
+        "batch": savepoint.batch,
+        "size": savepoint.size,
+        "created": savepoint.created,
+        "path": str(home.savepoints / savepoint.id),
+    }
+
+
+def _raise(error: ExactlyOnceError) -> NoReturn:
+    """Raise an error so that Airflow retries what a retry can change."""
+    from airflow_provider_exactlyonce.control import verdict
+
+    # A driver that is silent, or has just started, holds the pipeline for a while.
+    if verdict.is_final(error) and not isinstance(error, AlreadyRunningError):
+        raise AirflowFailException(str(error)) from error
+    raise error
+
+
+def _seconds(value: timedelta | float) -> float:
+    return value.total_seconds() if isinstance(value, timedelta) else float(value)

@@ -1,0 +1,59 @@
+"""Waits in the triggerer until a driver has answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+
+class DriverTrigger(BaseTrigger):
+    """Fire when a driver has answered a request or is gone, or the deadline has passed.
+
+    It reads the control directory, so the triggerer must see the pipeline's home. What it has found is not in the
+    event: the task looks for itself, so that an event that came late or twice changes nothing.
+
+    :param home: the pipeline's home, a path
+    :param token: start token of the driver
+    :param request: the savepoint that it is asked for, None to wait for its end
+    :param poll_interval: seconds between two looks
+    :param deadline: seconds since the epoch
+    """
+
+    def __init__(self, *, home: str, token: str, request: str | None, poll_interval: float, deadline: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.home = home
+        self.token = token
+        self.request = request
+        self.poll_interval = poll_interval
+        self.deadline = deadline
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return class path and arguments; the arguments are a wire format, older ones stay readable."""
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                "home": self.home,
+                "token": self.token,
+                "request": self.request,
+                "poll_interval": self.poll_interval,
+                "deadline": self.deadline,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until there is something to do; yields one event."""
+        while (left := self.deadline - time.time()) > 0 and await asyncio.to_thread(self._is_waiting):
+            await asyncio.sleep(min(self.poll_interval, left))
+        yield TriggerEvent({"token": self.token})  # type: ignore[no-untyped-call]
+
+    def _is_waiting(self) -> bool:
+        from airflow_provider_exactlyonce.control import commands, drivers
+        from airflow_provider_exactlyonce.control.home import Home
+
+        home = Home(self.home)
+        answered = self.request is not None and commands.savepoint_answer(home, self.request) is not None
+        return not answered and drivers.is_there(home, self.token)

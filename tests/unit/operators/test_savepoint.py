@@ -1,0 +1,312 @@
+"""Savepoints and stops as tasks, with a real home; drivers are processes without Spark, or a service in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+
+from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
+from airflow_provider_exactlyonce.control import commands, intent, lease, restarts
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, NotAnsweredError
+from airflow_provider_exactlyonce.operators.savepoint import (
+    CleanUpSavepointsOperator,
+    SavepointOperator,
+    StopPipelineOperator,
+)
+from airflow_provider_exactlyonce.streaming.savepoint_service import SavepointService
+from airflow_provider_exactlyonce.triggers.driver import DriverTrigger
+from tests.unit.checkpoint import crafted
+
+DRIVER = Path(__file__).parents[1] / "control" / "contract_driver.py"
+
+
+class TaskInstance:
+    """What the operators use of Airflow's."""
+
+    def __init__(self, task_id: str = "save", run_id: str = "run1", map_index: int = -1) -> None:
+        self.dag_id, self.task_id, self.run_id, self.map_index = "shop", task_id, run_id, map_index
+
+
+def execute(task: Any, ti: TaskInstance | None = None) -> dict[str, Any]:
+    found = task.execute({"ti": ti or TaskInstance()})
+    assert json.loads(json.dumps(found)) == found
+    return dict(found)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.create("p")
+    crafted.checkpoint(home.checkpoint(crafted.LINEAGE))
+    home.remember(Lineage(id=crafted.LINEAGE))
+    home.use(crafted.LINEAGE)
+    home.control.mkdir()
+    return home
+
+
+@pytest.fixture(autouse=True)
+def quick_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let it be certain soon that a driver lives; those that are processes beat as often."""
+    monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 0.1)
+
+
+@contextmanager
+def serving(home: Home, token: str = "t") -> Iterator[SavepointService]:
+    """Hold the lease in this process and answer as a driver does that idles after commit 3."""
+    service = SavepointService(
+        home,
+        crafted.LINEAGE,
+        token,
+        retention=SavepointRetention(),
+        batch_of=lambda record: record.batch,
+    )
+    with lease.holding(home.lease, "p", token):
+        service.start(crafted.record(2))
+        yield service
+        service.close(serve=True)
+
+
+@contextmanager
+def driver(home: Home, plan: str, token: str = "t") -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process that follows a plan."""
+    command = [sys.executable, str(DRIVER), "--home", str(home.path), "--until", "forever", plan]
+    process = subprocess.Popen(command, env={**os.environ, "EXACTLYONCE_TOKEN": token}, start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+
+def wait_for_lease(home: Home, token: str) -> None:
+    deadline = time.monotonic() + 20
+    while (held := lease.read(home.lease)) is None or held.token != token:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def save(home: Home, **options: Any) -> SavepointOperator:
+    return SavepointOperator(task_id="save", **{"checkpoint": str(home.path), "poll_interval": 0.05, **options})
+
+
+def stop(home: Home, **options: Any) -> StopPipelineOperator:
+    return StopPipelineOperator(task_id="stop", **{"checkpoint": str(home.path), "poll_interval": 0.05, **options})
+
+
+def test_a_task_instance_takes_one_savepoint_however_often_it_is_tried(home: Home) -> None:
+    with serving(home):
+        first = execute(save(home, label="nightly"))
+        assert execute(save(home, label="nightly")) == first
+        other = execute(save(home), TaskInstance(run_id="run2"))
+        mapped = execute(save(home), TaskInstance(map_index=0))
+    taken = Savepoints(home.savepoints).get(first["savepoint"])
+    assert first == {
+        "pipeline": "p",
+        "savepoint": taken.id,
+        "label": "nightly",
+        "commit": 3,
+        "lineage": crafted.LINEAGE,
+        "batch": 2,
+        "size": taken.size,
+        "created": taken.created,
+        "path": str(home.savepoints / taken.id),
+    }
+    ids = {one.id for one in Savepoints(home.savepoints).list()}
+    assert ids == {first["savepoint"], other["savepoint"], mapped["savepoint"]}
+    assert len(ids) == 3
+    assert list(home.commands.iterdir()) == []
+
+
+def test_a_retry_finds_the_request_of_a_worker_that_died_and_its_answer(home: Home) -> None:
+    with lease.holding(home.lease, "p", "t"), pytest.raises(TaskDeferred):
+        execute(save(home, deferrable=True))
+    [asked] = commands.savepoint_requests(home, "t")
+    with serving(home):
+        deadline = time.monotonic() + 20
+        while commands.savepoint_answer(home, asked.request) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        found = execute(save(home))
+    assert found["savepoint"] == f"3-{asked.request}"
+    assert [one.id for one in Savepoints(home.savepoints).list()] == [found["savepoint"]]
+
+
+def test_it_defers_until_the_driver_has_answered_and_goes_on_from_there(home: Home) -> None:
+    with serving(home), pytest.raises(TaskDeferred) as deferred:
+        execute(save(home, deferrable=True, timeout=timedelta(seconds=20)))
+    trigger = deferred.value.trigger
+    assert isinstance(trigger, DriverTrigger)
+    path, arguments = trigger.serialize()
+    assert path == "airflow_provider_exactlyonce.triggers.driver.DriverTrigger"
+    again = DriverTrigger(**json.loads(json.dumps(arguments)))
+    assert again.serialize() == trigger.serialize()
+    began = time.monotonic()
+    assert len(events(again)) == 1
+    assert time.monotonic() - began < 10
+    found = save(home).resume_from_trigger(
+        {"ti": TaskInstance()},  # type: ignore[typeddict-item]
+        {},
+        **(deferred.value.kwargs or {}),
+    )
+    assert found["commit"] == 3
+
+
+def events(of: DriverTrigger) -> list[Any]:
+    async def collect() -> list[Any]:
+        return [event.payload async for event in of.run()]
+
+    return asyncio.run(asyncio.wait_for(collect(), 30))
+
+
+def test_the_drivers_own_words_are_in_the_error(home: Home) -> None:
+    next(home.checkpoint(crafted.LINEAGE).glob("state/0/1/SSTs/000002-*")).unlink()
+    with serving(home), pytest.raises(ExactlyOnceError, match=r"RefusedError: batch 2 .* is not whole.*is missing"):
+        execute(save(home))
+    assert list(home.commands.iterdir()) == []
+
+
+def test_a_driver_that_does_not_answer_in_time_is_named_and_asked_no_longer(home: Home) -> None:
+    with lease.holding(home.lease, "p", "t"), pytest.raises(NotAnsweredError) as error:
+        execute(save(home, timeout=0.3))
+    assert f"pid {os.getpid()} on " in str(error.value)
+    assert "last heartbeat 20" in str(error.value)
+    assert commands.savepoint_requests(home, "t") == []
+
+
+def test_a_path_that_is_no_home_and_another_pipelines_home_are_refused_for_good(home: Home, tmp_path: Path) -> None:
+    for kind in (SavepointOperator, StopPipelineOperator, CleanUpSavepointsOperator):
+        with pytest.raises(AirflowFailException, match="is no home of a pipeline"):
+            execute(kind(task_id="x", checkpoint=str(tmp_path / "typo")))
+        with pytest.raises(AirflowFailException, match="is the home of pipeline p, not of shop"):
+            execute(kind(task_id="x", checkpoint=str(home.path), pipeline="shop"))
+        with pytest.raises(ValueError, match="give pipeline or checkpoint"):
+            kind(task_id="x")
+
+
+def test_a_driver_is_stopped_once_and_what_was_started_since_is_left_alone(home: Home) -> None:
+    ti = TaskInstance("stop")
+    with driver(home, "take-lease commit commit until-stop") as process:
+        wait_for_lease(home, "t")
+        found = execute(stop(home), ti)
+        assert process.wait(10) == 0
+    assert found == {"pipeline": "p", "home": str(home.path), "run": 1, "commit": 2, "savepoint": None}
+    with driver(home, "take-lease sleep=60", token="u") as process:
+        wait_for_lease(home, "u")
+        assert execute(stop(home), ti)["pipeline"] == "p"
+        assert commands.stop_requested(home, "u") is None
+        assert process.poll() is None
+
+
+def test_a_pipeline_that_is_stopped_is_a_success_and_stays_one_for_the_retry(home: Home) -> None:
+    ti = TaskInstance("stop")
+    assert execute(stop(home), ti)["savepoint"] is None
+    with lease.holding(home.lease, "p", "later"):
+        execute(stop(home), ti)
+    assert commands.stop_requested(home, "later") is None
+
+
+def test_a_stop_with_a_savepoint_returns_it_when_the_driver_has_ended(home: Home) -> None:
+    with serving(home), pytest.raises(TaskDeferred):
+        execute(stop(home, savepoint="before the upgrade", deferrable=True), TaskInstance("stop"))
+    assert lease.read(home.lease) is None
+    found = execute(stop(home, savepoint="before the upgrade"), TaskInstance("stop"))
+    assert (found["savepoint"]["label"], found["savepoint"]["commit"]) == ("before the upgrade", 3)
+    assert execute(stop(home, savepoint=True), TaskInstance("stop")) == found
+    assert len(Savepoints(home.savepoints).list()) == 1
+
+
+def test_a_retry_of_a_stop_with_a_savepoint_waits_for_its_own_driver_only(home: Home) -> None:
+    ti = TaskInstance("stop")
+    with serving(home), pytest.raises(TaskDeferred):
+        execute(stop(home, savepoint=True, deferrable=True), ti)
+    with serving(home, "later"):
+        found = execute(stop(home, savepoint=True), ti)
+        assert found["savepoint"]["commit"] == 3
+        assert commands.stop_requested(home, "later") is None
+    with serving(home, "later") as service:
+        for savepoint in Savepoints(home.savepoints).list():
+            Savepoints(home.savepoints).delete(savepoint.id)
+        assert execute(stop(home, savepoint=True), ti)["savepoint"]["commit"] == 3
+        assert service.stop_reason() is None, "another driver gives a savepoint and goes on"
+
+
+def test_a_stop_that_is_not_answered_names_the_driver_and_says_what_to_do(home: Home) -> None:
+    with lease.holding(home.lease, "p", "t"), pytest.raises(NotAnsweredError) as error:
+        execute(stop(home, timeout=0.3))
+    for part in (f"pid {os.getpid()} on ", "last heartbeat 20", "0.3 s", str(home.control), "clear this task"):
+        assert part in str(error.value)
+    assert commands.stop_requested(home, "t") is not None, "it stays asked"
+
+
+def test_a_driver_that_is_being_started_is_asked_before_it_has_a_lease(home: Home) -> None:
+    with driver(home, "sleep=1 take-lease until-stop"):
+        intent.write(home.intent, a_start("t"))
+        found = execute(stop(home), TaskInstance("stop"))
+    assert found["run"] == 1
+
+
+def a_start(token: str) -> intent.Intent:
+    return intent.Intent(token=token, owner="o", until="forever", series="t", restarts=0, log="driver-1.log")
+
+
+def test_the_driver_that_a_supervisor_starts_after_a_crash_is_stopped_too(home: Home) -> None:
+    ti = TaskInstance("stop")
+    intent.write(home.intent, a_start("t"))
+    with driver(home, "take-lease sleep=60") as first:
+        wait_for_lease(home, "t")
+        with pytest.raises(TaskDeferred):
+            execute(stop(home, deferrable=True), ti)
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait(10)
+    with driver(home, "take-lease until-stop", token="u") as second:
+        intent.write(home.intent, replace(a_start("u"), restarts=1))
+        wait_for_lease(home, "u")
+        execute(stop(home), ti)
+        assert second.wait(10) == 0
+
+
+def test_a_stop_between_a_crash_and_the_restart_reaches_the_supervisor(home: Home) -> None:
+    died = restarts.Restart(
+        series="t", number=1, token="t", run=1, commit=3, cause="killed", exit_code=-9, died=time.time()
+    )
+    restarts.append(home.control / "restarts.json", died)
+    execute(stop(home), TaskInstance("stop"))
+    assert commands.stop_requested(home, "t") is not None
+
+
+def test_clean_up_keeps_what_it_is_told_to_and_may_be_repeated(home: Home) -> None:
+    with serving(home):
+        ids = [execute(save(home), TaskInstance(run_id=f"run{number}"))["savepoint"] for number in range(3)]
+    Savepoints(home.savepoints).pin(ids[0])
+    clean_up = CleanUpSavepointsOperator(task_id="clean_up", checkpoint=str(home.path), count="1", days="0")
+    assert execute(clean_up) == {"pipeline": "p", "deleted": [ids[1]], "kept": [ids[0], ids[2]]}
+    assert execute(clean_up) == {"pipeline": "p", "deleted": [], "kept": [ids[0], ids[2]]}
+    with pytest.raises(AirflowFailException, match="may be negative"):
+        execute(CleanUpSavepointsOperator(task_id="clean_up", checkpoint=str(home.path), count=-1))
+
+
+def test_fields_are_templated() -> None:
+    for kind, own in (
+        (SavepointOperator, {"savepoint_label"}),
+        (StopPipelineOperator, {"savepoint"}),
+        (CleanUpSavepointsOperator, {"count", "days"}),
+    ):
+        assert set(kind.template_fields) == {"pipeline", "checkpoint", "kafka_conn_id"} | own
+        task = kind(task_id="x", pipeline="p")
+        assert all(hasattr(task, field) for field in kind.template_fields)

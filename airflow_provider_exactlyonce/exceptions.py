@@ -49,6 +49,10 @@ class SettingRefusedError(RefusedError):
         self.name, self.value, self.required = name, value, required
 
 
+class UnknownPipelineError(RefusedError):
+    """No driver of the pipeline has ever started here."""
+
+
 class DivergedError(RefusedError):
     """A batch that is committed gives other rows when it is run again."""
 

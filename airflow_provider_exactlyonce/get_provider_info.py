@@ -23,8 +23,18 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "operators": [_modules("operators.savepoint", "operators.streaming")],
-        "sensors": [_modules("sensors.commit_gate")],
-        "triggers": [_modules("triggers.commit_gate", "triggers.driver")],
+        "sensors": [
+            _modules("sensors.commit_gate", "sensors.kafka_transactions", "sensors.pipeline_state", "sensors.polling")
+        ],
+        "triggers": [
+            _modules(
+                "triggers.commit_gate",
+                "triggers.driver",
+                "triggers.kafka_transactions",
+                "triggers.pipeline_state",
+                "triggers.polling",
+            )
+        ],
         "hooks": [_modules("hooks.home", "hooks.kafka", "hooks.spark_submit")],
         "extra-links": [
             f"{_PACKAGE}.links.spark.SparkApplicationLink",

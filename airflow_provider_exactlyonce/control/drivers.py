@@ -46,7 +46,7 @@ def find(home: Home) -> Found | None:
     if held is not None and life in (Life.ALIVE, Life.SILENT):
         series = intent.series if intent is not None and intent.token == held.token else None
         return Found(token=held.token, series=series, silent=life is Life.SILENT)
-    if intent is not None and _is_starting(home, intent, held):
+    if intent is not None and is_starting(home):
         return Found(token=intent.token, series=intent.series)
     return None
 
@@ -60,6 +60,17 @@ def is_there(home: Home, token: str) -> bool:
     if intent is None or intent.token != token:
         return False
     return processes.leader(token) is not None if intent.is_here else may_be_starting(home, intent, held)
+
+
+def is_starting(home: Home) -> bool:
+    """Whether a driver was started that has not taken the lease yet. Cheap, and never waits."""
+    intent, held = intents.read(home.intent), leases.read(home.lease)
+    if intent is None:
+        return False
+    if not intent.is_here:
+        return may_be_starting(home, intent, held)
+    came_up = held is not None and held.token == intent.token
+    return not came_up and not _has_ended(home, intent.token) and processes.leader(intent.token) is not None
 
 
 def may_be_starting(home: Home, intent: Intent, held: Lease | None) -> bool:
@@ -86,13 +97,6 @@ def describe(home: Home, token: str) -> str:
     heard = datetime.fromtimestamp(held.heartbeat, UTC).isoformat(timespec="seconds")
     ago = max(0.0, time.time() - held.heartbeat)
     return f"the driver (pid {held.pid} on {held.host}, run {held.run}, last heartbeat {heard}, {ago:.0f} s ago)"
-
-
-def _is_starting(home: Home, intent: Intent, held: Lease | None) -> bool:
-    if not intent.is_here:
-        return may_be_starting(home, intent, held)
-    came_up = held is not None and held.token == intent.token
-    return not came_up and not _has_ended(home, intent.token) and processes.leader(intent.token) is not None
 
 
 def _has_ended(home: Home, token: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError, UnknownPipelineError
 
 
 def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) -> tuple[Home, str]:
@@ -12,7 +12,8 @@ def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) ->
     :param kafka_conn_id: connection of type ``kafka``, asked for the ledger when only the pipeline is named
     :param pipeline: its name
     :param checkpoint: its home, a local path or a ``file:`` URI
-    :raises RefusedError: when there is no such home, or it is another pipeline's
+    :raises UnknownPipelineError: when there is no such home
+    :raises RefusedError: when it is another pipeline's
     :raises ExactlyOnceError: when the cluster does not answer
     """
     if checkpoint is None:
@@ -25,7 +26,7 @@ def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) ->
     home = Home(checkpoint)
     owner = home.pipeline()
     if owner is None:
-        raise RefusedError(f"checkpoint={checkpoint!r} is no home of a pipeline; its first driver makes it one")
+        raise UnknownPipelineError(f"checkpoint={checkpoint!r} is no home of a pipeline; its first driver makes it one")
     if pipeline not in (None, owner):
         raise RefusedError(f"checkpoint={checkpoint!r} is the home of pipeline {owner}, not of {pipeline}")
     return home, owner

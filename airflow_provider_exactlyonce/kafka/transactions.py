@@ -143,6 +143,28 @@ class Transactions:
             for place, end in self._offsets.ends(wanted).items()
         ]
 
+    def open_in(self, places: Iterable[Place]) -> list[Hanging]:
+        """Return what is open in these partitions, whether a coordinator knows of it or not.
+
+        :raises RefusedError: when the Kafka user may not read a topic
+        """
+        wanted = [TopicPartition(*place) for place in sorted(places)]
+        described = _asked(lambda: self._admin.describe_producers(wanted))
+        return [
+            Hanging(
+                topic=place.topic,
+                partition=place.partition,
+                producer_id=one.producer_id,
+                epoch=one.producer_epoch,
+                coordinator_epoch=one.coordinator_epoch,
+                first_offset=one.current_transaction_start_offset,
+                written_milliseconds=one.last_timestamp,
+            )
+            for place, state in described.items()
+            for one in state.active_producers
+            if one.current_transaction_start_offset >= 0
+        ]
+
     def hanging(self, topics: Iterable[str] | None = None, *, silent_seconds: float) -> list[Hanging]:
         """Find transactions that are open in a partition and unknown to their coordinator.
 
@@ -152,7 +174,7 @@ class Transactions:
         """
         names = sorted(_asked(self._admin.list_topics) if topics is None else topics)
         suspects = [
-            one for one in self._open_in(self._offsets.partitions(names)) if one.silent_seconds() >= silent_seconds
+            one for one in self.open_in(self._offsets.partitions(names)) if one.silent_seconds() >= silent_seconds
         ]
         if not suspects:
             return []
@@ -218,25 +240,7 @@ class Transactions:
         _asked(lambda: self._admin.abort_transaction(spec))
 
     def _open_in_of(self, found: Iterable[Hanging]) -> list[Hanging]:
-        return self._open_in({(one.topic, one.partition) for one in found})
-
-    def _open_in(self, places: Iterable[Place]) -> list[Hanging]:
-        wanted = [TopicPartition(*place) for place in sorted(places)]
-        described = _asked(lambda: self._admin.describe_producers(wanted))
-        return [
-            Hanging(
-                topic=place.topic,
-                partition=place.partition,
-                producer_id=one.producer_id,
-                epoch=one.producer_epoch,
-                coordinator_epoch=one.coordinator_epoch,
-                first_offset=one.current_transaction_start_offset,
-                written_milliseconds=one.last_timestamp,
-            )
-            for place, state in described.items()
-            for one in state.active_producers
-            if one.current_transaction_start_offset >= 0
-        ]
+        return self.open_in({(one.topic, one.partition) for one in found})
 
 
 def _asked(call: Callable[[], T]) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, UnknownPipelineError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 
 
@@ -13,7 +13,7 @@ def home_path(config: Mapping[str, Any], pipeline: str) -> str:
     """Return the home that a pipeline's last run started from.
 
     :param config: client configuration in librdkafka's names
-    :raises RefusedError: when the pipeline was never started on this cluster
+    :raises UnknownPipelineError: when the pipeline was never started on this cluster
     :raises ExactlyOnceError: when the cluster does not answer
     """
     from confluent_kafka import KafkaException
@@ -24,5 +24,5 @@ def home_path(config: Mapping[str, Any], pipeline: str) -> str:
     except KafkaException as error:
         raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
     if tail is None or tail.claim is None:
-        raise RefusedError(f"pipeline {pipeline} has no ledger on this cluster: it has never been started here")
+        raise UnknownPipelineError(f"pipeline {pipeline} has no ledger on this cluster: it has never been started here")
     return tail.claim.home_path

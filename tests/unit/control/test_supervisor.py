@@ -172,6 +172,17 @@ def test_the_delay_of_the_strategy_is_kept(home: Home) -> None:
     assert 0.6 <= restart.relaunched - restart.died < 1.1
 
 
+def test_a_stop_that_was_meant_for_a_driver_that_dies_first_is_meant_for_its_successor_too(home: Home) -> None:
+    one = supervisor(
+        home, "take-lease commit die", "take-lease end=finished", strategy=RestartStrategy.fixed_delay(3, timedelta(30))
+    )
+    seen = one.run()
+    commands.request_stop(home, next(seen).token, reason="maintenance")
+    with pytest.raises(StopRequestedError, match=r"restart 1: maintenance; the driver had died: .* signal 9"):
+        list(seen)
+    assert len(notes(home, "started")) == 1
+
+
 @pytest.mark.parametrize(
     ("plan", "error", "message"),
     [

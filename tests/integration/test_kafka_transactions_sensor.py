@@ -1,0 +1,129 @@
+"""The sensor for anybody's transactions, against a real broker with ordinary producers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, TaskDeferred
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.sensors.kafka_transactions import KafkaTransactionsSensor
+from airflow_provider_exactlyonce.triggers.kafka_transactions import KafkaTransactionsTrigger
+
+
+@pytest.fixture(autouse=True)
+def connection(kafka_config: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = {**kafka_config, "group.id": "must-not-be-used"}
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": extra}))
+
+
+class Store:
+    """A task's state store, as far as the sensor uses it; values go through JSON."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+
+    def get(self, key: str) -> Any:
+        return json.loads(self.kept[key]) if key in self.kept else None
+
+    def set(self, key: str, value: Any, **_: Any) -> None:
+        self.kept[key] = json.dumps(value)
+
+
+def context(store: Store, clear_number: int = 0) -> Any:
+    return {"task_state_store": store, "dag_run": SimpleNamespace(clear_number=clear_number)}
+
+
+def opened(config: Mapping[str, str], topic: str, partition: int = 0) -> tuple[str, Producer]:
+    name = f"ordinary-{uuid.uuid4().hex[:8]}"
+    producer = Producer({**config, "transactional.id": name, "transaction.timeout.ms": 60_000, "log_level": 2})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for number in range(3):
+        producer.produce(topic, value=str(number).encode(), partition=partition)
+    assert producer.flush(30) == 0
+    return name, producer
+
+
+def sensor(*topics: str, **options: Any) -> KafkaTransactionsSensor:
+    defaults = {"task_id": "decided", "topics": topics, "poke_interval": 0.1, "timeout": 0.5}
+    return KafkaTransactionsSensor(**{**defaults, **options})
+
+
+def events(of: Any) -> list[Any]:
+    async def collect() -> list[Any]:
+        return [event.payload async for event in of.run()]
+
+    return asyncio.run(asyncio.wait_for(collect(), 60))
+
+
+def test_it_waits_for_what_is_open_now_and_for_nothing_later(
+    kafka_config: Mapping[str, str], make_topic: Callable[..., str]
+) -> None:
+    topic, empty = make_topic(partitions=2), make_topic(partitions=1)
+    name, producer = opened(kafka_config, topic)
+    store = Store()
+    with pytest.raises(AirflowSensorTimeout) as error:
+        sensor(topic, empty).execute(context(store))
+    said = (
+        rf"^after 0.5 s: {topic}-0 is decided up to offset 0 of 3; transactional id {name} \(open for \d+ s, Ongoing; "
+        rf"it times out after 60 s\) holds {topic}-0 from offset 0$"
+    )
+    assert re.match(said, str(error.value)), error.value
+    producer.commit_transaction(30)
+    later, other = opened(kafka_config, topic)
+    expected = {"offsets": {topic: {"0": 3, "1": 0}, empty: {"0": 0}}}
+    assert sensor(topic, empty, timeout=20).execute(context(store)) == expected, "a retry keeps its high watermarks"
+    with pytest.raises(AirflowSensorTimeout) as error:
+        sensor(topic, empty).execute(context(store, clear_number=1))
+    assert later in str(error.value), "a task that is cleared takes new ones"
+    assert name not in str(error.value)
+    other.abort_transaction(30)
+    assert sensor(topic, timeout=20).execute(context(Store()))["offsets"][topic]["0"] >= 7
+    admin = AdminClient(dict(kafka_config))
+    groups = [one.group_id for one in admin.list_consumer_groups().result().valid]
+    assert "must-not-be-used" not in groups
+
+
+def test_the_trigger_waits_for_the_same_and_names_the_same(
+    kafka_config: Mapping[str, str], make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic(partitions=1)
+    name, producer = opened(kafka_config, topic)
+    with pytest.raises(TaskDeferred) as deferred:
+        sensor(topic, deferrable=True).execute(context(Store()))
+    path, arguments = deferred.value.trigger.serialize()
+    assert path == "airflow_provider_exactlyonce.triggers.kafka_transactions.KafkaTransactionsTrigger"
+    stored = json.loads(json.dumps(arguments))
+    assert stored["targets"] == {topic: {"0": 3}}
+    assert str(kafka_config["bootstrap.servers"]) not in json.dumps(stored)
+    [event] = events(KafkaTransactionsTrigger(**stored))
+    with pytest.raises(AirflowSensorTimeout, match=f"transactional id {name} "):
+        sensor(topic).resume_from_trigger({}, event)  # type: ignore[typeddict-item]
+    producer.abort_transaction(30)
+    [event] = events(KafkaTransactionsTrigger(**{**stored, "deadline": stored["deadline"] + 60}))
+    assert sensor(topic).resume_from_trigger({}, event) == {"offsets": {topic: {"0": 3}}}  # type: ignore[typeddict-item]
+
+
+def test_a_topic_that_is_not_there_or_was_made_again_is_named(
+    kafka_config: Mapping[str, str], make_topic: Callable[..., str]
+) -> None:
+    with pytest.raises(ExactlyOnceError, match="connection kafka_default: topic no-such-topic does not exist"):
+        sensor("no-such-topic").execute(context(Store()))
+    with pytest.raises(AirflowFailException, match="give at least one"):
+        sensor().execute(context(Store()))
+    topic = make_topic(partitions=1)
+    store = Store()
+    made = {"topics": [topic], "clear_number": 0, "offsets": {topic: {"0": 99}}}
+    store.set("exactlyonce_high_watermarks", made)
+    with pytest.raises(AirflowFailException, match=f"{topic}-0 ends at offset 0 and has ended at 99 before"):
+        sensor(topic).execute(context(store))

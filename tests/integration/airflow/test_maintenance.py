@@ -1,0 +1,79 @@
+"""The example of a maintenance window: ``dag.test()`` with a real driver; and its operators on a stopped pipeline."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.control import lease, status
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.status import DriverState
+from airflow_provider_exactlyonce.operators.savepoint import SavepointOperator, StopPipelineOperator
+from tests.integration.airflow.conftest import ROOT, Airflow
+from tests.integration.streaming.harness import World, check_counts, eventually
+
+RUN = """
+import json, sys
+from airflow.dag_processing.dagbag import DagBag
+bag = DagBag(dag_folder=sys.argv[1])
+assert not bag.import_errors, bag.import_errors
+run = bag.dags["shop_maintenance"].test(run_conf=json.loads(sys.argv[2]))
+assert run.state == "success", run.state
+"""
+
+
+def result(airflow: Airflow, task_id: str) -> Any:
+    [(value,)] = airflow.query(
+        "SELECT value FROM xcom WHERE dag_id = 'shop_maintenance' AND key = 'return_value' AND task_id = ?", task_id
+    )
+    return json.loads(value)
+
+
+@pytest.mark.timeout(300)
+def test_the_window_saves_a_running_pipeline_stops_it_with_a_savepoint_and_cleans_up(
+    airflow: Airflow, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.send(1000)
+    driver = world.start(until="forever")
+    try:
+        eventually(lambda: world.commits() >= 1, "it commits", timeout_seconds=180)
+        conf = json.dumps({"pipeline": world.pipeline, "sink": world.sink})
+        airflow.run([sys.executable, "-c", RUN, str(ROOT / "dags" / "maintenance.py"), conf], {})
+        assert driver.wait(10) == 0, driver.output()[-3000:]
+    finally:
+        driver.end()
+    home = Home(world.home)
+    told = status.read(home.status)
+    assert told is not None
+    assert told.state is DriverState.STOPPED
+    commits, _ = world.ledger()
+    saved, stopped = result(airflow, "save"), result(airflow, "stop")
+    first, last = Savepoints(home.savepoints).list()
+    assert (saved["savepoint"], saved["path"]) == (first.id, str(home.savepoints / first.id))
+    assert (first.label or "").startswith("before manual__")
+    assert (stopped["savepoint"]["savepoint"], stopped["run"]) == (last.id, 1)
+    assert stopped["commit"] == last.commit == commits[-1].commit
+    assert result(airflow, "clean_up") == {"pipeline": world.pipeline, "deleted": [], "kept": [first.id, last.id]}
+    assert result(airflow, "running")["state"] == "running"
+    assert result(airflow, "stopped")["state"] == "stopped"
+    assert set(result(airflow, "decided")["offsets"]) == {world.sink}
+    for one in (first, last):
+        assert Savepoints(home.savepoints).verify(one.id) == []
+    left = [file.name for file in home.commands.iterdir()]
+    assert sorted(name.partition("-")[0] for name in left) == ["stop", "stop.json"]
+
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", airflow.environment["AIRFLOW_CONN_KAFKA_DEFAULT"])
+    ti = SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=-1)
+    context: Any = {"ti": ti}
+    here = SavepointOperator(task_id="t", pipeline=world.pipeline, label="of the stopped pipeline").execute(context)
+    assert here["commit"] == commits[-1].commit
+    assert SavepointOperator(task_id="t", pipeline=world.pipeline).execute(context) == here
+    assert StopPipelineOperator(task_id="t", pipeline=world.pipeline).execute(context)["savepoint"] is None
+    assert [one.id for one in Savepoints(home.savepoints).list()] == [first.id, last.id, here["savepoint"]]
+    assert lease.read(home.lease) is None
+    check_counts(world, complete=False)

@@ -6,6 +6,7 @@ answered in ``savepoint-<request>.done.json``, which the one who asked removes.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from dataclasses import asdict, dataclass
@@ -97,9 +98,15 @@ def forget_savepoint(home: Home, request: str) -> None:
     """Remove a request and its answer, and those that nobody has come back for in a day."""
     for done in (False, True):
         _savepoint(home, request, done=done).unlink(missing_ok=True)
-    for file in home.commands.glob("savepoint-*.json"):
-        if file.stat().st_mtime < time.time() - _FORGOTTEN_SECONDS:
-            file.unlink(missing_ok=True)
+    forget_older(home, "savepoint-*.json", _FORGOTTEN_SECONDS)
+
+
+def forget_older(home: Home, pattern: str, seconds: float) -> None:
+    """Remove documents that nobody has written for so long."""
+    for file in home.commands.glob(pattern):
+        with contextlib.suppress(FileNotFoundError):  # somebody else forgets it, too
+            if file.stat().st_mtime < time.time() - seconds:
+                file.unlink()
 
 
 def _savepoint(home: Home, request: str, *, done: bool = False) -> Path:

@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.control.home import Home
 
 #: A supervisor that is about to start a driver looks for a stop more often than this, or has started it by then.
 _RESTART_SETTLES_SECONDS: Final = 1.0
+#: A task instance is hardly tried again after so long.
 _FORGOTTEN_SECONDS: Final = 30 * 24 * 60 * 60.0
 
 
@@ -44,25 +45,29 @@ class StopRequest:
         self._reason: Final = reason
 
     def target(self) -> str | None:
-        """Return the start token of the driver that is to stop, None when none ran; decided at the first call."""
+        """Return the start token of the driver that is to stop, None when none ran; decided at the first call.
+
+        It moves on when that driver has died and the same supervisor has started another one.
+        """
         return self._target().token
 
     def advance(self) -> bool:
         """Ask the driver if that is to be done, and return whether it has ended. Never waits for it."""
         target = self._target()
-        if target.token is None:
+        if target.token is None or not drivers.is_there(self._home, target.token):
             return True
-        if not drivers.is_there(self._home, target.token):
-            successor = self._successor(target)
-            if successor is None:
-                return True
-            target = self._record(successor)
-        self._ask(target)
+        self._ask(target.token)
         return False
 
     def _target(self) -> _Target:
         body: dict[str, Any] | None = documents.read(self._file)
-        return _Target(**body) if body else self._decide()
+        target = _Target(**body) if body else self._decide()
+        if target.token is None or drivers.is_there(self._home, target.token):
+            return target
+        intent = intents.read(self._home.intent)
+        if intent is None or intent.series != target.series or intent.token == target.token:
+            return target
+        return self._record(replace(target, token=intent.token))
 
     def _decide(self) -> _Target:
         found = drivers.find(self._home)
@@ -72,24 +77,15 @@ class StopRequest:
         if dead is None:
             return self._record(_Target(token=None))
         target = self._record(_Target(token=dead.token, series=dead.series))
-        self._ask(target)
+        self._ask(dead.token)
         time.sleep(_RESTART_SETTLES_SECONDS)
         return target
 
-    def _successor(self, target: _Target) -> _Target | None:
-        """Return the driver that the same supervisor has started after the target died before it was stopped."""
-        intent = intents.read(self._home.intent)
-        if intent is None or intent.series != target.series or intent.token == target.token:
-            return None
-        return replace(target, token=intent.token)
-
-    def _ask(self, target: _Target) -> None:
-        if target.token is not None and commands.stop_requested(self._home, target.token) is None:
-            commands.request_stop(self._home, target.token, reason=self._reason)
+    def _ask(self, token: str) -> None:
+        if commands.stop_requested(self._home, token) is None:
+            commands.request_stop(self._home, token, reason=self._reason)
 
     def _record(self, target: _Target) -> _Target:
-        for file in self._home.commands.glob("stop-*.json"):
-            if file.stat().st_mtime < time.time() - _FORGOTTEN_SECONDS:
-                file.unlink(missing_ok=True)
+        commands.forget_older(self._home, "stop-*.json", _FORGOTTEN_SECONDS)
         documents.write(self._file, asdict(target))
         return target

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.checkpoint.request import Taking
     from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint
     from airflow_provider_exactlyonce.control.home import Home
+    from airflow_provider_exactlyonce.control.task_request import TaskRequest
 
 __all__ = ["CleanUpSavepointsOperator", "SavepointOperator", "StopPipelineOperator"]
 
@@ -104,13 +104,14 @@ class _AskingOperator(_PipelineOperator):
     def _go_on(self, context: Context, deadline: float) -> dict[str, Any]:
         try:
             home, pipeline = self._home()
-            request = _request_of(context)
-            while isinstance(found := self._step(home, pipeline, request), _Wait):
+            request = _request_of(home, context)
+            while isinstance(found := self._step(home, pipeline, request.name), _Wait):
                 if time.time() >= deadline:
-                    raise self._too_late(home, pipeline, request, found)
+                    raise self._too_late(home, pipeline, request.name, found)
                 if self.deferrable:
                     self._defer(home, found, deadline)
                 time.sleep(_seconds(self.poll_interval))
+            request.done()
         except ExactlyOnceError as error:
             _raise(error)
         self.log.info("%s", found)
@@ -154,7 +155,7 @@ class SavepointOperator(_AskingOperator):
     """Take a savepoint of a pipeline, whether it runs, idles or is stopped.
 
     A driver that runs takes it beside its query; of a pipeline that is stopped it is taken here. Each task instance
-    takes one: a retry, or a task that is cleared, finds the savepoint that was taken as long as it is kept.
+    takes one: a retry finds the savepoint that was taken. A task that was done and is cleared takes another.
 
     Returns ``pipeline``, ``savepoint`` (its id), ``label``, ``commit``, ``lineage``, ``batch``, ``size`` (bytes),
     ``created`` (milliseconds since the epoch) and ``path``.
@@ -190,7 +191,8 @@ class StopPipelineOperator(_AskingOperator):
     """Stop a pipeline's driver before its next batch, with a savepoint if that is wanted.
 
     The driver ends the batch that it is in. A pipeline that is stopped already is a success. Each task instance stops
-    one driver: a retry waits for that one, and leaves alone what was started after it.
+    one driver: a retry waits for that one, and leaves alone what was started after it. A task that was done and is
+    cleared stops the pipeline again.
 
     Returns ``pipeline``, ``home``, ``run`` and ``commit`` as the last driver has reported them, and ``savepoint``:
     what :class:`SavepointOperator` returns, or None.
@@ -217,15 +219,16 @@ class StopPipelineOperator(_AskingOperator):
 
         stop = StopRequest(home, request, reason=f"task {self.dag_id}.{self.task_id}")
         target = stop.target()
-        taken: Savepoint | None = None
-        if self.savepoint is not False:
+        taking, taken = None, None
+        if self.savepoint is not False:  # asked for before the stop, so that the driver saves before it ends
             label = self.savepoint if isinstance(self.savepoint, str) else None
             taking = self._taking(home, pipeline, request, label, lambda token: token == target)
             taken = taking.advance()
-            if taken is None:
-                return _Wait(token=taking.asked() or "", request=request)
-        if not stop.advance():
-            return _Wait(token=stop.target() or "")
+        ended = stop.advance()
+        if taking is not None and taken is None:
+            return _Wait(token=taking.asked() or "", request=request)
+        if not ended:
+            return _Wait(token=target or "")
         last = statuses.read(home.status)
         return {
             "pipeline": pipeline,
@@ -286,11 +289,12 @@ class CleanUpSavepointsOperator(_PipelineOperator):
         return {"pipeline": pipeline, "deleted": list(deleted), "kept": kept}
 
 
-def _request_of(context: Context) -> str:
-    """Return hexadecimal digits that are the task instance's, over all its tries."""
+def _request_of(home: Home, context: Context) -> TaskRequest:
+    from airflow_provider_exactlyonce.control.task_request import TaskRequest
+
     ti = context["ti"]
-    name = "\n".join((ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)))
-    return hashlib.sha256(name.encode()).hexdigest()[:16]
+    clears = getattr(context.get("dag_run"), "clear_number", 0)
+    return TaskRequest(home, (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)), clears=clears)
 
 
 def _facts(home: Home, savepoint: Savepoint) -> dict[str, Any]:

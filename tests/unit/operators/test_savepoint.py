@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,8 +43,8 @@ class TaskInstance:
         self.dag_id, self.task_id, self.run_id, self.map_index = "shop", task_id, run_id, map_index
 
 
-def execute(task: Any, ti: TaskInstance | None = None) -> dict[str, Any]:
-    found = task.execute({"ti": ti or TaskInstance()})
+def execute(task: Any, ti: TaskInstance | None = None, clears: int = 0) -> dict[str, Any]:
+    found = task.execute({"ti": ti or TaskInstance(), "dag_run": SimpleNamespace(clear_number=clears)})
     assert json.loads(json.dumps(found)) == found
     return dict(found)
 
@@ -130,7 +131,30 @@ def test_a_task_instance_takes_one_savepoint_however_often_it_is_tried(home: Hom
     ids = {one.id for one in Savepoints(home.savepoints).list()}
     assert ids == {first["savepoint"], other["savepoint"], mapped["savepoint"]}
     assert len(ids) == 3
-    assert list(home.commands.iterdir()) == []
+    assert list(home.commands.glob("savepoint-*")) == []
+
+
+def test_a_clear_saves_again_if_the_task_was_done_and_goes_on_if_it_was_not(home: Home) -> None:
+    with lease.holding(home.lease, "p", "t"):
+        for clears in (0, 3):
+            with pytest.raises(TaskDeferred):
+                execute(save(home, deferrable=True), clears=clears)
+        assert len(commands.savepoint_requests(home, "t")) == 1
+    with serving(home):
+        first = execute(save(home), clears=3)
+        assert execute(save(home), clears=3) == first
+        second = execute(save(home), clears=4)
+        assert execute(save(home), clears=4) == second
+    assert first["savepoint"] != second["savepoint"]
+    assert len(Savepoints(home.savepoints).list()) == 2
+
+
+def test_a_clear_of_a_stop_that_was_done_stops_what_was_started_since(home: Home) -> None:
+    execute(stop(home), TaskInstance("stop"))
+    with lease.holding(home.lease, "p", "later"):
+        with pytest.raises(TaskDeferred):
+            execute(stop(home, deferrable=True), TaskInstance("stop"), clears=1)
+        assert commands.stop_requested(home, "later") is not None
 
 
 def test_a_retry_finds_the_request_of_a_worker_that_died_and_its_answer(home: Home) -> None:
@@ -244,6 +268,14 @@ def test_a_retry_of_a_stop_with_a_savepoint_waits_for_its_own_driver_only(home: 
             Savepoints(home.savepoints).delete(savepoint.id)
         assert execute(stop(home, savepoint=True), ti)["savepoint"]["commit"] == 3
         assert service.stop_reason() is None, "another driver gives a savepoint and goes on"
+
+
+def test_a_driver_that_is_to_save_and_stop_is_known_to_its_supervisor_as_stopped_when_it_crashes(home: Home) -> None:
+    with lease.holding(home.lease, "p", "t"), pytest.raises(TaskDeferred):
+        execute(stop(home, savepoint=True, deferrable=True), TaskInstance("stop"))
+    [asked] = commands.savepoint_requests(home, "t")
+    assert asked.stop
+    assert commands.stop_requested(home, "t") is not None
 
 
 def test_a_stop_that_is_not_answered_names_the_driver_and_says_what_to_do(home: Home) -> None:

@@ -97,9 +97,9 @@ class _AskingOperator(_PipelineOperator):
         """
         return self._go_on(context, time.time() + _seconds(self.timeout))
 
-    def resume_from_trigger(self, context: Context, event: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+    def resume_from_trigger(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on where the trigger has found something to do, or the time is over."""
-        return self._go_on(context, deadline)
+        return self._go_on(context, float(event["deadline"]))
 
     def _go_on(self, context: Context, deadline: float) -> dict[str, Any]:
         try:
@@ -127,7 +127,6 @@ class _AskingOperator(_PipelineOperator):
                 deadline=deadline,
             ),
             method_name="resume_from_trigger",
-            kwargs={"deadline": deadline},
             timeout=timedelta(seconds=max(0.0, deadline - time.time()) + _BACKSTOP_SECONDS),
         )
         raise AssertionError("defer() raises")

@@ -14,7 +14,8 @@ class DriverTrigger(BaseTrigger):
     """Fire when a driver has answered a request or is gone, or the deadline has passed.
 
     It reads the control directory, so the triggerer must see the pipeline's home. What it has found is not in the
-    event: the task looks for itself, so that an event that came late or twice changes nothing.
+    event: the task looks for itself, so that an event that came late or twice changes nothing. The deadline is, because
+    ``dag.test()`` forgets all other arguments of a task that was deferred.
 
     :param home: the pipeline's home, a path
     :param token: start token of the driver
@@ -48,7 +49,7 @@ class DriverTrigger(BaseTrigger):
         """Look until there is something to do; yields one event."""
         while (left := self.deadline - time.time()) > 0 and await asyncio.to_thread(self._is_waiting):
             await asyncio.sleep(min(self.poll_interval, left))
-        yield TriggerEvent({"token": self.token})  # type: ignore[no-untyped-call]
+        yield TriggerEvent({"deadline": self.deadline})  # type: ignore[no-untyped-call]
 
     def _is_waiting(self) -> bool:
         from airflow_provider_exactlyonce.control import commands, drivers

@@ -43,7 +43,8 @@ def test_the_window_saves_a_running_pipeline_stops_it_with_a_savepoint_and_clean
     try:
         eventually(lambda: world.commits() >= 1, "it commits", timeout_seconds=180)
         conf = json.dumps({"pipeline": world.pipeline, "sink": world.sink})
-        airflow.run([sys.executable, "-c", RUN, str(ROOT / "dags" / "maintenance.py"), conf], {})
+        examples = {"AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags")}
+        airflow.run([sys.executable, "-c", RUN, str(ROOT / "dags" / "maintenance.py"), conf], examples)
         assert driver.wait(10) == 0, driver.output()[-3000:]
     finally:
         driver.end()

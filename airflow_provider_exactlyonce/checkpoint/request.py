@@ -25,6 +25,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
 _POLL_SECONDS: Final = 0.2
+_RESTART_GRACE_SECONDS: Final = 120.0  # a supervisor that was lost between death and restart leaves its trace, too
 
 
 class Taking:
@@ -49,6 +50,7 @@ class Taking:
         self._pipeline: Final = pipeline
         self._config: Final = config
         self._request: Final = request
+        self._holder: Final = _holder(request)
         self._label: Final = label
         self._stops: Final = stops
 
@@ -76,6 +78,8 @@ class Taking:
             return taken
         driver = drivers.find(self._home)
         if driver is None:
+            return None if self._restarts_soon() else self._take_without_driver()
+        if driver.silent and driver.token == self._holder:  # an earlier try of ours, on a host that is lost
             return self._take_without_driver()
         if driver.silent:
             raise AlreadyRunningError(
@@ -87,6 +91,11 @@ class Taking:
         )
         commands.request_savepoint(self._home, asked)
         return None
+
+    def _restarts_soon(self) -> bool:
+        """Whether a supervisor is about to start a driver, which would fail if we held the pipeline meanwhile."""
+        dead = drivers.awaiting_restart(self._home)
+        return dead is not None and time.time() - dead.died < _RESTART_GRACE_SECONDS
 
     def asked(self) -> str | None:
         """Return the start token of the driver that is asked, None when none is."""
@@ -155,7 +164,7 @@ def _take_here(home: Home, pipeline: str, config: Mapping[str, Any], *, label: s
     lineage = home.current()
     if lineage is None or home.pipeline() != pipeline:
         raise RefusedError(f"{home.path} is no home of pipeline {pipeline}: there is nothing to save")
-    with leases.holding(home.lease, pipeline, f"savepoint-{request}"):
+    with leases.holding(home.lease, pipeline, _holder(request)):
         checkpoint = Checkpoint(home.checkpoint(lineage.id))
         batch, defects = newest_whole(checkpoint)
         if batch is None:
@@ -170,6 +179,11 @@ def _take_here(home: Home, pipeline: str, config: Mapping[str, Any], *, label: s
             )
         job = jobs.read(home, lineage.id, record.version)
         return Savepoints(home.savepoints).take(checkpoint, batch, record, job, label=label, request=request)
+
+
+def _holder(request: str) -> str:
+    """Return the start token under which a savepoint is taken here."""
+    return f"savepoint-{request}"
 
 
 def record_of(reader: LedgerReader, commit: int) -> CommitRecord | None:

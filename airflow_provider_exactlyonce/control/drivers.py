@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from airflow_provider_exactlyonce.control import commands, processes, restarts, verdict
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control import processes, restarts, verdict
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Lease, Life
@@ -81,9 +81,11 @@ def may_be_starting(home: Home, intent: Intent, held: Lease | None) -> bool:
 
 
 def awaiting_restart(home: Home) -> restarts.Restart | None:
-    """Return the death after which a supervisor waits, to start the next driver."""
+    """Return the death after which a supervisor waits, to start the next driver, unless it was told not to."""
     recorded = restarts.read(home.control / "restarts.json")
-    return recorded[-1] if recorded and recorded[-1].relaunched is None else None
+    if not recorded or recorded[-1].relaunched is not None:
+        return None
+    return recorded[-1] if commands.stop_requested(home, recorded[-1].token) is None else None
 
 
 def describe(home: Home, token: str) -> str:

@@ -193,8 +193,9 @@ class StopPipelineOperator(_AskingOperator):
     one driver: a retry waits for that one, and leaves alone what was started after it. A task that was done and is
     cleared stops the pipeline again.
 
-    Returns ``pipeline``, ``home``, ``run`` and ``commit`` as the last driver has reported them, and ``savepoint``:
-    what :class:`SavepointOperator` returns, or None.
+    Returns ``pipeline``, ``home``, ``state`` (see
+    :class:`~airflow_provider_exactlyonce.control.state.PipelineState`), ``run`` and ``commit`` as the last driver has
+    reported them, and ``savepoint``: what :class:`SavepointOperator` returns, or None.
 
     :param pipeline: the pipeline's name; its home is looked up in its ledger. (templated)
     :param checkpoint: the pipeline's home, instead. (templated)
@@ -213,7 +214,7 @@ class StopPipelineOperator(_AskingOperator):
         self.savepoint = savepoint
 
     def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | _Wait:
-        from airflow_provider_exactlyonce.control import status as statuses
+        from airflow_provider_exactlyonce.control.state import state_of
         from airflow_provider_exactlyonce.control.stop_request import StopRequest
 
         stop = StopRequest(home, request, reason=f"task {self.dag_id}.{self.task_id}")
@@ -228,10 +229,13 @@ class StopPipelineOperator(_AskingOperator):
             return _Wait(token=taking.asked() or "", request=request)
         if not ended:
             return _Wait(token=target or "")
-        last = statuses.read(home.status)
+        state, last = state_of(home)
+        if last is not None and last.error is not None and last.token == target:
+            self.log.warning("the driver failed before it was stopped: %s: %s", last.error.kind, last.error.message)
         return {
             "pipeline": pipeline,
             "home": str(home.path),
+            "state": state.value,
             "run": last.run if last else None,
             "commit": last.commit if last else None,
             "savepoint": _facts(home, taken) if taken else None,
@@ -292,7 +296,7 @@ def _request_of(home: Home, context: Context) -> TaskRequest:
     from airflow_provider_exactlyonce.control.task_request import TaskRequest
 
     ti = context["ti"]
-    clears = getattr(context.get("dag_run"), "clear_number", 0)
+    clears = getattr(context.get("dag_run"), "clear_number", 0) or 0
     return TaskRequest(home, (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)), clears=clears)
 
 

@@ -46,9 +46,11 @@ class DriverTrigger(BaseTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until there is something to do; yields one event."""
-        while (left := self.deadline - time.time()) > 0 and await asyncio.to_thread(self._is_waiting):
+        """Look until there is something to do; yields one event, and not at once: the task has just looked."""
+        while (left := self.deadline - time.time()) > 0:
             await asyncio.sleep(min(self.poll_interval, left))
+            if not await asyncio.to_thread(self._is_waiting):
+                break
         yield TriggerEvent({"deadline": self.deadline})  # type: ignore[no-untyped-call]
 
     def _is_waiting(self) -> bool:

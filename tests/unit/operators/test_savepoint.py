@@ -226,7 +226,8 @@ def test_a_driver_is_stopped_once_and_what_was_started_since_is_left_alone(home:
         wait_for_lease(home, "t")
         found = execute(stop(home), ti)
         assert process.wait(10) == 0
-    assert found == {"pipeline": "p", "home": str(home.path), "run": 1, "commit": 2, "savepoint": None}
+    ended = {"pipeline": "p", "home": str(home.path), "state": "stopped", "run": 1, "commit": 2, "savepoint": None}
+    assert found == ended
     with driver(home, "take-lease sleep=60", token="u") as process:
         wait_for_lease(home, "u")
         assert execute(stop(home), ti)["pipeline"] == "p"
@@ -317,6 +318,18 @@ def test_a_stop_between_a_crash_and_the_restart_reaches_the_supervisor(home: Hom
     restarts.append(home.control / "restarts.json", died)
     execute(stop(home), TaskInstance("stop"))
     assert commands.stop_requested(home, "t") is not None
+
+
+def test_a_savepoint_between_a_crash_and_the_restart_is_left_to_the_next_driver(home: Home) -> None:
+    died = restarts.Restart(
+        series="t", number=1, token="t", run=1, commit=3, cause="killed", exit_code=-9, died=time.time()
+    )
+    restarts.append(home.control / "restarts.json", died)
+    with pytest.raises(NotAnsweredError):
+        execute(save(home, timeout=0.2))
+    assert lease.read(home.lease) is None
+    with serving(home, "u"):
+        assert execute(save(home))["commit"] == 3
 
 
 def test_clean_up_keeps_what_it_is_told_to_and_may_be_repeated(home: Home) -> None:

@@ -57,12 +57,18 @@ def test_the_window_saves_a_running_pipeline_stops_it_with_a_savepoint_and_clean
     first, last = Savepoints(home.savepoints).list()
     assert (saved["savepoint"], saved["path"]) == (first.id, str(home.savepoints / first.id))
     assert (first.label or "").startswith("before manual__")
-    assert (stopped["savepoint"]["savepoint"], stopped["run"]) == (last.id, 1)
+    assert (stopped["savepoint"]["savepoint"], stopped["state"], stopped["run"]) == (last.id, "stopped", 1)
     assert stopped["commit"] == last.commit == commits[-1].commit
     assert result(airflow, "clean_up") == {"pipeline": world.pipeline, "deleted": [], "kept": [first.id, last.id]}
     assert result(airflow, "running")["state"] == "running"
     assert result(airflow, "stopped")["state"] == "stopped"
-    assert set(result(airflow, "decided")["offsets"]) == {world.sink}
+    decided = result(airflow, "decided")["offsets"]
+    assert set(decided) == {world.sink}
+    [(kept,)] = airflow.query(
+        "SELECT value FROM task_state_store WHERE dag_id = 'shop_maintenance' AND task_id = 'decided' "
+        "AND expires_at IS NULL"
+    )
+    assert json.loads(kept)["offsets"] == decided
     for one in (first, last):
         assert Savepoints(home.savepoints).verify(one.id) == []
     assert list(home.commands.glob("savepoint-*")) == []

@@ -35,9 +35,10 @@ from tests.integration.ledger.crafted import CraftedPipeline, rows_of
 from tests.integration.restore.conftest import jvm
 from tests.integration.restore.harness import Bench, Case, StoppingDriver
 from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Shape
-from tests.integration.streaming.harness import read_committed
+from tests.integration.streaming.conftest import world
+from tests.integration.streaming.harness import World, check_counts, read_committed
 
-__all__ = ["jvm"]  # the fixture
+__all__ = ["jvm", "world"]  # the fixtures
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -384,6 +385,35 @@ def test_a_batch_that_takes_too_long_is_cut_in_half_and_everything_is_written_on
             assert cut.kafka_ends()[topic][partition] == start + (end - start) // 2
     assert (cut.watermark, cut.timestamp, cut.conf) == (planned.watermark, planned.timestamp, planned.conf)
     restarts(patient, batches=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("failpoint", "expected", "remaining"),
+    [
+        ("after-pre-commit", {"stale-lease", "open-transaction"}, set()),
+        (
+            "after-end-transaction",
+            {"stale-lease", "batch-not-recorded-by-spark"},
+            {"batch-not-recorded-by-spark"},
+        ),
+    ],
+)
+def test_what_a_killed_driver_leaves_is_told_and_mended_and_everything_is_written_once(
+    world: World, failpoint: str, expected: set[str], remaining: set[str]
+) -> None:
+    world.send(1500)
+    driver = world.start(failpoints=f"{failpoint}:batch=2")
+    assert driver.wait(180) == -9, driver.output()[-3000:]
+    found = examine(world.pipeline, world.config, None)
+    assert {one.name for one in found.findings} == expected, found.findings
+    found = examine(world.pipeline, world.config, None, fix=True)
+    assert {one.name for one in found.findings} == remaining, found
+    assert found.is_healthy
+    again = world.start()
+    assert again.wait(180) == 0, again.output()[-3000:]
+    check_counts(world)
+    assert examine(world.pipeline, world.config, None).findings == []
 
 
 class ExaminedDriver(StoppingDriver):

@@ -160,6 +160,8 @@ class Driver:
         self._status_lock: Final = threading.Lock()
         self._owns_status = False
         self._signal: str | None = None
+        self._watermark: int | None = None
+        self._drained = False
         self._lost_lease: Final = threading.Event()
         self._ended: Final = threading.Event()
         self._available: dict[str, dict[int, int]] = {}
@@ -203,6 +205,8 @@ class Driver:
             with SequencerListener(_sequencer_endpoint(spark)) as listener:
                 self._supervised(spark, run, listener, topics, tail)
         except StopRequestedError as error:
+            if self._drained:
+                return self._end(DriverState.FINISHED)
             log.info("stopped: %s", error)
             return self._stopped(run)
         except Exception as error:
@@ -411,6 +415,7 @@ class Driver:
             self._savepoints.committed(record)
         if replay is not None:
             return
+        self._look_whether_drained(record)
         rows_per_second = record.rows / seconds if seconds > 0 else 0.0
         ends = {
             (topic, partition): end for topic, ranges in record.source.items() for partition, (_, end) in ranges.items()
@@ -442,6 +447,16 @@ class Driver:
             ", was committed before: state rebuilt, nothing written" if before else "",
         )
 
+    def _look_whether_drained(self, record: CommitRecord) -> None:
+        """See a query that processing time keeps going: with timers by it, Spark plans batches without data for ever.
+
+        A batch without data whose watermark has not moved has no other reason; and all that was available is committed.
+        """
+        empty = all(start == end for ranges in record.source.values() for start, end in ranges.values())
+        if self._options.until == "available" and empty and record.watermark == self._watermark:
+            self._drained = True
+        self._watermark = record.watermark
+
     def _repeat(self, name: str, work: Callable[[], None]) -> None:
         while True:
             try:
@@ -464,7 +479,8 @@ class Driver:
         self._available = {topic: run.client.stable_offsets(topic) for topic in topics}
 
     def _stop_reason(self) -> str | None:
-        reason = self._signal or commands.stop_requested(self._options.home, self._options.token)
+        reason = "all that was available is committed" if self._drained else None
+        reason = reason or self._signal or commands.stop_requested(self._options.home, self._options.token)
         return reason or (self._savepoints.stop_reason() if self._savepoints is not None else None)
 
     def _on_signal(self, number: int, _: object) -> None:

@@ -235,6 +235,23 @@ def test_a_driver_is_stopped_once_and_what_was_started_since_is_left_alone(home:
         assert process.poll() is None
 
 
+def test_a_worker_that_is_killed_while_it_waits_leaves_the_stop_to_the_retry(home: Home) -> None:
+    code = f"from tests.unit.operators.test_savepoint import *\nexecute(stop(Home({str(home.path)!r})))"
+    with lease.holding(home.lease, "p", "t"):
+        worker = subprocess.Popen([sys.executable, "-c", code])
+        deadline = time.monotonic() + 60
+        while commands.stop_requested(home, "t") is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        worker.kill()
+        assert worker.wait(10) == -signal.SIGKILL
+        written = (home.commands / "stop.json").stat().st_mtime_ns
+        with pytest.raises(TaskDeferred):
+            execute(stop(home, deferrable=True))
+    assert (home.commands / "stop.json").stat().st_mtime_ns == written, "it is asked once"
+    assert len(list(home.commands.glob("stop-*.json"))) == 1
+    assert execute(stop(home))["pipeline"] == "p"
+
+
 def test_a_pipeline_that_is_stopped_is_a_success_and_stays_one_for_the_retry(home: Home) -> None:
     ti = TaskInstance("stop")
     assert execute(stop(home), ti)["savepoint"] is None

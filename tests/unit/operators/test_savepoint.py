@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -21,14 +22,16 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
-from airflow_provider_exactlyonce.control import commands, intent, lease, restarts
+from airflow_provider_exactlyonce.control import commands, drivers, intent, lease, restarts
 from airflow_provider_exactlyonce.control.home import Home, Lineage
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, NotAnsweredError
+from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, NotAnsweredError, StopRequestedError
 from airflow_provider_exactlyonce.operators.savepoint import (
     CleanUpSavepointsOperator,
     SavepointOperator,
     StopPipelineOperator,
 )
+from airflow_provider_exactlyonce.restart import RestartStrategy
 from airflow_provider_exactlyonce.streaming.savepoint_service import SavepointService
 from airflow_provider_exactlyonce.triggers.driver import DriverTrigger
 from tests.unit.checkpoint import crafted
@@ -329,12 +332,26 @@ def test_the_driver_that_a_supervisor_starts_after_a_crash_is_stopped_too(home: 
 
 
 def test_a_stop_between_a_crash_and_the_restart_reaches_the_supervisor(home: Home) -> None:
-    died = restarts.Restart(
-        series="t", number=1, token="t", run=1, commit=3, cause="killed", exit_code=-9, died=time.time()
+    command = [sys.executable, str(DRIVER), "--home", str(home.path), "--until", "forever", "take-lease commit die"]
+    supervisor = Supervisor(
+        home,
+        Launch(command=command, printable="", environment={}),
+        owner="o",
+        until="forever",
+        strategy=RestartStrategy.fixed_delay(3, timedelta(seconds=60)),
+        poll_seconds=0.05,
     )
-    restarts.append(home.control / "restarts.json", died)
-    execute(stop(home), TaskInstance("stop"))
-    assert commands.stop_requested(home, "t") is not None
+    with ThreadPoolExecutor(1) as pool:
+        supervising = pool.submit(list, supervisor.run())
+        deadline = time.monotonic() + 20
+        while drivers.awaiting_restart(home) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        found = execute(stop(home), TaskInstance("stop"))
+        with pytest.raises(StopRequestedError, match=r"before restart 1: task .*stop; the driver had died"):
+            supervising.result(10)
+    assert (found["state"], found["commit"]) == ("lost", 1)
+    assert intent.read(home.intent) is None, "none was started"
 
 
 def test_a_savepoint_between_a_crash_and_the_restart_is_left_to_the_next_driver(home: Home) -> None:

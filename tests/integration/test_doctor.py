@@ -352,6 +352,7 @@ def counted_otherwise(events: DataFrame) -> DataFrame:
     return events.groupBy("k").agg(F.count("*").alias("n"), F.sum("id").alias("s"), F.max("id").alias("m"))
 
 
+@pytest.mark.slow
 def test_what_a_start_of_a_changed_job_leaves_behind_is_dropped_and_the_old_job_goes_on(
     patient: Patient, clinic: Bench
 ) -> None:
@@ -494,6 +495,7 @@ def test_transactions_that_nobody_will_end_are_told_and_the_pipelines_own_is_end
         assert str(own.id + 1_000_000) in left.what
 
 
+@pytest.mark.slow
 def test_input_topics_and_ledger_that_are_lost_one_after_the_other_are_told(clinic: Bench) -> None:
     case = healthy(clinic)
     source, config = case.topics[""], dict(case.config)

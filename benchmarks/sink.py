@@ -143,6 +143,7 @@ class Bench:
         self._create_topics([*topics.values()], case.partitions)
         run, sink = self._sink(case, name, topics[OURS], folder)
         measured, queries, unread = [], {}, 0
+        newest = dict.fromkeys(VARIANTS, -1)
         try:
             for variant in VARIANTS:
                 queries[variant] = self._start(case, folder, variant, topics[variant], sink)
@@ -150,7 +151,7 @@ class Bench:
                 turn = number % len(VARIANTS)
                 for variant in VARIANTS[turn:] + VARIANTS[:turn]:
                     self._feed(case, folder, variant, number)
-                    one = self._batch(queries[variant], case, variant, number)
+                    newest[variant], one = self._batch(queries[variant], case, variant, newest[variant])
                     if number >= WARM_UP_ROUNDS:
                         measured.append(one)
                 unread += 1
@@ -267,16 +268,20 @@ class Bench:
         callbacks = Callbacks(plan=plan, stop_reason=lambda: None, committed=lambda *_: None)
         return CommitCoordinator(sink, callbacks, max_batch_attempts=1)
 
-    def _batch(self, query: StreamingQuery, case: Case, variant: str, number: int) -> Measured:
-        """Wait for a batch and return what it took."""
+    def _batch(self, query: StreamingQuery, case: Case, variant: str, before: int) -> tuple[int, Measured]:
+        """Wait for the next batch with rows (Kafka's source begins with one without); return its id and what it took.
+
+        :param before: the id of the batch before it
+        """
         deadline = time.monotonic() + 300
         while True:
             progress = query.lastProgress
-            if progress is not None and progress["batchId"] == number and progress["numInputRows"]:
+            if progress is not None and progress["batchId"] > before and progress["numInputRows"]:
+                number = progress["batchId"]
                 if progress["numInputRows"] != case.rows:
                     raise RuntimeError(f"{variant}, {case}: batch {number} has {progress['numInputRows']} rows")
                 duration = progress["durationMs"]
-                return Measured(
+                return number, Measured(
                     variant=variant,
                     add_batch_milliseconds=duration["addBatch"],
                     trigger_milliseconds=duration["triggerExecution"],
@@ -408,6 +413,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("bench-report"), help="folder for the raw figures and plot")
     given = parser.parse_args()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    given.output.mkdir(exist_ok=True)
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bench-") as work, EmbeddedBroker(Path(work) / "broker") as broker:
         spark = open_session()
@@ -418,9 +424,8 @@ def main() -> int:
                 continue
             results.append(report(case, bench.measure(case, given.rounds)))
             print(line(results[-1]), flush=True)
+            (given.output / "sink.json").write_text(json.dumps(results, indent=1))
         spark.stop()
-    given.output.mkdir(exist_ok=True)
-    (given.output / "sink.json").write_text(json.dumps(results, indent=1))
     draw(results, given.output / "sink.svg")
     print(f"raw figures and plot: {given.output}/sink.json, {given.output}/sink.svg")
     return 0

@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_exactlyonce.answers import pairs, print_answer
 from airflow_provider_exactlyonce.audit.command import add_audit_parser
-from airflow_provider_exactlyonce.checkpoint.command import add_savepoint_parser, pairs, print_answer, with_action
+from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments, add_savepoint_parser, with_action
 from airflow_provider_exactlyonce.checkpoint.restore_command import add_restore_parser
 from airflow_provider_exactlyonce.control import lease, status
 from airflow_provider_exactlyonce.control.home import Home
@@ -105,10 +106,7 @@ def _add_status(subparsers: Any) -> None:
         help="show where a pipeline is",
         description="Show a pipeline's last commit and run from its ledger, and its driver from its home.",
     )
-    parser.add_argument("pipeline", help="the pipeline's name")
-    parser.add_argument("--bootstrap-servers", help=f"Kafka brokers, instead of {settings.KAFKA_VARIABLE}")
-    parser.add_argument("--home", help="the pipeline's home, if it is not where its last run started")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_pipeline_arguments(parser)
     parser.set_defaults(func=_status)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from airflow_provider_exactlyonce.answers import print_answer
 from airflow_provider_exactlyonce.audit.findings import INVARIANTS, Report
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, ExactlyOnceError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
@@ -61,7 +61,7 @@ def _audit(given: argparse.Namespace) -> int:
         report = audit(config, given.pipeline, options)
     except (KafkaException, UnansweredError) as error:
         raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
-    print(json.dumps(report.to_json(), indent=2) if given.json else told(report))
+    print_answer(given, report.to_json(), told(report))
     if not report.is_clean:
         raise AuditFailedError(str(report.found[0]))
     return 0

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from airflow_provider_exactlyonce.answers import pairs, print_answer
 from airflow_provider_exactlyonce.checkpoint import lineages, request
 from airflow_provider_exactlyonce.checkpoint.savepoints import (
     DEFAULT_RETENTION,
@@ -77,12 +77,22 @@ def add_savepoint_parser(subparsers: Any) -> None:
 
 def _action(actions: Any, name: str, function: Any, text: str, description: str | None = None) -> Any:
     parser = actions.add_parser(name, help=text, description=description or f"{text[0].upper()}{text[1:]}.")
+    add_pipeline_arguments(parser)
+    parser.set_defaults(func=function)
+    return parser
+
+
+def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what every subcommand on a pipeline's home is told: which pipeline, where it is, and how to answer."""
     parser.add_argument("pipeline", help="the pipeline's name")
+    add_home_arguments(parser)
+
+
+def add_home_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the same without the pipeline's name."""
     parser.add_argument("--bootstrap-servers", help=f"Kafka brokers, instead of {kafka_config.VARIABLE}")
     parser.add_argument("--home", help="the pipeline's home, if it is not where its last run started")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(func=function)
-    return parser
 
 
 def home_of(given: argparse.Namespace) -> Home:
@@ -188,16 +198,3 @@ def _sentence(savepoint: Savepoint) -> str:
 
 def _time(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
-
-
-def pairs(facts: Mapping[str, Any]) -> str:
-    """Return facts as lines of a name and a value."""
-    width = max(map(len, facts))
-    return "\n".join(
-        f"{name.replace('_', ' '):<{width}}  {'-' if value is None else value}" for name, value in facts.items()
-    )
-
-
-def print_answer(given: argparse.Namespace, body: object, text: str) -> None:
-    """Print what a subcommand has to say, as JSON with ``--json``."""
-    print(json.dumps(body, indent=2) if given.json else text)

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_exactlyonce.checkpoint.command import home_of, pairs, print_answer
+from airflow_provider_exactlyonce.answers import pairs, print_answer
+from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments, home_of
 from airflow_provider_exactlyonce.checkpoint.restore import Restored, RestoreMode, RestoreRequest, restore
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 
@@ -20,7 +21,7 @@ def add_restore_parser(subparsers: Any) -> None:
         "what was committed since without writing it again, and then goes on. The pipeline must be stopped.",
         epilog="exit codes: 0 restored, 64 refused (nothing was changed), 65 the pipeline runs",
     )
-    parser.add_argument("pipeline", help="the pipeline's name")
+    add_pipeline_arguments(parser)
     parser.add_argument("--savepoint", metavar="ID", help="the savepoint (default: the newest)")
     parser.add_argument("--commit", type=int, metavar="C", help="the newest savepoint at or before this commit")
     parser.add_argument(
@@ -39,9 +40,6 @@ def add_restore_parser(subparsers: Any) -> None:
         action="store_true",
         help="replayed commits may give other rows than were committed: the state then differs from the output",
     )
-    parser.add_argument("--bootstrap-servers", help=f"Kafka brokers, instead of {kafka_config.VARIABLE}")
-    parser.add_argument("--home", help="the pipeline's home, if it is not where its last run started")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=_restore)
 
 

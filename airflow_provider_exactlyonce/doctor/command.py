@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_exactlyonce.answers import print_answer
+from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger.records import check_pipeline_name
 
@@ -23,15 +24,12 @@ def add_doctor_parser(subparsers: Any) -> None:
         "together. Nothing is changed without --fix, and the pipeline may run meanwhile.",
         epilog="exit codes: 0 nothing is wrong, or all is mended; 1 something is",
     )
-    parser.add_argument("pipeline", help="the pipeline's name")
+    add_pipeline_arguments(parser)
     parser.add_argument(
         "--fix",
         action="store_true",
         help="mend what can be without any risk for a record; files are mended on a copy, with the pipeline stopped",
     )
-    parser.add_argument("--bootstrap-servers", help=f"Kafka brokers, instead of {kafka_config.VARIABLE}")
-    parser.add_argument("--home", help="the pipeline's home, if it is not where its last run started")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=_doctor)
 
 
@@ -41,7 +39,7 @@ def _doctor(given: argparse.Namespace) -> int:
     logging.getLogger("airflow_provider_exactlyonce").addHandler(logging.NullHandler())  # all is said in findings
     config = kafka_config.from_environment(given.bootstrap_servers)
     found = examine(check_pipeline_name(given.pipeline), config, given.home, fix=given.fix)
-    print(json.dumps(found.to_json(), indent=2) if given.json else _told(found))
+    print_answer(given, found.to_json(), _told(found))
     return 0 if found.is_healthy else 1
 
 

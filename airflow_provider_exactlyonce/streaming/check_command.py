@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_exactlyonce.checkpoint.command import home_of, print_answer
+from airflow_provider_exactlyonce.answers import print_answer
+from airflow_provider_exactlyonce.checkpoint.command import add_home_arguments, home_of
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.versions import Finding, Report, Verdict
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.streaming import settings
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ def add_check_parser(subparsers: Any) -> None:
     parser.add_argument("--against", required=True, metavar="SAVEPOINT", help="a savepoint's id, or its directory")
     parser.add_argument("--pipeline", help="which pipeline of the file, if it declares several")
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; repeatable")
-    parser.add_argument("--bootstrap-servers", help=f"Kafka brokers, instead of {kafka_config.VARIABLE}")
-    parser.add_argument("--home", help="the pipeline's home, if it is not where its last run started")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_home_arguments(parser)
     parser.set_defaults(func=_check)
 
 

@@ -6,7 +6,8 @@ import argparse
 import sys
 from typing import Any
 
-from airflow_provider_exactlyonce.checkpoint.command import home_of, pairs, print_answer
+from airflow_provider_exactlyonce.answers import pairs, print_answer
+from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments, home_of
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.streaming.rescale import Rescaled, rescale
 
@@ -22,11 +23,8 @@ def add_rescale_parser(subparsers: Any) -> None:
         epilog="exit codes: 0 rescaled, or there are as many partitions already; 64 refused (nothing was changed), 65 "
         "the pipeline runs; others: failed, nothing was changed",
     )
-    parser.add_argument("pipeline", help="the pipeline's name")
+    add_pipeline_arguments(parser)
     parser.add_argument("--state-partitions", type=int, required=True, metavar="N", help="how many there shall be")
-    parser.add_argument("--bootstrap-servers", help=f"Kafka brokers, instead of {kafka_config.VARIABLE}")
-    parser.add_argument("--home", help="the pipeline's home, if it is not where its last run started")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=_rescale)
 
 

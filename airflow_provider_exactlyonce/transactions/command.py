@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_exactlyonce.answers import pairs, print_answer, table
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.kafka.config import VARIABLE, from_environment
 from airflow_provider_exactlyonce.ledger.records import pipeline_of
@@ -94,7 +94,7 @@ def _list(given: argparse.Namespace) -> int:
         found = [one for one in transactions.open() if (one.age_seconds() or 0.0) >= given.older_than]
         held = _held(transactions, [place for one in found for place in one.partitions])
     rows = [_facts(one, held) for one in found]
-    _print(given, {"transactions": rows}, rows, "no transaction is open")
+    print_answer(given, {"transactions": rows}, table(rows) or "no transaction is open")
     return 0
 
 
@@ -103,11 +103,8 @@ def _describe(given: argparse.Namespace) -> int:
         found = _known(transactions, given.transactional_id)
         partitions = [{**asdict(one), "held_back": one.offsets} for one in transactions.held(found.partitions)]
     facts = _facts(found, {(one["topic"], one["partition"]): one["held_back"] for one in partitions})
-    if given.json:
-        print(json.dumps({**facts, "partitions": partitions}, indent=2))
-        return 0
-    _print_pairs({name: value for name, value in facts.items() if name != "partitions"})
-    _print_table(partitions)
+    text = pairs({name: value for name, value in facts.items() if name != "partitions"})
+    print_answer(given, {**facts, "partitions": partitions}, f"{text}\n{table(partitions)}".rstrip())
     return 0
 
 
@@ -116,7 +113,8 @@ def _hanging(given: argparse.Namespace) -> int:
         found = transactions.hanging(given.topic, silent_seconds=given.silent_for)
         held = _held(transactions, [(one.topic, one.partition) for one in found])
     rows = [_hanging_facts(one, held) for one in found]
-    _print(given, {"hanging": rows}, rows, f"no transaction hangs that is silent for {given.silent_for:.0f} s")
+    none = f"no transaction hangs that is silent for {given.silent_for:.0f} s"
+    print_answer(given, {"hanging": rows}, table(rows) or none)
     return 0
 
 
@@ -212,44 +210,10 @@ def _confirmed(given: argparse.Namespace, facts: Mapping[str, Any], question: st
         return True
     if not sys.stdin.isatty():
         raise RefusedError("nobody can be asked here; pass --yes to abort without a question")
-    _print_pairs(facts, sys.stderr)
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{pairs(facts)}\n{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _said(given: argparse.Namespace, facts: Mapping[str, Any], *, aborted: bool) -> int:
-    if given.json:
-        print(json.dumps({"aborted": aborted, **facts}, indent=2))
-    else:
-        print("aborted" if aborted else "left as it is")
+    print_answer(given, {"aborted": aborted, **facts}, "aborted" if aborted else "left as it is")
     return 0
-
-
-def _print(given: argparse.Namespace, whole: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], none: str) -> None:
-    if given.json:
-        print(json.dumps(whole, indent=2))
-    elif rows:
-        _print_table(rows)
-    else:
-        print(none)
-
-
-def _print_pairs(facts: Mapping[str, Any], file: Any = None) -> None:
-    width = max(map(len, facts))
-    for name, value in facts.items():
-        print(f"{name.replace('_', ' '):<{width}}  {_text(value)}", file=file)
-
-
-def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    if not rows:
-        return
-    lines = [[name.replace("_", " ") for name in rows[0]], *([_text(value) for value in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
-def _text(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "-"
-    return "-" if value is None else str(value)

@@ -10,13 +10,13 @@ import pytest
 
 from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
 from tests.integration.restore.harness import Bench
+from tests.integration.spark_session import end_jvm
 from tests.integration.streaming.harness import CONF
 
 
 @pytest.fixture(scope="package")
 def jvm() -> Iterator[None]:
     """Make the drivers of this package, which run in this process one after the other, share one JVM."""
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     arguments = ["--jars", ",".join(map(str, spark_connector_jars()))]
@@ -31,12 +31,7 @@ def jvm() -> Iterator[None]:
     SparkSession.stop = stop  # type: ignore[method-assign]
     if (active := SparkSession.getActiveSession()) is not None:
         active.stop()
-    gateway = SparkContext._gateway
-    if gateway is not None:
-        gateway.shutdown()
-        gateway.proc.stdin.close()  # the JVM ends with its parent's pipe
-        gateway.proc.wait(30)
-        SparkContext._gateway = SparkContext._jvm = None
+    end_jvm()
 
 
 @pytest.fixture

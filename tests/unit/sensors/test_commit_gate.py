@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -70,22 +67,3 @@ def test_what_waiting_does_not_help_fails_without_retries() -> None:
 def test_a_template_that_rendered_to_nothing_is_an_error(value: str) -> None:
     with pytest.raises(ValueError, match="commit="):
         gate(commit=value).execute({})  # type: ignore[typeddict-item]
-
-
-def test_deferrable_follows_airflows_own_default() -> None:
-    package = "airflow_provider_exactlyonce"
-    code = (
-        f"from {package}.operators.savepoint import SavepointOperator, StopPipelineOperator\n"
-        f"from {package}.sensors.commit_gate import CommitGateSensor\n"
-        f"from {package}.sensors.kafka_transactions import KafkaTransactionsSensor\n"
-        f"from {package}.sensors.pipeline_state import PipelineStateSensor\n"
-        "shop = {'pipeline': 'shop'}\n"
-        "made = [CommitGateSensor(task_id='a', commit=1, **shop), KafkaTransactionsSensor(task_id='b', topics=['t']),\n"
-        "        PipelineStateSensor(task_id='c', **shop), SavepointOperator(task_id='d', **shop),\n"
-        "        StopPipelineOperator(task_id='e', **shop)]\n"
-        "print(all(one.deferrable for one in made))"
-    )
-    environment = {**os.environ, "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE": "True"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split()[-1] == "True"
-    assert not gate().deferrable

@@ -1,0 +1,131 @@
+"""What Airflow's people expect of every operator and sensor, asked of all of them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from airflow.sdk import BaseOperator, BaseSensorOperator
+
+import airflow_provider_exactlyonce
+
+PACKAGE = airflow_provider_exactlyonce.__name__
+ROOT = Path(airflow_provider_exactlyonce.__file__).parent
+PARAMETER = re.compile(r":param (\w+):((?:(?!:param |:raises |:returns? |\.\. seealso).)*)", re.DOTALL)
+#: The connection types of the Spark, Kafka and Postgres providers; there is none of our own.
+CONNECTIONS = {"conn_id": "spark", "kafka_conn_id": "kafka", "postgres_conn_id": "postgres"}
+
+
+def task_classes() -> list[type[BaseOperator]]:
+    """Return all public operators and sensors, abstract ones left out."""
+    found = []
+    for kind in ("operators", "sensors"):
+        for file in sorted((ROOT / kind).glob("*.py")):
+            module = importlib.import_module(f"{PACKAGE}.{kind}.{file.stem}".removesuffix(".__init__"))
+            for name, one in vars(module).items():
+                is_task = inspect.isclass(one) and issubclass(one, BaseOperator) and not inspect.isabstract(one)
+                if is_task and one.__module__ == module.__name__ and not name.startswith("_"):
+                    found.append(one)
+    return found
+
+
+CLASSES = task_classes()
+all_of_them = pytest.mark.parametrize("task_class", CLASSES, ids=lambda one: one.__name__)
+
+
+def parameters(task_class: type[BaseOperator]) -> dict[str, inspect.Parameter]:
+    """Return what the constructors of our classes take, Airflow's own arguments left out."""
+    ours = [one for one in task_class.__mro__ if one.__module__.startswith(PACKAGE) and "__init__" in vars(one)]
+    return {
+        name: parameter
+        for one in reversed(ours)
+        for name, parameter in inspect.signature(inspect.unwrap(one.__init__)).parameters.items()  # type: ignore[misc]
+        if name != "self" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+
+
+def documented(task_class: type[BaseOperator]) -> dict[str, str]:
+    return {
+        name: " ".join(text.split()) for name, text in PARAMETER.findall(inspect.cleandoc(task_class.__doc__ or ""))
+    }
+
+
+def test_there_are_operators_and_sensors() -> None:
+    names = {one.__name__ for one in CLASSES}
+    assert {"StreamingPipelineOperator", "StopPipelineOperator", "CommitGateSensor"} <= names
+
+
+@all_of_them
+def test_every_argument_is_documented_and_no_other(task_class: type[BaseOperator]) -> None:
+    own = documented(task_class)
+    assert all(own.values()), "none is left without a word"
+    airflows_own = {"poke_interval", "timeout", "mode"} if issubclass(task_class, BaseSensorOperator) else set()
+    assert set(own) - airflows_own == set(parameters(task_class)) - airflows_own
+
+
+@all_of_them
+def test_every_argument_is_given_by_its_name(task_class: type[BaseOperator]) -> None:
+    assert {one.kind for one in parameters(task_class).values()} <= {inspect.Parameter.KEYWORD_ONLY}
+
+
+@all_of_them
+def test_what_is_said_to_be_templated_is_and_nothing_else(task_class: type[BaseOperator]) -> None:
+    said = {name for name, text in documented(task_class).items() if "(templated)" in text}
+    # Airflow has a label of its own, so that argument is kept under another name.
+    fields = {
+        name.removeprefix("savepoint_") if name == "savepoint_label" else name for name in task_class.template_fields
+    }
+    assert said == fields & set(parameters(task_class))
+    assert fields <= set(parameters(task_class)), "a field is an argument"
+    assert set(task_class.template_fields_renderers) <= set(task_class.template_fields)
+
+
+@all_of_them
+def test_connections_are_named_as_in_airflows_providers(task_class: type[BaseOperator]) -> None:
+    named = {name: one.default for name, one in parameters(task_class).items() if name.endswith("conn_id")}
+    for name, default in named.items():
+        assert name in CONNECTIONS
+        assert default in (f"{CONNECTIONS[name]}_default", None)
+        assert name in task_class.template_fields
+
+
+def test_the_provider_declares_no_connection_type_of_its_own() -> None:
+    from airflow_provider_exactlyonce.get_provider_info import get_provider_info
+
+    assert "connection-types" not in get_provider_info()
+
+
+SHOW_DEFAULTS = """
+import importlib, inspect, json, sys
+found = {}
+for name in json.loads(sys.argv[1]):
+    module, _, one = name.rpartition(".")
+    for part in getattr(importlib.import_module(module), one).__mro__:
+        given = inspect.signature(inspect.unwrap(part.__init__)).parameters.get("deferrable")
+        if given is not None:
+            found[name] = given.default
+            break
+print(json.dumps(found))
+"""
+
+
+def test_all_that_can_defer_follow_airflows_default(tmp_path: Path) -> None:
+    able = [one for one in CLASSES if "deferrable" in parameters(one)]
+    names = [f"{one.__module__}.{one.__name__}" for one in able]
+    environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE": "True"}
+    command = [sys.executable, "-c", SHOW_DEFAULTS, json.dumps(names)]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(shown.stdout.splitlines()[-1]) == dict.fromkeys(names, True)
+    assert {parameters(one)["deferrable"].default for one in able} == {False}, "Airflow's own default, in this process"
+
+
+def test_every_sensor_can_wait_in_the_triggerer() -> None:
+    sensors = [one for one in CLASSES if issubclass(one, BaseSensorOperator)]
+    assert [one.__name__ for one in sensors if "deferrable" not in parameters(one)] == []

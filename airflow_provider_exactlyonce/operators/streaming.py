@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
-from urllib.parse import urlsplit
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
@@ -157,37 +155,21 @@ class StreamingPipelineOperator(BaseOperator):
         )
 
     def _launch(self, home: Home) -> Launch:
-        from airflow_provider_exactlyonce.control.supervisor import Launch
-        from airflow_provider_exactlyonce.hooks import kafka, spark_submit
-        from airflow_provider_exactlyonce.streaming.settings import KAFKA_VARIABLE
+        from airflow_provider_exactlyonce.hooks.launch import DriverSettings, build_launch, find_application
 
-        submission = spark_submit.Submission(
-            application=self._application_path(),
+        dag = self.get_dag()
+        settings = DriverSettings(
+            application=find_application(self.application, dag.fileloc if dag is not None else None),
             name=f"{self.dag_id}.{self.task_id}",
-            arguments=["--home", str(home.path), "--until", self.until, *(self.application_args or ())],
+            conn_id=self.conn_id,
+            kafka_conn_id=self.kafka_conn_id,
             conf=self.conf or {},
             jars=self.jars,
             packages=self.packages,
+            application_args=self.application_args or (),
+            env_vars=self.env_vars or {},
         )
-        command = spark_submit.build_command(self.conn_id, submission)
-        environment = {
-            **(self.env_vars or {}),
-            **spark_submit.python_environment(),
-            KAFKA_VARIABLE: kafka.driver_config(self.kafka_conn_id),
-        }
-        return Launch(command=command.arguments, printable=command.printable, environment=environment)
-
-    def _application_path(self) -> str:
-        if urlsplit(self.application).scheme:
-            return self.application
-        dag = self.get_dag()
-        places = [Path(dag.fileloc).parent, Path.cwd()] if dag is not None else [Path.cwd()]
-        for place in places:
-            path = place / Path(self.application).expanduser()
-            if path.is_file():
-                return str(path.resolve())
-        looked = " or ".join(str(place) for place in places)
-        raise RefusedError(f"application={self.application!r} is not there, looked up from {looked}")
+        return build_launch(home, settings, until=self.until)
 
     def _result(self, last: Status | None, rows: int) -> dict[str, Any]:
         from datetime import UTC, datetime

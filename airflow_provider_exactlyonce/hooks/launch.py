@@ -1,0 +1,86 @@
+"""How a task starts a pipeline's driver: connections, job file and settings become one command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.control.home import Home
+    from airflow_provider_exactlyonce.control.supervisor import Launch
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverSettings:
+    """What a driver is started with, as users say it.
+
+    :param application: path of the job's file, see :func:`find_application`, or a URI
+    :param name: Spark application's name
+    :param conn_id: connection of type ``spark``
+    :param kafka_conn_id: connection of type ``kafka``
+    :param conf: Spark settings; those that the protocol needs are added, contradicting ones refused
+    :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it
+    :param packages: comma-separated Maven coordinates, instead of the same
+    :param application_args: further arguments of the job
+    :param env_vars: further environment variables of the driver
+    """
+
+    application: str
+    name: str
+    conn_id: str = "spark_default"
+    kafka_conn_id: str = "kafka_default"
+    conf: Mapping[str, Any] = field(default_factory=dict)
+    jars: str | None = None
+    packages: str | None = None
+    application_args: Sequence[str] = ()
+    env_vars: Mapping[str, str] = field(default_factory=dict)
+
+
+def build_launch(home: Home, settings: DriverSettings, *, until: str) -> Launch:
+    """Return how the driver of a home is started.
+
+    :param until: when it ends, as the driver's ``--until`` takes it
+    :raises RefusedError: when a setting or a connection can't be used
+    :raises AirflowNotFoundException: when there is no such connection
+    """
+    from airflow_provider_exactlyonce.control.supervisor import Launch
+    from airflow_provider_exactlyonce.hooks import kafka, spark_submit
+    from airflow_provider_exactlyonce.streaming.settings import KAFKA_VARIABLE
+
+    submission = spark_submit.Submission(
+        application=settings.application,
+        name=settings.name,
+        arguments=["--home", str(home.path), "--until", until, *settings.application_args],
+        conf=settings.conf,
+        jars=settings.jars,
+        packages=settings.packages,
+    )
+    command = spark_submit.build_command(settings.conn_id, submission)
+    environment = {
+        **settings.env_vars,
+        **spark_submit.python_environment(),
+        KAFKA_VARIABLE: kafka.driver_config(settings.kafka_conn_id),
+    }
+    return Launch(command=command.arguments, printable=command.printable, environment=environment)
+
+
+def find_application(application: str, dag_file: str | None) -> str:
+    """Return where a job's file is: a relative path is looked up beside the DAG's file, then in the working directory.
+
+    :param dag_file: the file of the task's DAG, None for a task without one
+    :raises RefusedError: when it is nowhere
+    """
+    if urlsplit(application).scheme:
+        return application
+    places = [Path(dag_file).parent, Path.cwd()] if dag_file is not None else [Path.cwd()]
+    for place in places:
+        path = place / Path(application).expanduser()
+        if path.is_file():
+            return str(path.resolve())
+    looked = " or ".join(str(place) for place in places)
+    raise RefusedError(f"application={application!r} is not there, looked up from {looked}")

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(given.func(given))
     except ExactlyOnceError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{type(error).__name__}: {error} ({error.page()})", file=sys.stderr)
         return error.exit_code
 
 

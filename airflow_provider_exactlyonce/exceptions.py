@@ -26,6 +26,11 @@ class ExactlyOnceError(Exception):
     decision: Decision = Decision.RESTART
     exit_code: int = 1
 
+    @classmethod
+    def page(cls) -> str:
+        """Return where the documentation says what it means and what to do."""
+        return f"docs/errors.md#{cls.__name__.lower()}"
+
 
 class RefusedError(ExactlyOnceError):
     """The pipeline can't start as it is; nothing was fenced, written or aborted."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce import exceptions
+import airflow_provider_exactlyonce
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.failpoints import NAMES, RESCALE_NAMES, RESTORE_NAMES, SAVEPOINT_NAMES
 from airflow_provider_exactlyonce.kafka.transaction import TRANSITIONS
@@ -51,8 +53,64 @@ def test_every_fail_point_is_in_its_documents_table(document: str, names: tuple[
     assert re.findall(r"\| `([a-z-]+)` \|", (ROOT / f"docs/{document}.md").read_text()) == list(names)
 
 
-def test_every_exit_code_has_a_row() -> None:
-    errors = [one for one in vars(exceptions).values() if isinstance(one, type) and issubclass(one, ExactlyOnceError)]
-    codes = {error.exit_code for error in errors} - {1}
-    rows = {int(code) for code in re.findall(r"^\| (\d+) \|", (ROOT / "docs/exit-codes.md").read_text(), re.MULTILINE)}
-    assert rows == codes
+def error_classes() -> list[type[ExactlyOnceError]]:
+    """Return every error of the package that people may see."""
+    for module in pkgutil.walk_packages(airflow_provider_exactlyonce.__path__, "airflow_provider_exactlyonce."):
+        importlib.import_module(module.name)
+    found, new = {ExactlyOnceError}, {ExactlyOnceError}
+    while new := {one for error in new for one in error.__subclasses__()} - found:
+        found |= new
+    ours = [error for error in found if error.__module__.startswith("airflow_provider_exactlyonce.")]
+    return sorted((error for error in ours if not error.__name__.startswith("_")), key=lambda error: error.__name__)
+
+
+def test_every_exit_code_has_a_row_that_leads_to_its_errors() -> None:
+    codes = {error.exit_code for error in error_classes()} - {0, 1}
+    rows = re.findall(r"^\| (?:\[(\d+)\]\(errors.md#([a-z0-9-]+)\)|0) \|", text_of("exit-codes"), re.MULTILINE)
+    assert {int(code) for code, _ in rows if code} == codes
+    assert {anchor for _, anchor in rows if anchor} <= {anchor_of(title) for title in titles_of("errors")}
+
+
+def test_every_error_has_its_part_of_the_page_below_its_exit_code() -> None:
+    errors = {error.__name__: error for error in error_classes()}
+    parts = re.split(r"^## ", text_of("errors"), flags=re.MULTILINE)[1:]
+    found: list[str] = []
+    for part in parts:
+        codes = {int(code) for code in re.findall(r"\d+", part.splitlines()[0])}
+        names = re.findall(r"^### (\w+)$", part, re.MULTILINE)
+        assert {errors[name].exit_code for name in names} - {0} == codes, part.splitlines()[0]
+        found += names
+    assert sorted(found) == sorted(errors)
+
+
+def test_every_error_names_its_part_of_the_page() -> None:
+    anchors = {anchor_of(title) for title in titles_of("errors")}
+    for error in error_classes():
+        assert error.page() == f"docs/errors.md#{error.__name__.lower()}"
+        assert error.page().partition("#")[2] in anchors
+
+
+def text_of(document: str) -> str:
+    return (ROOT / f"docs/{document}.md").read_text()
+
+
+def titles_of(document: str) -> list[str]:
+    return re.findall(r"^#+ (.+)$", text_of(document), re.MULTILINE)
+
+
+def anchor_of(title: str) -> str:
+    """Return the anchor that a page's title gets."""
+    return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
+
+
+LINK = re.compile(r"\]\(([\w./-]+\.md)?(?:#([a-z0-9-]+))?\)")
+PAGES = sorted(file.stem for file in (ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_between_the_pages_leads_somewhere(page: str) -> None:
+    for file, anchor in LINK.findall(text_of(page)):
+        target = (ROOT / "docs" / (file or f"{page}.md")).resolve()
+        assert target.is_file(), file
+        titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+        assert not anchor or anchor in {anchor_of(title) for title in titles}, f"{file}#{anchor}"

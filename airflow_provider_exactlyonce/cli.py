@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.answers import pairs, print_answer
 from airflow_provider_exactlyonce.audit.command import add_audit_parser
 from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments, add_savepoint_parser, with_action
 from airflow_provider_exactlyonce.checkpoint.restore_command import add_restore_parser
+from airflow_provider_exactlyonce.checkpoint.stop_command import add_stop_parser
 from airflow_provider_exactlyonce.control import lease, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.cli import add_broker_parser
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_run(subparsers)
     _add_status(subparsers)
+    add_stop_parser(subparsers)
     add_savepoint_parser(subparsers)
     add_restore_parser(subparsers)
     add_rescale_parser(subparsers)

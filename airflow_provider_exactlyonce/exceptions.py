@@ -62,6 +62,25 @@ class DivergedError(RefusedError):
     """A batch that is committed gives other rows when it is run again."""
 
 
+class VersionRefusedError(RefusedError):
+    """A driver of another version than the one that upgrades have brought the pipeline to."""
+
+
+class IncompatibleVersionError(RefusedError):
+    """A new version can't go on from the old one's state; nothing was touched."""
+
+
+class ShadowDiffersError(RefusedError):
+    """The shadow run of a new version gave other rows than were delivered; nothing was touched."""
+
+
+class UpgradeUnstableError(ExactlyOnceError):
+    """A new version was started and did not become stable; the message says what runs now."""
+
+    decision = Decision.REFUSE
+    exit_code = 71
+
+
 class AlreadyRunningError(RefusedError):
     """A living driver holds the pipeline's lease."""
 

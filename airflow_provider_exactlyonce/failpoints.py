@@ -55,7 +55,13 @@ RESCALE_NAMES: Final = (
     "rescale-repartitioned",
     "rescale-verified",
 )
-_KNOWN: Final = (*NAMES, *SAVEPOINT_NAMES, *RESTORE_NAMES, *RESCALE_NAMES)
+#: The steps of an upgrade and of its way back: each when it is on disk and not taken, and when it is taken.
+UPGRADE_NAMES: Final = tuple(
+    f"upgrade-{step}{when}"
+    for step in ("check", "compare", "stop", "start", "watch", "stop-new", "restore", "start-old", "watch-old")
+    for when in ("", "-taken")
+)
+_KNOWN: Final = (*NAMES, *SAVEPOINT_NAMES, *RESTORE_NAMES, *RESCALE_NAMES, *UPGRADE_NAMES)
 
 _POLL_SECONDS: Final = 0.01
 
@@ -120,7 +126,8 @@ def note(**facts: object) -> None:
 def reach(name: str) -> None:
     """Fire here if a test asked for it.
 
-    :param name: one of :data:`NAMES`, :data:`SAVEPOINT_NAMES`, :data:`RESTORE_NAMES` or :data:`RESCALE_NAMES`
+    :param name: one of :data:`NAMES`, :data:`SAVEPOINT_NAMES`, :data:`RESTORE_NAMES`, :data:`RESCALE_NAMES` or
+        :data:`UPGRADE_NAMES`
     """
     if not _TEXT:
         return

@@ -17,11 +17,21 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_exactlyonce.control import commands, drivers, processes, progress, restarts, stopping, verdict
+from airflow_provider_exactlyonce.control import (
+    commands,
+    drivers,
+    launching,
+    processes,
+    progress,
+    restarts,
+    stopping,
+    upgrade_plan,
+    verdict,
+)
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
@@ -34,7 +44,6 @@ from airflow_provider_exactlyonce.restart import RestartStrategy
 
 _PROCESS_POLL_SECONDS: Final = 0.1  # the restart's overhead is mostly this
 _EXIT_GRACE_SECONDS: Final = 30.0  # from the driver's last status to the end of its JVM
-_LOGS_KEPT: Final = 20
 
 _log = logging.getLogger(__name__)
 
@@ -167,6 +176,11 @@ class Supervisor:
                 if intent is None or intent.token != held.token:
                     raise AlreadyRunningError(_occupied(self.home, held))
                 return self._adopt(intent, self._driver_of(intent, held))
+            plan = upgrade_plan.read(self.home)
+            if plan is not None and plan.holds_starts:
+                _log.info("%s; waiting for its end", plan.sentence)
+                time.sleep(self.poll_seconds)
+                continue
             if intent is None:
                 return None
             if intent.is_here:
@@ -213,7 +227,7 @@ class Supervisor:
     def _start(self) -> _Attached:
         token = str(uuid.uuid4())
         previous = self._previous
-        log = _next_log(self.home)
+        log = launching.next_log(self.home)
         intent = Intent(
             token=token,
             owner=self.owner,
@@ -222,19 +236,10 @@ class Supervisor:
             restarts=self.restarts,
             log=str(log),
         )
-        intents.write(self.home.intent, intent)
         self.log = log
-        driver = processes.start(
-            self.launch.command,
-            token=token,
-            environment=self.launch.environment,
-            directory=self.home.control / "work",
-            log=log,
-        )
+        driver = launching.start(self.home, self.launch, intent)
         if previous is not None:
             restarts.relaunched(self.home.control / "restarts.json", previous.intent.token, time.time())
-        started = leases.process_start(driver.process.pid) or 0
-        intents.write(self.home.intent, replace(intent, pid=driver.process.pid, process_started=started))
         _log.info("started %s", self.launch.printable)
         _log.info("driver pid %s, output in %s", driver.process.pid, log)
         return _Attached(driver=driver, intent=intent, ours=True)
@@ -352,17 +357,3 @@ def _occupied(home: Home, held: Lease) -> str:
         f"pipeline {held.pipeline} in {home.path} is run by pid {held.pid} on {held.host} (run {held.run}), which "
         "no Airflow task has started; stop it before this task runs"
     )
-
-
-def _next_log(home: Home) -> Path:
-    """Return the path of the next driver's output; forgets the oldest."""
-    home.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    logs = sorted(home.logs.glob("driver-*.log"), key=_number)
-    for old in logs[: max(0, len(logs) - _LOGS_KEPT + 1)]:
-        old.unlink(missing_ok=True)
-    return home.logs / f"driver-{_number(logs[-1]) + 1 if logs else 1}.log"
-
-
-def _number(log: Path) -> int:
-    digits = log.stem.removeprefix("driver-")
-    return int(digits) if digits.isdigit() else 0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_provider_exactlyonce.control.waiting import Wait
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, NotAnsweredError
 from airflow_provider_exactlyonce.triggers.driver import DriverTrigger
 
@@ -27,18 +27,6 @@ __all__ = ["CleanUpSavepointsOperator", "SavepointOperator", "StopPipelineOperat
 
 #: Airflow's own time-out of the deferral comes this much after ours: it can't name the driver.
 _BACKSTOP_SECONDS = 60.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Wait:
-    """What has to happen before there is something to do.
-
-    :param token: start token of the driver that is asked
-    :param request: the savepoint that it is asked for, None when its end is waited for
-    """
-
-    token: str
-    request: str | None = None
 
 
 class _PipelineOperator(BaseOperator):
@@ -105,7 +93,7 @@ class _AskingOperator(_PipelineOperator):
         try:
             home, pipeline = self._home()
             request = _request_of(home, context)
-            while isinstance(found := self._step(home, pipeline, request.name), _Wait):
+            while isinstance(found := self._step(home, pipeline, request.name), Wait):
                 if time.time() >= deadline:
                     raise self._too_late(home, pipeline, request.name, found)
                 if self.deferrable:
@@ -117,7 +105,7 @@ class _AskingOperator(_PipelineOperator):
         self.log.info("%s", found)
         return found
 
-    def _defer(self, home: Home, wait: _Wait, deadline: float) -> NoReturn:
+    def _defer(self, home: Home, wait: Wait, deadline: float) -> NoReturn:
         self.defer(
             trigger=DriverTrigger(
                 home=str(home.path),
@@ -131,22 +119,12 @@ class _AskingOperator(_PipelineOperator):
         )
         raise AssertionError("defer() raises")
 
-    def _taking(
-        self, home: Home, pipeline: str, request: str, label: str | None, stops: Callable[[str], bool]
-    ) -> Taking:
-        from airflow_provider_exactlyonce.checkpoint.request import Taking
-        from airflow_provider_exactlyonce.hooks.kafka import client_config
-
-        return Taking(
-            home, pipeline, lambda: client_config(self.kafka_conn_id), request=request, label=label, stops=stops
-        )
-
     @abstractmethod
-    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | _Wait:
+    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | Wait:
         """Do what can be done now; returns the task's result, or what has to happen first."""
 
     @abstractmethod
-    def _too_late(self, home: Home, pipeline: str, request: str, wait: _Wait) -> NotAnsweredError:
+    def _too_late(self, home: Home, pipeline: str, request: str, wait: Wait) -> NotAnsweredError:
         """Return the error of a driver that has not answered in time."""
 
 
@@ -174,16 +152,28 @@ class SavepointOperator(_AskingOperator):
         super().__init__(**kwargs)
         self.savepoint_label = label  # Airflow has a label of its own
 
-    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | _Wait:
-        taking = self._taking(home, pipeline, request, self.savepoint_label, lambda _: False)
+    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | Wait:
+        taking = self._taking(home, pipeline, request)
         taken = taking.advance()
-        return _facts(home, taken) if taken else _Wait(token=taking.asked() or "", request=request)
+        return _facts(home, taken) if taken else Wait(token=taking.asked() or "", request=request)
 
-    def _too_late(self, home: Home, pipeline: str, request: str, wait: _Wait) -> NotAnsweredError:
+    def _too_late(self, home: Home, pipeline: str, request: str, wait: Wait) -> NotAnsweredError:
         from airflow_provider_exactlyonce.checkpoint.request import not_answered
 
-        self._taking(home, pipeline, request, self.savepoint_label, lambda _: False).forget()
+        self._taking(home, pipeline, request).forget()
         return not_answered(home, wait.token)
+
+    def _taking(self, home: Home, pipeline: str, request: str) -> Taking:
+        from airflow_provider_exactlyonce.checkpoint.request import Taking
+        from airflow_provider_exactlyonce.hooks.kafka import client_config
+
+        return Taking(
+            home,
+            pipeline,
+            lambda: client_config(self.kafka_conn_id),
+            request=request,
+            label=self.savepoint_label,
+        )
 
 
 class StopPipelineOperator(_AskingOperator):
@@ -213,24 +203,24 @@ class StopPipelineOperator(_AskingOperator):
         super().__init__(**kwargs)
         self.savepoint = savepoint
 
-    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | _Wait:
+    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | Wait:
+        from airflow_provider_exactlyonce.checkpoint.stop import Stop, Stopped
         from airflow_provider_exactlyonce.control.state import state_of
-        from airflow_provider_exactlyonce.control.stop_request import StopRequest
+        from airflow_provider_exactlyonce.hooks.kafka import client_config
 
-        stop = StopRequest(home, request, reason=f"task {self.dag_id}.{self.task_id}")
-        target = stop.target()
-        taking, taken = None, None
-        if self.savepoint is not False:  # asked for before the stop, so that the driver saves before it ends
-            label = self.savepoint if isinstance(self.savepoint, str) else None
-            taking = self._taking(home, pipeline, request, label, lambda token: token == target)
-            taken = taking.advance()
-        ended = stop.advance()
-        if taking is not None and taken is None:
-            return _Wait(token=taking.asked() or "", request=request)
-        if not ended:
-            return _Wait(token=target or "")
+        stop = Stop(
+            home,
+            pipeline,
+            lambda: client_config(self.kafka_conn_id),
+            request=request,
+            reason=f"task {self.dag_id}.{self.task_id}",
+            savepoint=self.savepoint,
+        )
+        found = stop.advance()
+        if not isinstance(found, Stopped):
+            return found
         state, last = state_of(home)
-        if last is not None and last.error is not None and last.token == target:
+        if last is not None and last.error is not None and last.token == found.token:
             self.log.warning("the driver failed before it was stopped: %s: %s", last.error.kind, last.error.message)
         return {
             "pipeline": pipeline,
@@ -238,18 +228,13 @@ class StopPipelineOperator(_AskingOperator):
             "state": state.value,
             "run": last.run if last else None,
             "commit": last.commit if last else None,
-            "savepoint": _facts(home, taken) if taken else None,
+            "savepoint": _facts(home, found.savepoint) if found.savepoint else None,
         }
 
-    def _too_late(self, home: Home, pipeline: str, request: str, wait: _Wait) -> NotAnsweredError:
-        from airflow_provider_exactlyonce.control import drivers
+    def _too_late(self, home: Home, pipeline: str, request: str, wait: Wait) -> NotAnsweredError:
+        from airflow_provider_exactlyonce.checkpoint.stop import not_stopped
 
-        return NotAnsweredError(
-            f"{drivers.describe(home, wait.token)} of {pipeline} has not stopped within {_seconds(self.timeout):g} s. "
-            "It stops when its batch has ended: the request stays, so look at its status and output in "
-            f"{home.control}, then clear this task to wait longer. If it hangs, end its process; no data is lost, and "
-            "the next run goes on from the last commit"
-        )
+        return not_stopped(home, pipeline, wait.token, _seconds(self.timeout))
 
 
 class CleanUpSavepointsOperator(_PipelineOperator):

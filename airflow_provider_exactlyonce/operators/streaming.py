@@ -39,7 +39,8 @@ class StreamingPipelineOperator(BaseOperator):
 
     .. seealso:: :class:`~airflow_provider_exactlyonce.restart.RestartStrategy` for which failures are restarted
 
-    :param application: the job's file; a relative path is looked up beside the DAG's file. (templated)
+    :param application: the job's file; a relative path is looked up beside the DAG's file. Of a pipeline that was
+        upgraded to another version, that version's file is run instead, and a warning says so. (templated)
     :param checkpoint: the pipeline's home, a local path or a ``file:`` URI; made if absent. (templated)
     :param conn_id: connection of type ``spark``; deploy mode client or none. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
@@ -155,11 +156,16 @@ class StreamingPipelineOperator(BaseOperator):
         )
 
     def _launch(self, home: Home) -> Launch:
+        from airflow_provider_exactlyonce.control import releases
         from airflow_provider_exactlyonce.hooks.launch import DriverSettings, build_launch, find_application
 
         dag = self.get_dag()
+        asked = find_application(self.application, dag.fileloc if dag is not None else None)
+        application = releases.application_to_run(home, asked)
+        if application != asked:
+            self.log.warning("%s is not the version that the pipeline was upgraded to; %s is", asked, application)
         settings = DriverSettings(
-            application=find_application(self.application, dag.fileloc if dag is not None else None),
+            application=application,
             name=f"{self.dag_id}.{self.task_id}",
             conn_id=self.conn_id,
             kafka_conn_id=self.kafka_conn_id,

@@ -123,16 +123,20 @@ class Pipeline:
     @property
     def version(self) -> str:
         """The first 12 hexadecimal digits of the SHA-256 of the job's file and declaration."""
-        file = inspect.getsourcefile(self.function)
-        text = Path(file).read_bytes() if file else repr(self.function).encode()
+        text = self.file.read_bytes() if self.file else repr(self.function).encode()
         declared = repr((self.name, dict(self.sources), self.sink, self.output_mode)).encode()
         return hashlib.sha256(text + declared).hexdigest()[:12]
 
     @property
     def job_hash(self) -> str | None:
         """The SHA-256 of the job's file, None when it has none."""
+        return hashlib.sha256(self.file.read_bytes()).hexdigest() if self.file else None
+
+    @property
+    def file(self) -> Path | None:
+        """The job's file, None when it has none."""
         file = inspect.getsourcefile(self.function)
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
+        return Path(file) if file else None
 
     def main(self, arguments: Sequence[str] | None = None) -> NoReturn:
         """Run the pipeline as a driver and exit; ``--help`` lists the arguments.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import recover
-from airflow_provider_exactlyonce.control import commands, status
+from airflow_provider_exactlyonce.control import commands, releases, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import HEARTBEAT_SECONDS
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
@@ -188,6 +188,7 @@ class Driver:
                     ledger_retention=self._pipeline.ledger_retention,
                 ),
             )
+            releases.check_start(run.home, run.options.version, run.options.token)
             topics = self._check_topics(run)  # before the seconds that a Spark session takes
             tail = run.check()
             check_topic_ids({name: topic.topic_id for name, topic in topics.items()}, tail)
@@ -253,6 +254,7 @@ class Driver:
         stream = sink.prepare(result)
         for name, work in (("heartbeat", lambda: self._beat(run)), ("lag", lambda: self._measure_lag(run))):
             threading.Thread(target=self._repeat, args=(name, work), name=name, daemon=True).start()
+        releases.check_start(run.home, run.options.version, run.options.token)  # an upgrade may have begun meanwhile
         run.start()
         self._owns_status = True
         context = spark.sparkContext
@@ -278,6 +280,8 @@ class Driver:
                 spark, run, checkpoint, accept_nondeterminism=self._options.accept_nondeterminism
             )
         jobs.write(run.home, run.lineage.id, self._pipeline.describe(spark, result, unsure))
+        if file := self._pipeline.file:
+            releases.keep(run.home, run.options.version, file)
         self._serve_savepoints(run)
         coordinator = CommitCoordinator(
             sink,

@@ -1,0 +1,111 @@
+"""Stops a pipeline from outside, with a savepoint if that is wanted. Asked twice under one name, it is done once."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.checkpoint.request import Taking
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint
+from airflow_provider_exactlyonce.control import drivers
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.stop_request import StopRequest
+from airflow_provider_exactlyonce.control.waiting import Wait
+from airflow_provider_exactlyonce.exceptions import NotAnsweredError
+
+_POLL_SECONDS: Final = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """A pipeline that has stopped.
+
+    :param token: start token of the driver that was stopped, None when none ran
+    :param savepoint: the one that was asked for
+    """
+
+    token: str | None
+    savepoint: Savepoint | None
+
+
+class Stop:
+    """One stop that is asked for.
+
+    :param config: returns client configuration in librdkafka's names, for a savepoint of a pipeline that is stopped
+    :param request: hexadecimal digits; who they belong to asks once
+    :param reason: for the driver's log and its supervisor
+    :param savepoint: True, or a label, takes a savepoint when the last batch is committed; the driver ends after it
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        pipeline: str,
+        config: Callable[[], Mapping[str, Any]],
+        *,
+        request: str,
+        reason: str,
+        savepoint: bool | str = False,
+    ) -> None:
+        self._home: Final = home
+        self._pipeline: Final = pipeline
+        self._config: Final = config
+        self._request: Final = request
+        self._savepoint: Final = savepoint
+        self._stop: Final = StopRequest(home, request, reason=reason)
+
+    def advance(self) -> Stopped | Wait:
+        """Do what can be done now; never waits.
+
+        :raises ExactlyOnceError: when the savepoint can't be taken
+        """
+        target = self._stop.target()
+        taking, taken = None, None
+        if self._savepoint is not False:  # asked for before the stop, so that the driver saves before it ends
+            taking = Taking(
+                self._home,
+                self._pipeline,
+                self._config,
+                request=self._request,
+                label=self._savepoint if isinstance(self._savepoint, str) else None,
+                stops=lambda token: token == target,
+            )
+            taken = taking.advance()
+        ended = self._stop.advance()
+        if taking is not None and taken is None:
+            return Wait(token=taking.asked() or "", request=self._request)
+        return Stopped(token=target, savepoint=taken) if ended else Wait(token=target or "")
+
+
+def stop(
+    home: Home, pipeline: str, config: Mapping[str, Any], *, savepoint: bool | str, timeout_seconds: float
+) -> Stopped:
+    """Stop a pipeline and wait for it; one that is stopped already is a success.
+
+    :param config: client configuration in librdkafka's names
+    :param savepoint: True, or a label, takes a savepoint
+    :raises NotAnsweredError: when the driver does not end in time; the request stays
+    :raises ExactlyOnceError: when the savepoint can't be taken
+    """
+    stopping = Stop(
+        home, pipeline, lambda: config, request=uuid.uuid4().hex[:16], reason="exactlyonce stop", savepoint=savepoint
+    )
+    deadline = time.monotonic() + timeout_seconds
+    while isinstance(found := stopping.advance(), Wait):
+        if time.monotonic() >= deadline:
+            raise not_stopped(home, pipeline, found.token, timeout_seconds)
+        time.sleep(_POLL_SECONDS)
+    return found
+
+
+def not_stopped(home: Home, pipeline: str, token: str, timeout_seconds: float) -> NotAnsweredError:
+    """Return the error of a driver that has not ended in time."""
+    return NotAnsweredError(
+        f"{drivers.describe(home, token)} of {pipeline} has not stopped within {timeout_seconds:g} s. It stops when "
+        f"its batch has ended: the request stays, so look at its status and output in {home.control}, then stop it "
+        "again (in Airflow, clear this task) to wait longer. If it hangs, end its process; no data is lost, and the "
+        "next run goes on from the last commit"
+    )

@@ -1,0 +1,52 @@
+"""Starts a driver whose intent is on disk before its process is there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import processes
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.intent import Intent
+from airflow_provider_exactlyonce.control.processes import ChildDriver
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.control.supervisor import Launch
+
+_LOGS_KEPT: Final = 20
+
+
+def start(home: Home, launch: Launch, intent: Intent) -> ChildDriver:
+    """Start a driver; it outlives this process.
+
+    :param launch: how to start it
+    :param intent: what is written before, and with the process's id after
+    """
+    intents.write(home.intent, intent)
+    driver = processes.start(
+        launch.command,
+        token=intent.token,
+        environment=launch.environment,
+        directory=home.control / "work",
+        log=Path(intent.log),
+    )
+    started = leases.process_start(driver.process.pid) or 0
+    intents.write(home.intent, replace(intent, pid=driver.process.pid, process_started=started))
+    return driver
+
+
+def next_log(home: Home) -> Path:
+    """Return the path of the next driver's output; forgets the oldest."""
+    home.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    logs = sorted(home.logs.glob("driver-*.log"), key=_number)
+    for old in logs[: max(0, len(logs) - _LOGS_KEPT + 1)]:
+        old.unlink(missing_ok=True)
+    return home.logs / f"driver-{_number(logs[-1]) + 1 if logs else 1}.log"
+
+
+def _number(log: Path) -> int:
+    digits = log.stem.removeprefix("driver-")
+    return int(digits) if digits.isdigit() else 0

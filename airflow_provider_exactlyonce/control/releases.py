@@ -1,0 +1,140 @@
+"""Which version of its job a pipeline runs, once it was upgraded, and the files of the versions that have run.
+
+::
+
+    <home>/release.json                          the version in use; absent before the first upgrade
+    <home>/applications/<version>/release.json   where the job's file of a version was, and its hash
+    <home>/applications/<version>/<name>.py      that file, as it was when the version started
+
+Before its first upgrade a pipeline runs whatever file it is started with. Afterwards only upgrades and rollbacks change
+its version: an older file that somebody starts by habit is refused, and never undoes an upgrade.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_exactlyonce.control import documents, upgrade_plan
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, VersionRefusedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """The version in use.
+
+    :param version: content hash of the job
+    :param since: when it became the one in use, milliseconds since the epoch
+    :param previous: the version before it, None when a rollback has made it the one in use
+    :param savepoint: of the version before it: what a rollback goes back to, None when there is none
+    :param pinned: whether the upgrade has pinned that savepoint
+    """
+
+    version: str
+    since: int
+    previous: str | None = None
+    savepoint: str | None = None
+    pinned: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Application:
+    """The job's file of one version.
+
+    :param path: where it was started from
+    :param kept: this home's copy
+    :param job_hash: SHA-256 of it
+    """
+
+    version: str
+    path: str
+    kept: Path
+    job_hash: str
+
+    @property
+    def file(self) -> Path:
+        """What to start: where it was while it is still the same there, or else the copy."""
+        path = Path(self.path)
+        return path if hash_of(path) == self.job_hash else self.kept
+
+
+def read(home: Home) -> Release | None:
+    """Return the version in use, None before the first upgrade."""
+    body: dict[str, Any] | None = documents.read(home.path / "release.json")
+    return Release(**body) if body else None
+
+
+def write(home: Home, release: Release) -> None:
+    """Replace the version in use."""
+    documents.write(home.path / "release.json", asdict(release))
+
+
+def keep(home: Home, version: str, file: Path) -> None:
+    """Keep the job's file of a version that starts, so that a rollback can start it again. May be repeated."""
+    directory = home.path / "applications" / version
+    if documents.read(directory / "release.json") is None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(file, directory / file.name)
+    path = str(file.resolve())
+    documents.write(directory / "release.json", {"path": path, "job_hash": hash_of(directory / file.name)})
+
+
+def application(home: Home, version: str) -> Application | None:
+    """Return the job's file of a version that has run here, None when it was not kept."""
+    directory = home.path / "applications" / version
+    body = documents.read(directory / "release.json")
+    if body is None:
+        return None
+    kept = directory / Path(body["path"]).name
+    if hash_of(kept) != body["job_hash"]:
+        return None
+    return Application(version=version, path=body["path"], kept=kept, job_hash=body["job_hash"])
+
+
+def hash_of(file: Path) -> str | None:
+    """Return the SHA-256 of a file, None when it can't be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def application_to_run(home: Home, asked: str) -> str:
+    """Return the file to start a pipeline with: the one that is asked for, or that of the version in use.
+
+    :param asked: a path; what is no local file is returned as it is
+    """
+    release, asked_hash = read(home), hash_of(Path(asked))
+    known = application(home, release.version) if release is not None else None
+    if known is None or asked_hash in (None, known.job_hash):
+        return asked
+    return str(known.file)
+
+
+def check_start(home: Home, version: str, token: str) -> None:
+    """Check, without side effects, that a driver may start.
+
+    :param token: its start token
+    :raises AlreadyRunningError: when an upgrade is under way that has not started it
+    :raises VersionRefusedError: when it would undo an upgrade
+    """
+    plan = upgrade_plan.read(home)
+    if plan is not None and plan.holds_starts:
+        if token == plan.token:
+            return
+        raise AlreadyRunningError(
+            f"{plan.sentence}, and only what it starts may run meanwhile. Wait for its end; if nobody works on it any "
+            f"more, repeat it, or go back: exactlyonce rollback {plan.pipeline}"
+        )
+    release = read(home)
+    if release is None or release.version == version:
+        return
+    raise VersionRefusedError(
+        f"this is version {version}, and the pipeline in {home.path} was brought to version {release.version}: an "
+        "older file must not undo that. Start the newer file; to change the version, use exactlyonce upgrade or "
+        "exactlyonce rollback"
+    )

@@ -1,0 +1,182 @@
+"""The plan of an upgrade or a rollback: ``<home>/control/upgrade.json``.
+
+Each step is on disk before it is taken, and the next one is when it is done. So whoever comes after one that was killed
+knows which step may have been taken, and every step may be taken twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
+
+
+class Step(StrEnum):
+    """What is being done. Up to ``stop`` nothing has been touched."""
+
+    CHECK = "check"  # the new version is compared with a savepoint
+    COMPARE = "compare"  # the shadow run
+    STOP = "stop"  # the old driver stops, with a savepoint
+    START = "start"  # the new version's driver starts
+    WATCH = "watch"  # until it is stable
+    STOP_NEW = "stop-new"  # the way back: what runs stops
+    RESTORE = "restore"  # a lineage is made of the savepoint
+    START_OLD = "start-old"  # the driver of the version that is gone back to starts
+    WATCH_OLD = "watch-old"  # until it has caught up
+    DONE = "done"  # the new version is in use
+    ROLLED_BACK = "rolled-back"  # the old version is in use again, and runs
+    UNSTABLE = "unstable"  # the new version is in use, as it was asked for, and not stable
+    REFUSED = "refused"  # nothing was touched
+    FAILED = "failed"  # a person is needed
+
+
+#: After these nothing follows.
+ENDS: Final = frozenset({Step.DONE, Step.ROLLED_BACK, Step.UNSTABLE, Step.REFUSED, Step.FAILED})
+#: While these are taken, nobody else may start a driver.
+_HOLDING: Final = frozenset(Step) - ENDS - {Step.CHECK, Step.COMPARE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What an upgrade was asked for.
+
+    :param savepoint: the stop takes a savepoint: True, or its label
+    :param shadow_commits: how many commits the shadow run repeats, 0 for none
+    :param compare: columns that the shadow run compares, empty for those that both versions have
+    :param function: ``file.py:name`` of the function that the shadow run applies to each row, None for none
+    :param allow: {kind of difference: how many are intended, None for any number}
+    :param stable_after: how many commits the new version has to make
+    :param stable_timeout: within how many seconds
+    :param on_unstable: ``rollback`` or ``fail``
+    :param stop_timeout: how long a driver may take to end its batch, seconds
+    :param accept_nondeterminism: a rollback may replay commits that give other rows
+    """
+
+    savepoint: bool | str = True
+    shadow_commits: int = 0
+    compare: tuple[str, ...] = ()
+    function: str | None = None
+    allow: dict[str, int | None] = field(default_factory=dict)
+    stable_after: int = 3
+    stable_timeout: float = 600.0
+    on_unstable: str = "rollback"
+    stop_timeout: float = 300.0
+    accept_nondeterminism: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One upgrade, or one rollback by hand.
+
+    :param id: hexadecimal digits; what is asked of drivers is named by them
+    :param application: the new version's file, None for a rollback by hand
+    :param job_hash: SHA-256 of it
+    :param new: the version that is left in the end if all goes well; None before the check
+    :param old: the version in use at the start, None before the check
+    :param savepoint: what a rollback goes back to
+    :param pinned: whether this plan has pinned it
+    :param token: start token of the driver that this plan starts
+    :param log: that driver's output
+    :param entered: when the step was begun, seconds since the epoch
+    :param lag_peak: the most source records that were not committed, up to the new version's first commit
+    :param base_commit: the newest commit when the new version was started
+    :param check: the answer of the compatibility check
+    :param shadow: the report of the shadow run
+    :param reason: why it was not stable, or refused
+    """
+
+    id: str
+    pipeline: str
+    step: Step
+    options: Options
+    application: str | None = None
+    job_hash: str | None = None
+    new: str | None = None
+    old: str | None = None
+    savepoint: str | None = None
+    pinned: bool = False
+    token: str | None = None
+    log: str | None = None
+    started: float = field(default_factory=time.time)
+    entered: float = field(default_factory=time.time)
+    lag_peak: int = 0
+    base_commit: int = 0
+    check: dict[str, Any] | None = None
+    shadow: dict[str, Any] | None = None
+    reason: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing follows."""
+        return self.step in ENDS
+
+    @property
+    def holds_starts(self) -> bool:
+        """Whether only its own driver may start."""
+        return self.step in _HOLDING
+
+    @property
+    def sentence(self) -> str:
+        """Say what it is and where it stands."""
+        what = f"an upgrade to {self.application}" if self.application else f"a rollback to version {self.old}"
+        return f"{what} of pipeline {self.pipeline} is under way, at step {self.step}"
+
+    def document(self) -> dict[str, Any]:
+        """Return its JSON form."""
+        return {"schema": 1, **asdict(self)}
+
+
+def path_of(home: Home, *, dry_run: bool = False) -> Path:
+    """Return where the plan is; that of a dry run lies beside, and holds nobody up."""
+    return home.control / ("upgrade-dry-run.json" if dry_run else "upgrade.json")
+
+
+def read(home: Home, *, dry_run: bool = False) -> Plan | None:
+    """Return the newest plan, None when there was none."""
+    body = documents.read(path_of(home, dry_run=dry_run))
+    if body is None:
+        return None
+    options = {**body.pop("options")}
+    known = {name: value for name, value in body.items() if name != "schema"}
+    return Plan(
+        **{
+            **known,
+            "step": Step(body["step"]),
+            "options": Options(**{**options, "compare": tuple(options["compare"])}),
+        }
+    )
+
+
+def write(home: Home, plan: Plan, *, dry_run: bool = False) -> None:
+    """Replace the plan."""
+    documents.write(path_of(home, dry_run=dry_run), plan.document())
+
+
+@contextmanager
+def working_on(home: Home) -> Iterator[None]:
+    """Keep everybody else from advancing the plan; a process that dies lets go.
+
+    :raises AlreadyRunningError: when somebody does
+    """
+    home.control.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(home.control / "upgrade.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunningError(
+                f"another process works on the upgrade of the pipeline in {home.path}; it goes on without this one"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)

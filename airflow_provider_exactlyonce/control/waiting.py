@@ -1,0 +1,19 @@
+"""What somebody who asks a pipeline for something waits for: a plain value, for workers, triggers and commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """What has to happen before there is something to do.
+
+    :param token: start token of the driver that is asked
+    :param request: the savepoint that it is asked for, None when its end is waited for
+    :param commits: or that it has made so many commits, None when its end alone is waited for
+    """
+
+    token: str
+    request: str | None = None
+    commits: int | None = None

@@ -35,7 +35,11 @@ def get_provider_info() -> dict[str, Any]:
                 "triggers.polling",
             )
         ],
-        "hooks": [_modules("hooks.home", "hooks.kafka", "hooks.spark_submit")],
+        "hooks": [
+            _modules(
+                "hooks.home", "hooks.kafka", "hooks.launch", "hooks.metrics", "hooks.packages", "hooks.spark_submit"
+            )
+        ],
         "extra-links": [
             f"{_PACKAGE}.links.spark.SparkApplicationLink",
             f"{_PACKAGE}.links.spark.SparkUILink",

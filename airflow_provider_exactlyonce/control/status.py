@@ -85,6 +85,8 @@ class Status:
     :param rows_per_second: rows of the last batch by its duration
     :param lag: source records that are available and not committed, None while unknown
     :param watermark: event-time watermark of the last batch, milliseconds since the epoch, 0 for none
+    :param committed: when the last commit was made, seconds since the epoch, None while there is none
+    :param batch_began: when the batch that is under way was begun, seconds since the epoch, None between two
     :param replay: how far a replay of older commits is, None when there was none
     :param updated: seconds since the epoch
     """
@@ -101,6 +103,8 @@ class Status:
     rows_per_second: float = 0.0
     lag: int | None = None
     watermark: int = 0
+    committed: float | None = None
+    batch_began: float | None = None
     application_id: str | None = None
     ui_url: str | None = None
     error: DriverError | None = None

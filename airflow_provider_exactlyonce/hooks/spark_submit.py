@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.hooks import packages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +60,17 @@ def build_command(conn_id: str, submission: Submission) -> Command:
     """
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
+    from airflow_provider_exactlyonce.devkit.jars import cache_directory
     from airflow_provider_exactlyonce.streaming.settings import submit_settings
 
     SparkSubmitHook.get_connection(conn_id)  # the hook would go on with master "yarn" if there were none
     jars = submission.jars if submission.jars or submission.packages else _connector_jars()
+    conf = submit_settings({name: _text(value) for name, value in submission.conf.items()})
+    master = SparkSubmitHook(conn_id=conn_id)._connection["master"]
+    conf |= packages.settings_for(conf, master, cache_directory())
+    conf.setdefault("spark.pyspark.driver.python", sys.executable)  # the executors' may have another place
     hook = SparkSubmitHook(
-        conf=submit_settings({name: _text(value) for name, value in submission.conf.items()}),
+        conf=conf,
         conn_id=conn_id,
         jars=jars,
         packages=submission.packages,

@@ -117,6 +117,7 @@ class StreamingPipelineOperator(BaseOperator):
         """
         from airflow_provider_exactlyonce.control import progress
         from airflow_provider_exactlyonce.control.home import Home
+        from airflow_provider_exactlyonce.hooks import metrics
 
         last: Status | None = None
         rows: dict[str, int] = {}  # by driver
@@ -124,11 +125,12 @@ class StreamingPipelineOperator(BaseOperator):
             self._supervisor = self._make_supervisor(context, Home(self.checkpoint))
             if self._killed:
                 self._supervisor.stop(_KILLED)
-            for status in self._supervisor.run():
-                last = status
-                rows[status.token] = status.rows
-                self.log.info("%s", progress.sentence(status))
-                links.push(links.LINKS, status, self.pushed_links, context["ti"])
+            with metrics.reporting(self._supervisor.home):
+                for status in self._supervisor.run():
+                    last = status
+                    rows[status.token] = status.rows
+                    self.log.info("%s", progress.sentence(status))
+                    links.push(links.LINKS, status, self.pushed_links, context["ti"])
         except ExactlyOnceError as error:
             raise self._airflow_error(error) from error
         return self._result(last, sum(rows.values()))

@@ -165,6 +165,8 @@ class Driver:
         self._lost_lease: Final = threading.Event()
         self._ended: Final = threading.Event()
         self._available: dict[str, dict[int, int]] = {}
+        self._read: Mapping[str, Mapping[int, tuple[int, int]]] = {}  # source ranges of the last commit
+        self._batch_began: float | None = None
         self._savepoints: SavepointService | None = None
         self._replay: Replay | None = None
 
@@ -257,12 +259,14 @@ class Driver:
         releases.check_start(run.home, run.options.version, run.options.token)  # an upgrade may have begun meanwhile
         run.start()
         self._owns_status = True
+        self._read = run.tail.commit.source if run.tail.commit else {}
         context = spark.sparkContext
         self._tell(
             run=run.number,
             lineage=run.lineage.id,
             commit=run.tail.place.commit,
             batch=run.tail.commit.batch if run.tail.commit else -1,
+            committed=run.tail.commit.committed / 1000 if run.tail.commit else None,
             application_id=context.applicationId,
             ui_url=context.uiWebUrl,
         )
@@ -319,6 +323,7 @@ class Driver:
         return True
 
     def _plan(self, checkpoint: Checkpoint, run: Run, number: int) -> Batch:
+        self._batch_began = time.time()
         batch = planned_batch(checkpoint, run.client, run.lineage.id, number)
         return batch if self._replay is None else self._replay.recorded(batch)
 
@@ -411,6 +416,7 @@ class Driver:
                 query.stop()
 
     def _on_commit(self, record: CommitRecord, seconds: float, before: bool) -> None:
+        self._batch_began = None
         replay = self._replay if self._is_replaying() else None
         if replay is not None:
             replay.repeated()
@@ -421,15 +427,8 @@ class Driver:
             return
         self._look_whether_drained(record)
         rows_per_second = record.rows / seconds if seconds > 0 else 0.0
-        ends = {
-            (topic, partition): end for topic, ranges in record.source.items() for partition, (_, end) in ranges.items()
-        }
-        available = {
-            (topic, partition): offset
-            for topic, offsets in self._available.items()
-            for partition, offset in offsets.items()
-        }
-        lag = sum(max(0, available.get(place, end) - end) for place, end in ends.items()) if available else None
+        self._read = record.source
+        lag = self._lag()
         own = 0 if before else 1
         self._tell(
             commit=record.commit,
@@ -439,6 +438,7 @@ class Driver:
             rows_per_second=rows_per_second,
             lag=lag,
             watermark=record.watermark,
+            committed=record.committed / 1000,
         )
         log.info(
             "commit %d, batch %d: %s rows in %.2f s (%s rows/s)%s%s",
@@ -481,6 +481,14 @@ class Driver:
     def _measure_lag(self, run: Run) -> None:
         topics = sorted({source.topic for source in self._pipeline.sources.values()})
         self._available = {topic: run.client.stable_offsets(topic) for topic in topics}
+        self._tell(lag=self._lag())
+
+    def _lag(self) -> int | None:
+        """Return how many source records are available and not committed, None while nothing is known."""
+        ends = [(topic, place, end) for topic, ranges in self._read.items() for place, (_, end) in ranges.items()]
+        if not (ends and self._available):
+            return None
+        return sum(max(0, self._available.get(topic, {}).get(place, end) - end) for topic, place, end in ends)
 
     def _stop_reason(self) -> str | None:
         reason = "all that was available is committed" if self._drained else None
@@ -492,7 +500,7 @@ class Driver:
 
     def _tell(self, **changes: Any) -> None:
         with self._status_lock:
-            self._status = replace(self._status, updated=time.time(), **changes)
+            self._status = replace(self._status, updated=time.time(), batch_began=self._batch_began, **changes)
             if not self._owns_status:
                 return
             shown = status.read(self._options.home.status)
@@ -516,6 +524,7 @@ class Driver:
 
     def _failed(self, error: Exception) -> int:
         self._ended.set()
+        self._batch_began = None  # its attempt is aborted
         known = error if isinstance(error, ExactlyOnceError) else _refused_by_spark(error)
         described = DriverError(
             kind=type(error).__name__,

@@ -27,7 +27,7 @@ BELOW: dict[str, set[str]] = {
     "operators": {"links", "triggers", "hooks", "control", "ledger", "checkpoint", "streaming.settings"},
     "sensors": {"triggers", "hooks", "ledger", "control", "transactions"},
     "triggers": {"hooks", "ledger", "control", "transactions"},
-    "hooks": {"control", "ledger", "streaming.settings", "devkit"},
+    "hooks": {"control", "ledger", "checkpoint", "streaming.settings", "devkit"},
     "links": {"control"},
     "assets": {"ledger"},
     "transactions": {"control", "ledger", "kafka"},

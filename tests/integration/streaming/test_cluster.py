@@ -11,17 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from tests.integration.streaming.cluster import Cluster, free_port, spark_cluster
 from tests.integration.streaming.harness import JOBS, Driver, World, check_counts, eventually, open_transactions
 
-WORKERS = 2
 #: An executor is one core; four write tasks on two of them leave some that have not begun when the first has written.
 CONF = {
     "spark.executor.cores": "1",
@@ -33,93 +30,10 @@ CONF = {
 }
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def children(pid: int) -> list[int]:
-    found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-        except OSError:  # it ended meanwhile
-            continue
-        if int(parent) == pid and state != "Z":
-            found.append(int(folder.name))
-    return found
-
-
-@dataclass
-class Cluster:
-    """A master and its workers, all on the loopback."""
-
-    url: str
-    workers: list[subprocess.Popen[bytes]]
-    folder: Path
-
-    def executors(self) -> list[int]:
-        return [child for worker in self.workers for child in children(worker.pid)]
-
-    def python_workers(self) -> list[int]:
-        """Return the processes that run tasks: an executor's child is a daemon, and its children are they."""
-        return [worker for executor in self.executors() for daemon in children(executor) for worker in children(daemon)]
-
-    def shuffle_files(self) -> list[Path]:
-        return list(self.folder.rglob("shuffle_*.data"))
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("cluster")
-    home = Path(pyspark.__file__).parent
-    port = free_port()
-    url = f"spark://127.0.0.1:{port}"
-    log = folder / "cluster.log"
-    environment = {
-        **os.environ,
-        "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_LOCAL_DIRS": str(folder / "blocks"),
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
-
-    def start(*arguments: str) -> subprocess.Popen[bytes]:
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                [home / "bin" / "spark-class", *arguments],
-                env=environment,
-                cwd=folder,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        stack.callback(end, process)
-        return process
-
-    def said(text: str) -> int:
-        return log.read_text(errors="replace").count(text)
-
-    with ExitStack() as stack:
-        start("org.apache.spark.deploy.master.Master", *f"--host 127.0.0.1 --port {port} --webui-port 0".split())
-        eventually(lambda: said("I have been elected leader"), "the master runs")
-        options = ["--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0"]
-        workers = [
-            start("org.apache.spark.deploy.worker.Worker", *options, "--work-dir", str(folder / f"work-{number}"), url)
-            for number in range(WORKERS)
-        ]
-        eventually(lambda: said("Successfully registered with master") == WORKERS, "the workers have registered")
-        yield Cluster(url, workers, folder)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait(10)
+    with spark_cluster(tmp_path_factory.mktemp("cluster"), os.environ) as cluster:
+        yield cluster
 
 
 def run_with_an_accident(
@@ -208,7 +122,7 @@ def test_both_executors_lost_at_once_cost_one_attempt_of_the_batch(
 ) -> None:
     def accident() -> None:
         victims = cluster.executors()
-        assert len(victims) == WORKERS
+        assert len(victims) == 2
         for victim in victims:
             os.kill(victim, signal.SIGKILL)
         eventually(lambda: not set(victims) & set(cluster.executors()), "the workers have noticed")

@@ -20,7 +20,7 @@ def stream() -> StreamingPipelineOperator:
         checkpoint=os.environ["TEST_HOME"],
         until="available",
         restart_strategy=RestartStrategy.fixed_delay(attempts=2, delay=timedelta(0)),
-        conf=CONF,
+        conf={**CONF, **json.loads(os.environ.get("TEST_CONF", "{}"))},
         env_vars={"EXACTLYONCE_FAILPOINTS": os.environ.get("TEST_FAILPOINTS", "")},
     )
 

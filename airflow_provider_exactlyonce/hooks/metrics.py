@@ -1,0 +1,122 @@
+"""What Airflow's metrics say of a pipeline: read from its home by whoever watches it, sent through Airflow's Stats.
+
+All are gauges of what is on disk: whoever sends them, and however often, they are right, and a retry or a second
+watcher counts nothing twice. Under each name go two metrics, as Airflow does it with its own:
+``exactlyonce.lag_records`` with the pipeline as a tag, and, unless ``[metrics] legacy_names_on`` is off,
+``exactlyonce.shop-totals.lag_records`` for backends without tags.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_exactlyonce.control import restarts
+from airflow_provider_exactlyonce.control.state import PipelineState, state_of
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.control.home import Home
+    from airflow_provider_exactlyonce.control.status import Status
+
+#: How often a watcher reports, in seconds; asked more often it does nothing.
+INTERVAL_SECONDS: Final = 10.0
+
+PREFIX: Final = "exactlyonce"
+
+_log = logging.getLogger(__name__)
+
+#: Every metric: its name, which ends with its unit, and what it measures.
+METRICS: Final[Mapping[str, str]] = {
+    "commit_age_seconds": "time since the last commit",
+    "lag_records": "source records (offsets) that are available and not committed",
+    "transaction_age_seconds": "time since the batch that is under way was begun; 0 between two",
+    "watermark_age_seconds": "how far the output's event time is behind; only with a watermark",
+    "savepoint_age_seconds": "time since the newest savepoint; only once there is one",
+    "drivers_running": "1 while a driver starts or runs, else 0",
+    "restarts_per_hour": "drivers that died within the last hour and were to be started again",
+    "commits_total": "number of the last commit; it only grows, over all runs",
+    "runs_total": "number of the run; it grows with every start of a driver",
+    "rows_of_run": "rows that this run has committed to the sink; it begins at 0 with each run",
+}
+
+
+class Reporter:
+    """Reports one pipeline, at most every :data:`INTERVAL_SECONDS`; reads its home and asks no network."""
+
+    def __init__(self, home: Home) -> None:
+        self._home: Final = home
+        self._next = 0.0
+
+    def report(self) -> None:
+        """Send what is known, unless that was just done."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + INTERVAL_SECONDS
+        state, status = state_of(self._home)
+        if status is not None:
+            for name, value in measure(self._home, state, status, time.time()).items():
+                _send(name, status.pipeline, value)
+
+
+def measure(home: Home, state: PipelineState, status: Status, now: float) -> Mapping[str, float]:
+    """Return what can be measured of a pipeline, by the names in :data:`METRICS`.
+
+    :param now: seconds since the epoch
+    """
+    from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+
+    ages = {
+        "commit_age_seconds": status.committed,
+        "watermark_age_seconds": status.watermark / 1000 if status.watermark else None,
+        "savepoint_age_seconds": max((one.created / 1000 for one in Savepoints(home.savepoints).list()), default=None),
+    }
+    found = {name: max(0.0, now - since) for name, since in ages.items() if since is not None}
+    if status.lag is not None:
+        found["lag_records"] = status.lag
+    died = [entry.died for entry in restarts.read(home.control / "restarts.json")]
+    return {
+        **found,
+        "transaction_age_seconds": 0.0 if status.batch_began is None else max(0.0, now - status.batch_began),
+        "drivers_running": float(state in (PipelineState.STARTING, PipelineState.RUNNING)),
+        "restarts_per_hour": sum(now - at < 3600 for at in died),
+        "commits_total": status.commit,
+        "runs_total": status.run,
+        "rows_of_run": status.rows,
+    }
+
+
+@contextmanager
+def reporting(home: Home) -> Iterator[None]:
+    """Report a pipeline beside what supervises it, in a thread of its own."""
+    reporter = Reporter(home)
+    done = threading.Event()
+
+    def work() -> None:
+        while True:
+            try:
+                reporter.report()
+            except Exception:  # metrics must never cost a stream its supervisor
+                _log.warning("the metrics of %s could not be sent", home.path, exc_info=True)
+            if done.wait(INTERVAL_SECONDS):
+                return
+
+    thread = threading.Thread(target=work, name="metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _send(name: str, pipeline: str, value: float) -> None:
+    from airflow.sdk import conf
+    from airflow.sdk.observability import stats
+
+    stats.gauge(f"{PREFIX}.{name}", value, tags={"pipeline": pipeline})
+    if conf.getboolean("metrics", "legacy_names_on", fallback=True):
+        stats.gauge(f"{PREFIX}.{pipeline.replace('.', '__')}.{name}", value)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.answers import pairs, print_answer
@@ -158,8 +156,8 @@ def _read_state(store: Savepoints, savepoint: Savepoint) -> tuple[list[dict[str,
     """Open a savepoint's state as a restore would make it: some metadata tells where the checkpoint was."""
     from airflow_provider_exactlyonce.checkpoint.state_reader import read_state
 
-    with tempfile.TemporaryDirectory(prefix=".verify-", dir=store.directory) as folder:
-        copy = Path(folder) / savepoint.id
+    with store.copying() as folder:
+        copy = folder / savepoint.id
         lineages.make(copy, store.checkpoint(savepoint.id).path, savepoint.files, Lineage(id=str(uuid.uuid4())))
         return read_state(copy / "checkpoint", savepoint)
 

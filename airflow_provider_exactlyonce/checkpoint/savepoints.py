@@ -6,6 +6,7 @@
     <home>/savepoints/<id>/checkpoint/     the files that a restart after the batch needs, laid out as Spark does
     <home>/savepoints/<id>/manifest.json   written last: what it is, and every file's size and checksum
     <home>/savepoints/<id>/deleting.json   it is being deleted
+    <home>/savepoints/.verify-…/           a copy whose state is read; its taking.json says by whom
 
 A directory is a savepoint when it has a manifest and isn't being deleted. Spark replaces files and never changes them
 in place, so the files of state are hard links where the file system has them: a savepoint costs no space until Spark
@@ -19,6 +20,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +40,7 @@ SCHEMA: Final = 2
 #: Schema 1 lacks the plan.
 _READABLE: Final = (1, SCHEMA)
 _ID: Final = re.compile(r"(\d+)-[0-9a-z]+")
+_COPY: Final = ".verify-"
 #: The name says that the bytes never change: RocksDB's tables and logs, and all state of checkpoint format 2.
 _UNIQUE: Final = re.compile(r"state/.*[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.(sst|log|zip|changelog)(\.crc)?")
 _STATE_DATA: Final = re.compile(r"state/.*\.(sst|log|zip|changelog|delta|snapshot|crc)")
@@ -262,7 +265,7 @@ class Savepoints:
         self._delete(savepoint_id)
 
     def clean_up(self, retention: SavepointRetention = DEFAULT_RETENTION) -> Sequence[str]:
-        """Delete what retention lets go, and what interrupted saves and deletes have left; returns their ids."""
+        """Delete what retention lets go, and what was interrupted has left; returns their ids."""
         gone = [*self.remove_leftovers()]
         savepoints = self.list()
         oldest_kept = int(time.time() * 1000 - retention.days * _DAY_MILLISECONDS)
@@ -273,11 +276,11 @@ class Savepoints:
         return gone
 
     def leftovers(self) -> Sequence[str]:
-        """Return the names of what interrupted saves and deletes have left."""
+        """Return the names of what interrupted saves, reads of the state and deletes have left."""
         return [name for name in self._names() if self._is_leftover(name)]
 
     def remove_leftovers(self) -> Sequence[str]:
-        """Remove what interrupted saves and deletes have left; returns their names."""
+        """Remove what interrupted saves, reads of the state and deletes have left; returns their names."""
         found = self.leftovers()
         for name in found:
             self._remove(name)
@@ -309,6 +312,16 @@ class Savepoints:
             if path not in defects and (reason := _difference(checkpoint.path / path, size, checksum)):
                 defects[path] = Defect(path=path, reason=reason)
         return [defects[path] for path in sorted(defects)]
+
+    @contextmanager
+    def copying(self) -> Iterator[Path]:
+        """Give a directory for a copy of a savepoint that is worked on; it goes with the copy, or as a leftover."""
+        directory = self.directory / f"{_COPY}{uuid.uuid4().hex[:8]}"
+        documents.write(directory / "taking.json", _taker(), durable=False)
+        try:
+            yield directory
+        finally:
+            storage.remove(directory)
 
     def newest_good(self, *, lineage: str | None = None) -> tuple[Savepoint | None, dict[str, Sequence[Defect]]]:
         """Return the newest savepoint whose bytes are as they were, None for none, and what is wrong with newer ones.
@@ -354,7 +367,7 @@ class Savepoints:
         directory = self.directory / name
         if (directory / "deleting.json").exists():
             return True
-        if (directory / "manifest.json").exists() or not _ID.fullmatch(name):
+        if (directory / "manifest.json").exists() or not (_ID.fullmatch(name) or name.startswith(_COPY)):
             return False
         taker = documents.read(directory / "taking.json")
         age = time.time() - directory.stat().st_mtime

@@ -265,6 +265,11 @@ def unfinished_savepoint(patient: Patient) -> None:
     documents.write(patient.home.savepoints / "9-abcdef" / "taking.json", body)
 
 
+def unfinished_verification(patient: Patient) -> None:
+    body = {"machine": lease.this_machine(), "pid": dead_pid(), "process_started": 1}
+    documents.write(patient.home.savepoints / ".verify-abcdef" / "taking.json", body)
+
+
 def unfinished_delete(patient: Patient) -> None:
     body = {"machine": lease.this_machine(), "pid": dead_pid(), "process_started": 1}
     documents.write(patient.home.savepoints / patient.savepoint / "deleting.json", body)

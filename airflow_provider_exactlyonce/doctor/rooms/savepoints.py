@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
 
 
 def are_whole(facts: Facts) -> Iterator[Finding]:
-    """Check the savepoints' bytes, and look for what interrupted saves and deletes have left."""
+    """Check the savepoints' bytes, and look for what interrupted saves, verifications and deletes have left."""
     found = facts.savepoints
     if found is None:
         return
@@ -26,7 +26,7 @@ def are_whole(facts: Facts) -> Iterator[Finding]:
     for name in found.leftovers:
         yield Finding(
             "unfinished-savepoint",
-            f"{name} is left of a savepoint that was interrupted while it was taken or deleted",
+            f"{name} is left of a savepoint that was interrupted while it was taken, verified or deleted",
             "nothing: the next driver removes it, and so does --fix",
             Remedy.CLEAN_UP,
         )

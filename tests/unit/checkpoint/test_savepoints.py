@@ -264,6 +264,35 @@ def test_a_savepoint_that_is_being_taken_is_no_leftover(made: Checkpoint, store:
     assert list(store.directory.iterdir()) == []
 
 
+VERIFY = """
+import sys, time
+from pathlib import Path
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+with Savepoints(Path(sys.argv[1])).copying() as folder:
+    (folder / "copy").mkdir()
+    print(folder.name, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_verification_that_was_killed_leaves_nothing_and_one_that_goes_on_is_let_alone(
+    made: Checkpoint, store: Savepoints
+) -> None:
+    taken = store.take(made, 2, crafted.record(2), JOB)
+    command = [sys.executable, "-c", VERIFY, store.directory]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as process:
+        assert process.stdout is not None
+        name = process.stdout.readline().strip()
+        assert (store.directory / name / "copy").is_dir()
+        assert (store.leftovers(), store.list(), store.oldest_commit()) == ([], [taken], 3)
+        process.kill()
+    assert store.remove_leftovers() == [name]
+    assert [entry.name for entry in store.directory.iterdir()] == [taken.id]
+    with store.copying() as folder:
+        assert folder.is_dir()
+    assert not folder.exists()
+
+
 def test_a_manifest_of_another_schema_is_refused(made: Checkpoint, store: Savepoints) -> None:
     body = module.encode(store.take(made, 2, crafted.record(2), JOB))
     assert module.decode(json.loads(json.dumps(body))) == store.list()[0]

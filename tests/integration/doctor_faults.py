@@ -9,14 +9,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from kafka.admin import AlterConfigOp, ConfigResourceType
-from kafka.admin import ConfigResource as KafkaConfigResource
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    ResourceType,
+)
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
@@ -279,6 +284,10 @@ def savepoint_ahead(patient: Patient) -> None:
     _change_manifest(patient, commit=99)
 
 
+def savepoint_of_a_newer_release(patient: Patient) -> None:
+    _change_manifest(patient, schema=99)
+
+
 def savepoint_of_another(patient: Patient) -> None:
     _change_manifest(patient, pipeline="another")
 
@@ -307,6 +316,13 @@ def pointer_to_another_lineage(patient: Patient) -> None:
     patient.home.use(OTHER_ID)
 
 
+def pointer_to_an_abandoned_lineage(patient: Patient) -> None:
+    """Restore a savepoint, then point ``current`` back to where it pointed before."""
+    before = patient.lineage.id
+    patient.case.restore()
+    patient.home.use(before)
+
+
 def lost_lineage(patient: Patient) -> None:
     (patient.home.lineages / patient.lineage.id / "lineage.json").unlink()
 
@@ -329,6 +345,12 @@ def other_home(patient: Patient) -> None:
     body = documents.read(patient.home.path / "home.json")
     assert body is not None
     documents.write(patient.home.path / "home.json", {**body, "id": OTHER_ID})
+
+
+def home_is_empty(patient: Patient) -> None:
+    """Remove all that is in the home, as a volume does that is not mounted."""
+    shutil.rmtree(patient.home.path)
+    patient.home.path.mkdir()
 
 
 def home_is_gone(patient: Patient) -> None:
@@ -385,18 +407,28 @@ def two_drivers(patient: Patient) -> None:
     patient.undo.append(lambda: (ended.set(), renewing.join()))
 
 
+_OWN = (ConfigSource.DYNAMIC_TOPIC_CONFIG.value, ConfigSource.DYNAMIC_BROKER_CONFIG.value)
+
+
 @contextmanager
-def setting(config: Mapping[str, str], topic: str, **changes: str) -> Iterator[None]:
-    """Change settings of a topic for a while."""
+def setting(
+    config: Mapping[str, str], of: str, kind: ResourceType = ResourceType.TOPIC, **changes: str
+) -> Iterator[None]:
+    """Change settings of a topic, or of a broker, for a while."""
+    admin = AdminClient(dict(config))
+    values = {name.replace("_", "."): value for name, value in changes.items()}
 
     def change(operation: AlterConfigOpType) -> None:
-        entries = [
-            ConfigEntry(name.replace("_", "."), value, incremental_operation=operation)
-            for name, value in changes.items()
-        ]
-        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-        admin = AdminClient(dict(config))
+        entries = [ConfigEntry(name, value, incremental_operation=operation) for name, value in values.items()]
+        resource = ConfigResource(kind, of, incremental_configs=entries)
         admin.incremental_alter_configs([resource])[resource].result(30)
+        is_set = operation is AlterConfigOpType.SET
+        eventually(lambda: all(own(name) == (value if is_set else None) for name, value in values.items()), "it is so")
+
+    def own(name: str) -> str | None:
+        resource = ConfigResource(kind, of)
+        told = admin.describe_configs([resource])[resource].result(30)[name]
+        return told.value if told.source in _OWN else None
 
     change(AlterConfigOpType.SET)
     try:
@@ -406,9 +438,17 @@ def setting(config: Mapping[str, str], topic: str, **changes: str) -> Iterator[N
 
 
 def _set(patient: Patient, topic: str, **changes: str) -> None:
-    held = setting(patient.case.config, topic, **changes)
-    held.__enter__()
-    patient.undo.append(lambda: held.__exit__(None, None, None))
+    _for_a_while(patient, setting(patient.case.config, topic, **changes))
+
+
+def _for_a_while(patient: Patient, fault: AbstractContextManager[None]) -> None:
+    fault.__enter__()
+    patient.undo.append(lambda: fault.__exit__(None, None, None))
+
+
+def unverified(config: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Let the broker take writes to partitions that are in no transaction."""
+    return setting(config, "1", ResourceType.BROKER, transaction_partition_verification_enable="false")
 
 
 def ledger_that_deletes(patient: Patient) -> None:
@@ -422,6 +462,14 @@ def sink_that_nobody_can_write(patient: Patient) -> None:
 
 def unclean_source(patient: Patient) -> None:
     _set(patient, patient.case.topics[""], unclean_leader_election_enable="true")
+
+
+def source_that_lacks_replicas(patient: Patient) -> None:
+    _set(patient, patient.case.topics[""], min_insync_replicas="2")
+
+
+def broker_that_takes_late_writes(patient: Patient) -> None:
+    _for_a_while(patient, unverified(patient.case.config))
 
 
 def compacted_source(patient: Patient) -> None:
@@ -461,16 +509,11 @@ def _leave_open(patient: Patient, name: str) -> None:
     patient.undo.append(end)
 
 
-def leave_hanging(client: WireClient, topic: str, producer: Producer) -> None:
+def leave_hanging(config: Mapping[str, str], client: WireClient, topic: str, producer: Producer) -> None:
     """Write as a straggler does of which its coordinator knows nothing."""
-    setting, resource = "transaction.partition.verification.enable", ConfigResourceType.BROKER
     body = record_batch.encode_single(b"k", b"v", int(time.time() * 1000))
     record = record_batch.stamp(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=0)
-    client.admin.alter_configs([KafkaConfigResource(resource, "1", configs={setting: "false"})])
-    try:
+    with unverified(config):
         eventually(
             lambda: client.produce("straggler", topic, 1, b"".join(record))[0] == Code.NONE, "the straggler writes"
         )
-    finally:
-        removed = {setting: (AlterConfigOp.DELETE, None)}
-        client.admin.alter_configs([KafkaConfigResource(resource, "1", configs=removed)])

@@ -28,6 +28,7 @@ from airflow_provider_exactlyonce.doctor import gather, look_at_transactions
 from airflow_provider_exactlyonce.doctor.examine import examine
 from airflow_provider_exactlyonce.doctor.rooms import transactions as transaction_room
 from airflow_provider_exactlyonce.kafka import preflight
+from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
 from tests.integration import doctor_faults as faults
 from tests.integration.doctor_faults import Patient
@@ -76,17 +77,20 @@ FOUND: dict[Callable[[Patient], None], tuple[set[str], set[str]]] = {
     faults.unfinished_delete: ({"unfinished-savepoint"}, set()),
     faults.unfinished_verification: ({"unfinished-savepoint"}, set()),
     faults.savepoint_ahead: ({"savepoint-ahead-of-ledger"}, {"savepoint-ahead-of-ledger"}),
+    faults.savepoint_of_a_newer_release: ({"not-looked-at"}, {"not-looked-at"}),
     faults.savepoint_of_another: ({"savepoint-of-another-pipeline"}, {"savepoint-of-another-pipeline"}),
     faults.unfinished_restore: ({"unfinished-restore"}, set()),
     faults.torn_pointer: ({"lineage-lost"}, set()),
     faults.missing_pointer: ({"lineage-lost"}, set()),
     faults.pointer_to_another_lineage: ({"lineage-not-current"}, set()),
+    faults.pointer_to_an_abandoned_lineage: ({"lineage-abandoned"}, set()),
     faults.lost_lineage: ({"lineage-lost"}, set()),
     faults.torn_home: ({"home-torn"}, set()),
     faults.missing_home_document: ({"home-torn"}, set()),
     faults.home_of_another: ({"home-of-another-pipeline"}, {"home-of-another-pipeline"}),
     faults.other_home: ({"foreign-home"}, {"foreign-home"}),
     faults.home_is_gone: ({"home-not-here"}, {"home-not-here"}),
+    faults.home_is_empty: ({"home-empty"}, {"home-empty"}),
     faults.ledger_set_back: ({"ledger-set-back"}, {"ledger-set-back"}),
     faults.ledger_recreated: ({"ledger-recreated"}, {"ledger-recreated"}),
     faults.another_cluster: ({"another-cluster"}, {"another-cluster"}),
@@ -97,6 +101,8 @@ FOUND: dict[Callable[[Patient], None], tuple[set[str], set[str]]] = {
     faults.ledger_that_deletes: ({"ledger-settings"}, set()),
     faults.sink_that_nobody_can_write: ({"unsafe-setting"}, {"unsafe-setting"}),
     faults.unclean_source: ({"unsafe-setting"}, {"unsafe-setting"}),
+    faults.source_that_lacks_replicas: ({"topic-unavailable"}, {"topic-unavailable"}),
+    faults.broker_that_takes_late_writes: ({"cluster-refused"}, {"cluster-refused"}),
     faults.compacted_source: ({"source-compacted"}, {"source-compacted"}),
     faults.expiring_source: ({"savepoint-input-expiring"}, set()),
     faults.source_that_is_nearly_full: ({"savepoint-input-expiring"}, set()),
@@ -487,7 +493,7 @@ def test_transactions_that_nobody_will_end_are_told_and_the_pipelines_own_is_end
         crafted.settle()
         own = crafted.session.producer
         for producer in (replace(own, epoch=own.epoch + 1), replace(own, id=own.id + 1_000_000)):
-            faults.leave_hanging(crafted.client, crafted.sink, producer)
+            faults.leave_hanging(kafka_config, crafted.client, crafted.sink, producer)
         found = examine(crafted.pipeline, kafka_config, None)
         hanging = [one for one in found.findings if one.name == "hanging-transaction"]
         assert {one.fixable for one in hanging} == {True, False}
@@ -535,11 +541,46 @@ def test_input_topics_and_ledger_that_are_lost_one_after_the_other_are_told(clin
     assert {"ledger-deleted"} <= names(ask(case, home=case.home.path)[1])
 
 
-def test_a_topic_that_is_gone_and_one_that_was_made_again_are_told(clinic: Bench) -> None:
+def test_a_ledger_that_contradicts_itself_is_told(kafka_config: Mapping[str, str], make_topic: Any) -> None:
+    with CraftedPipeline(kafka_config, f"p-{make_topic()}", make_topic(partitions=2)) as crafted:
+        crafted.claim()
+        crafted.commit(rows_of(0))
+        crafted.commit(rows_of(1), commit=3)
+        crafted.settle()
+        found = examine(crafted.pipeline, kafka_config, None)
+    told = {one.name: one.what for one in found.findings}
+    assert "commits 2 to 2 are not in the ledger" in told["ledger-contradicts-itself"]
+
+
+@pytest.mark.slow
+def test_history_that_the_ledger_has_lost_is_told_and_a_new_savepoint_does_without_it(clinic: Bench) -> None:
+    case = healthy(clinic)
+    clinic.input().send(case.topics)
+    case.run()
+    ledger = ledger_topic(case.name)
+    admin, place = AdminClient(dict(case.config)), TopicPartition(ledger, 0, case.tail().claim_offset)
+    with faults.setting(case.config, ledger, cleanup_policy="delete"):
+        admin.delete_records([place])[place].result(30)
+    ledger_topics.mend(case.config, case.name)
+    _, body = ask(case)
+    assert names(body) == {"savepoint-history-gone", "old-savepoint-useless", "ledger-contradicts-itself"}
+    _, body = ask(case, "--fix")
+    assert [one["name"] for one in body["mended"]] == ["savepoint-history-gone"]
+    assert names(body) == {"old-savepoint-useless", "ledger-contradicts-itself"}
+
+
+def test_input_that_expires_unread_and_a_topic_that_is_gone_or_was_made_again_are_told(clinic: Bench) -> None:
     topics, rounds = clinic.topics("stateless"), clinic.input()
     case = clinic.case("stateless", topics)
     rounds.send(topics)
     case.run()
+    assert names(ask(case)[1]) == set()
+    hour = 3_600_000
+    producer = Producer(dict(case.config))
+    producer.produce(topics[""], b"{}", partition=1, timestamp=int(time.time() * 1000) - hour)
+    producer.flush(30)
+    with faults.setting(case.config, topics[""], retention_ms=str(hour + 120_000)):
+        assert names(ask(case)[1]) == {"unread-input-expiring"}
     admin = AdminClient(dict(case.config))
     admin.delete_topics([case.sink])[case.sink].result(30)
     assert names(ask(case)[1]) == {"topic-missing"}

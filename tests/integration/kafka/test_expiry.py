@@ -10,6 +10,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from airflow_provider_exactlyonce.doctor.examine import examine
+from airflow_provider_exactlyonce.doctor.findings import Severity
 from airflow_provider_exactlyonce.exceptions import BatchTimedOutError, CommitUnknownError, Decision
 from airflow_provider_exactlyonce.kafka.transaction import TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import Code
@@ -70,7 +72,7 @@ def test_a_batch_that_times_out_in_every_attempt_stops_under_that_name(
     check(kafka_config, f"p-{topic}", topic, batches=1, claims=[1] * 4)
 
 
-def test_a_run_whose_transactional_id_has_expired_goes_on(tmp_path: Path) -> None:
+def test_a_run_whose_transactional_id_has_expired_goes_on_and_the_doctor_knows_of_it(tmp_path: Path) -> None:
     """The coordinator forgets an id that is idle; what was committed under it stays committed."""
     expiry = {
         "transactional.id.expiration.ms": "1500",
@@ -92,7 +94,10 @@ def test_a_run_whose_transactional_id_has_expired_goes_on(tmp_path: Path) -> Non
             alone.run.reclaim()
             alone.process(2)
             assert alone.events == [(0, False), (1, False), (2, False)]
+            _wait_until_forgotten(session)
         check(config, "p", "sink", batches=3, claims=[1, 1, 1])
+        told = {one.name: one.severity for one in examine("p", config, None).findings}
+        assert told["transactional-id-expired"] is Severity.INFO
 
 
 def _wait_until_forgotten(session: TransactionSession) -> None:

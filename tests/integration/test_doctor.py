@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce import cli
-from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control import lease
 from airflow_provider_exactlyonce.doctor import gather, look_at_transactions
@@ -34,10 +32,10 @@ from tests.integration import doctor_faults as faults
 from tests.integration.doctor_faults import Patient
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
 from tests.integration.restore.conftest import jvm
-from tests.integration.restore.harness import Bench, Case, StoppingDriver
+from tests.integration.restore.harness import Bench, Case, StoppingDriver, check_content
 from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Shape
 from tests.integration.streaming.conftest import world
-from tests.integration.streaming.harness import World, check_counts, read_committed
+from tests.integration.streaming.harness import World, check_counts
 
 __all__ = ["jvm", "world"]  # the fixtures
 
@@ -189,46 +187,6 @@ def patient(one_patient: Patient) -> Iterator[Patient]:
     """Give the healthy pipeline; whatever becomes of its home is undone."""
     yield one_patient
     one_patient.heal()
-
-
-def check_content(case: Case) -> None:
-    """Recompute each commit's rows from its source ranges, and compare them with the sink record by record."""
-    commits = case.commits()
-    events = {
-        (topic, record.partition, record.offset): json.loads(record.value or b"")
-        for topic in case.topics.values()
-        for record in read_committed(case.config, topic)
-    }
-    ends: dict[tuple[str, int], int] = {}
-    totals: Counter[str] = Counter()
-    sums: Counter[str] = Counter()
-    expected = []
-    for commit in commits:
-        touched = set()
-        for topic, ranges in commit.source.items():
-            for partition, (start, end) in ranges.items():
-                assert start == ends.get((topic, partition), 0)
-                ends[topic, partition] = end
-                for offset in range(start, end):
-                    event = events[topic, partition, offset]
-                    touched.add(event["k"])
-                    totals[event["k"]] += 1
-                    sums[event["k"]] += event["id"]
-        expected += [(commit.commit, k, totals[k], sums[k]) for k in touched]
-    assert sum(totals.values()) == len(events), "all input is committed"
-    places = {
-        (partition, offset): commit.commit
-        for commit in commits
-        for partition, written in commit.sink.get(case.sink, {}).items()
-        for offset in range(written.first, written.last + 1)
-    }
-    found = []
-    for record in read_committed(case.config, case.sink):
-        row = json.loads(record.value or b"")
-        found.append((places[record.partition, record.offset], row["k"], row["n"], row["s"]))
-    assert sorted(found) == sorted(expected)
-    report = audit(case.config, case.name, AuditOptions(patience_seconds=10))
-    assert report.is_clean, [str(violation) for violation in report.found]
 
 
 def test_nothing_is_wrong_with_a_healthy_pipeline_that_is_stopped(patient: Patient) -> None:

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
+from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control.home import Home
 from tests.integration.streaming.harness import World, check_counts, eventually
-from tests.integration.streaming.test_recovery import checkpoint_of, savepoint
 
 
 @pytest.mark.slow
@@ -21,14 +21,18 @@ def test_batches_pause_few_are_retained_and_a_stop_deletes_all_but_savepoints(wo
     eventually(lambda: world.commits() >= 8, "eight commits", timeout_seconds=90)
     commits, _ = world.ledger()
     assert all(after.started - before.committed >= 1500 for before, after in pairwise(commits))
-    checkpoint = checkpoint_of(world).path
+    home = Home(world.home)
+    lineage = home.current()
+    assert lineage is not None
+    checkpoint = home.checkpoint(lineage.id)
     # Spark purges while a batch runs, after it has planned the next
     assert len(list((checkpoint / "offsets").glob("[0-9]*"))) <= 4
     assert len(list((checkpoint / "commits").glob("[0-9]*"))) <= 4
-    saved = savepoint(world)
+    assert cli.main(["savepoint", world.pipeline, "--bootstrap-servers", world.config["bootstrap.servers"]]) == 0
+    (saved,) = (one.id for one in Savepoints(home.savepoints).list())
     assert world.stop(driver) == 0, driver.output()[-4000:]
     assert not checkpoint.exists()
-    assert [one.id for one in Savepoints(Home(world.home).savepoints).list()] == [saved]
+    assert [one.id for one in Savepoints(home.savepoints).list()] == [saved]
 
     world.send(200)
     driver = world.start()

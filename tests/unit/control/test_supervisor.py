@@ -357,7 +357,8 @@ def test_a_start_on_another_host_that_never_reported_blocks_only_for_a_while(hom
     assert len(notes(home, "started")) == 1
 
 
-def test_a_driver_that_hangs_is_killed_and_replaced(home: Home) -> None:
+def test_a_driver_that_hangs_is_killed_and_replaced(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", 2.0)
     first_supervisor_killed(home, "take-lease commit note=up sleep=60", until_note="up")
     [up] = notes(home, "up")
     os.kill(int(str(up["pid"])), signal.SIGSTOP)

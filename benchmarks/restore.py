@@ -29,8 +29,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker

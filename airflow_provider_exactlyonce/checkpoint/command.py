@@ -11,13 +11,8 @@ from typing import Any, Final
 
 from airflow_provider_exactlyonce.answers import pairs, print_answer
 from airflow_provider_exactlyonce.checkpoint import lineages, request
-from airflow_provider_exactlyonce.checkpoint.savepoints import (
-    DEFAULT_RETENTION,
-    Savepoint,
-    SavepointRetention,
-    Savepoints,
-    encode,
-)
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint, encode
+from airflow_provider_exactlyonce.checkpoint.savepoints import DEFAULT_RETENTION, SavepointRetention, Savepoints
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, backend_of
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint, backend_of
 from airflow_provider_exactlyonce.checkpoint.state_compatibility import meaning, operators, schemas, type_name
 from airflow_provider_exactlyonce.checkpoint.versions import (
     ORDER,

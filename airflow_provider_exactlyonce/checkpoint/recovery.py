@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_offsets
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.request import record_of
 from airflow_provider_exactlyonce.checkpoint.restart import (
     Ground,
@@ -21,7 +22,7 @@ from airflow_provider_exactlyonce.checkpoint.restart import (
     run_newest_again,
 )
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError

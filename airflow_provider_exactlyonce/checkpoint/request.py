@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.whole import newest_whole
 from airflow_provider_exactlyonce.control import commands, drivers
 from airflow_provider_exactlyonce.control import lease as leases

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import Defect
 from airflow_provider_exactlyonce.checkpoint.whole import newest_whole
 from airflow_provider_exactlyonce.control.home import Lineage

@@ -21,24 +21,20 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce import failpoints
-from airflow_provider_exactlyonce.checkpoint import plan as plans
 from airflow_provider_exactlyonce.checkpoint import storage, sums, whole
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_offsets
-from airflow_provider_exactlyonce.checkpoint.plan import Plan
-from airflow_provider_exactlyonce.checkpoint.state import Defect, StateDirectory, StatefulOperator
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint, decode, describe, encode
+from airflow_provider_exactlyonce.checkpoint.state import Defect
 from airflow_provider_exactlyonce.control import documents, lease
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, InvariantError, RefusedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
-SCHEMA: Final = 2
-#: Schema 1 lacks the plan.
-_READABLE: Final = (1, SCHEMA)
 _ID: Final = re.compile(r"(\d+)-[0-9a-z]+")
 _COPY: Final = ".verify-"
 #: The name says that the bytes never change: RocksDB's tables and logs, and all state of checkpoint format 2.
@@ -72,80 +68,6 @@ class SavepointRetention:
 
 
 DEFAULT_RETENTION: Final = SavepointRetention()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Savepoint:
-    """One savepoint's manifest.
-
-    :param id: ``<commit>-<hexadecimal digits>``
-    :param commit: the ledger's commit whose state it holds
-    :param lineage: Spark's query id of the checkpoint that it was taken of
-    :param batch: Spark's batch id in that lineage
-    :param version: content hash of the job that committed the batch
-    :param run: the run that committed the batch
-    :param source: {topic: {partition: end}}, end exclusive
-    :param sink: {topic: {partition: last offset}} of what the batch wrote
-    :param watermark: the batch's event-time watermark, milliseconds since the epoch, 0 for none
-    :param batch_timestamp: Spark's batch timestamp, milliseconds since the epoch
-    :param state_backend: ``hashmap``, ``rocksdb``, ``rocksdb+changelog`` or another provider's class name; None without
-        state
-    :param state_format: Spark's checkpoint format of the state, 1 or 2
-    :param spark_version: of the job that committed the batch, None when it left no description
-    :param job_hash: SHA-256 of that job's file, None as above
-    :param output_mode: of that job, None as above
-    :param source_schemas: {topic: what that job declared for its values}, empty as above
-    :param sinks: topics that it writes to, of those that are known before the first row
-    :param result_schema: of the rows that go to the sink, as Spark's JSON, None as above
-    :param size: bytes of all files
-    :param files: {path below ``checkpoint/``: (bytes, checksum)}
-    :param created: milliseconds since the epoch
-    :param pinned: it stays, whatever retention says
-    :param plan: what that job computed, None when it is not known
-    """
-
-    id: str
-    label: str | None
-    pipeline: str
-    commit: int
-    lineage: str
-    batch: int
-    version: str
-    run: int
-    source: Mapping[str, Mapping[int, int]]
-    sink: Mapping[str, Mapping[int, int]]
-    watermark: int
-    batch_timestamp: int
-    operators: tuple[StatefulOperator, ...]
-    state_backend: str | None
-    state_format: int
-    spark_version: str | None
-    job_hash: str | None
-    output_mode: str | None
-    source_schemas: Mapping[str, str | None]
-    sinks: tuple[str, ...]
-    result_schema: str | None
-    size: int
-    files: Mapping[str, tuple[int, str]]
-    created: int
-    pinned: bool = False
-    plan: Plan | None = None
-
-    @property
-    def job(self) -> JobDescription | None:
-        """What the job that committed the batch said of itself, None when it said nothing."""
-        if self.spark_version is None or self.output_mode is None or self.result_schema is None:
-            return None
-        return JobDescription(
-            version=self.version,
-            job_hash=self.job_hash,
-            spark_version=self.spark_version,
-            output_mode=self.output_mode,
-            sources=self.source_schemas,
-            sinks=self.sinks,
-            result_schema=self.result_schema,
-            plan=self.plan,
-        )
 
 
 class Savepoints:
@@ -234,7 +156,7 @@ class Savepoints:
                 path: _size_and_sum(checkpoint.path / path, directory / "checkpoint" / path, path, known)
                 for path in needed.files
             }
-            savepoint = _describe(Checkpoint(directory / "checkpoint"), batch, files, record, job)
+            savepoint = describe(Checkpoint(directory / "checkpoint"), batch, files, record, job)
             savepoint = replace(savepoint, id=savepoint_id, label=label)
         except BaseException:
             storage.remove(directory)
@@ -411,49 +333,6 @@ class _KnownSums:
         return self._found.get(path)
 
 
-def encode(savepoint: Savepoint) -> dict[str, Any]:
-    """Return a manifest's JSON form."""
-    return {
-        "schema": SCHEMA,
-        **vars(savepoint),
-        "operators": [asdict(one) for one in savepoint.operators],
-        "plan": plans.encode(savepoint.plan) if savepoint.plan else None,
-    }
-
-
-def decode(body: Mapping[str, Any]) -> Savepoint:
-    """Read a manifest.
-
-    :raises RefusedError: when it is of another schema
-    """
-    fields = dict(body)
-    schema = fields.pop("schema", None)
-    if schema not in _READABLE:
-        raise RefusedError(
-            f"savepoint {fields.get('id')} has a manifest of schema {schema!r}; this release reads "
-            f"{' and '.join(map(str, _READABLE))}. Use the release that wrote it, or a newer one"
-        )
-    for name in ("source", "sink"):
-        fields[name] = {
-            topic: {int(partition): offset for partition, offset in offsets.items()}
-            for topic, offsets in fields[name].items()
-        }
-    fields["sinks"] = tuple(fields["sinks"])
-    fields["plan"] = plans.decode(fields["plan"]) if fields.get("plan") else None
-    fields["files"] = {path: (size, checksum) for path, (size, checksum) in fields["files"].items()}
-    fields["operators"] = tuple(
-        StatefulOperator(
-            **{
-                **operator,
-                "stores": tuple(operator["stores"]),
-                "schemas": {store: (key, value) for store, (key, value) in operator["schemas"].items()},
-            }
-        )
-        for operator in fields["operators"]
-    )
-    return Savepoint(**fields)
-
-
 def _taker() -> dict[str, Any]:
     return {
         "machine": lease.this_machine(),
@@ -481,65 +360,6 @@ def _copy(source: Path, target: Path, paths: Iterable[str], known: Mapping[str, 
         if number == 0:
             failpoints.reach("during-savepoint")
     storage.flush_all([*(target / path for path in paths if path not in known), *directories])
-
-
-def _describe(
-    saved: Checkpoint,
-    batch: int,
-    files: Mapping[str, tuple[int, str]],
-    record: CommitRecord,
-    job: JobDescription | None,
-) -> Savepoint:
-    """Return the manifest of files that are in place, but for id and label."""
-    offsets, commit = saved.offsets(batch), saved.commit(batch)
-    if offsets is None or commit is None:
-        raise InvariantError(f"{saved.path} lacks batch {batch}, whose files were just copied")
-    if not offsets.same_sources(parse_offsets(record.offsets)):
-        raise RefusedError(
-            f"batch {batch} of the checkpoint ends at {offsets.kafka_ends()}, and commit {record.commit} in the ledger "
-            f"at {parse_offsets(record.offsets).kafka_ends()}: they are not of one pipeline, or the checkpoint was "
-            "rolled back"
-        )
-    operators = tuple(StateDirectory(saved.path).operators(batch))
-    return Savepoint(
-        id="",
-        label=None,
-        pipeline=record.pipeline,
-        commit=record.commit,
-        lineage=str(saved.query_id()),
-        batch=batch,
-        version=record.version,
-        run=record.run,
-        source=offsets.kafka_ends(),
-        sink={topic: {number: of.last for number, of in ranges.items()} for topic, ranges in record.sink.items()},
-        watermark=record.watermark,
-        batch_timestamp=record.batch_timestamp,
-        operators=operators,
-        state_backend=backend_of(offsets.conf, files) if operators else None,
-        state_format=2 if commit.state_ids is not None else 1,
-        spark_version=job.spark_version if job else None,
-        job_hash=job.job_hash if job else None,
-        output_mode=job.output_mode if job else None,
-        source_schemas=job.sources if job else {},
-        sinks=job.sinks if job else (),
-        result_schema=job.result_schema if job else None,
-        plan=job.plan if job else None,
-        size=sum(size for size, _ in files.values()),
-        files=files,
-        created=int(time.time() * 1000),
-    )
-
-
-def backend_of(conf: Mapping[str, str], paths: Iterable[str]) -> str:
-    """Return the name of the state backend.
-
-    :param conf: the checkpoint's settings
-    :param paths: its files
-    """
-    provider = conf.get("spark.sql.streaming.stateStore.providerClass", "")
-    if provider.endswith(".RocksDBStateStoreProvider"):
-        return "rocksdb+changelog" if any(path.endswith(".changelog") for path in paths) else "rocksdb"
-    return "hashmap" if provider.endswith(".HDFSBackedStateStoreProvider") else provider
 
 
 def _size_and_sum(source: Path, copy: Path, path: str, known: _KnownSums) -> tuple[int, str]:

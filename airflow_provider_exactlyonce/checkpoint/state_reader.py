@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.state import DEFAULT_STORE, StatefulOperator
 from airflow_provider_exactlyonce.exceptions import RefusedError
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.restart import Restart
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Lease, Life
 from airflow_provider_exactlyonce.control.status import Status

@@ -18,8 +18,8 @@ from airflow_provider_exactlyonce.triggers.driver import DriverTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
     from airflow_provider_exactlyonce.checkpoint.request import Taking
-    from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.task_request import TaskRequest
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.checkpoint import compatibility
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
 from airflow_provider_exactlyonce.checkpoint.versions import Report, Version
 from airflow_provider_exactlyonce.streaming import job_file

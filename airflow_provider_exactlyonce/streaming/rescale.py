@@ -19,8 +19,9 @@ from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint import lineages, storage, whole
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint
+from airflow_provider_exactlyonce.checkpoint.manifest import backend_of
 from airflow_provider_exactlyonce.checkpoint.restart import Ground, decide
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints, backend_of
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import PARTITIONS, StateDirectory, StatefulOperator
 from airflow_provider_exactlyonce.checkpoint.state_reader import local_session
 from airflow_provider_exactlyonce.control import lease as leases

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from airflow_provider_exactlyonce.checkpoint.savepoints import backend_of
+from airflow_provider_exactlyonce.checkpoint.manifest import backend_of
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.streaming import settings
 

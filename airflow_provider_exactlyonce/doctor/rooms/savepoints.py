@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.doctor import expiry
 from airflow_provider_exactlyonce.doctor.facts import Facts
 from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy

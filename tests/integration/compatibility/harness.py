@@ -16,7 +16,8 @@ from pyspark.sql import Row, SparkSession
 
 from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.versions import Report
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.streaming.compatibility_check import check_compatibility

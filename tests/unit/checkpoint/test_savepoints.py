@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.checkpoint import manifest, storage
 from airflow_provider_exactlyonce.checkpoint import savepoints as module
-from airflow_provider_exactlyonce.checkpoint import storage
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.plan import Plan, SourcePlan
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, SavepointRetention, Savepoints
+from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from tests.unit.checkpoint import crafted
 
@@ -294,10 +295,10 @@ def test_a_verification_that_was_killed_leaves_nothing_and_one_that_goes_on_is_l
 
 
 def test_a_manifest_of_another_schema_is_refused(made: Checkpoint, store: Savepoints) -> None:
-    body = module.encode(store.take(made, 2, crafted.record(2), JOB))
-    assert module.decode(json.loads(json.dumps(body))) == store.list()[0]
+    body = manifest.encode(store.take(made, 2, crafted.record(2), JOB))
+    assert manifest.decode(json.loads(json.dumps(body))) == store.list()[0]
     with pytest.raises(RefusedError, match="schema 9"):
-        module.decode({**body, "schema": 9})
+        manifest.decode({**body, "schema": 9})
 
 
 def test_what_the_job_computes_is_in_the_manifest_and_a_manifest_without_it_is_read(
@@ -308,7 +309,7 @@ def test_what_the_job_computes_is_in_the_manifest_and_a_manifest_without_it_is_r
     taken = store.take(made, 2, crafted.record(2), job)
     assert store.get(taken.id).plan == plan
     assert taken.job == job
-    body = module.encode(taken)
+    body = manifest.encode(taken)
     old = {**{name: body[name] for name in body if name != "plan"}, "schema": 1}
-    assert module.decode(json.loads(json.dumps(old))) == replace(taken, plan=None)
+    assert manifest.decode(json.loads(json.dumps(old))) == replace(taken, plan=None)
     assert store.take(made, 1, crafted.record(1), None).job is None

@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.control.status import Status
 from airflow_provider_exactlyonce.doctor.findings import Finding
 from airflow_provider_exactlyonce.exceptions import SettingRefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.recorded import Stretch
+from airflow_provider_exactlyonce.ledger.recorded import MissingInput, Stretch
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
 from airflow_provider_exactlyonce.streaming.start_checks import Misfit, misfit
 
@@ -207,6 +207,15 @@ class Facts:
         """Return the lineage that a start would accept by what the ledger names, None when it isn't in the home."""
         successors = self.home.successors if self.home else ()
         return next((one for one in successors if self.misfit(one) is None), None)
+
+    def missing_input(self, stretch: Stretch) -> MissingInput | None:
+        """Return the first of a stretch's source records that are gone; what can't be looked at now is not gone."""
+        topics = self.topics
+        if topics is None:
+            return None
+        unavailable = {name for name, (kind, _) in topics.problems.items() if kind == "topic-unavailable"}
+        unseen = {name: dict.fromkeys(of, 0) for name, of in stretch.starts.items() if name in unavailable}
+        return stretch.missing_input({**topics.earliest, **unseen})
 
     @property
     def newest(self) -> int:

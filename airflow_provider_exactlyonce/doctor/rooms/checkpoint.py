@@ -168,7 +168,7 @@ def _missing(facts: Facts, done: int) -> str | None:
         return None
     if done in history.incomplete:
         return f"commit {history.incomplete[done]} is not in the ledger any more"
-    gone = history.stretches[done].missing_input(facts.topics.earliest) if facts.topics else None
+    gone = facts.missing_input(history.stretches[done])
     if gone is None:
         return None
     return f"{gone.topic}-{gone.partition}, offsets {gone.start} to {gone.end - 1}, of commit {gone.commit}, is gone"

@@ -57,7 +57,7 @@ def can_be_restored(facts: Facts) -> Iterator[Finding]:
 
 
 def _replayable(facts: Facts, savepoint: Savepoint, *, is_newest: bool) -> Iterator[Finding]:
-    history, topics = facts.history, facts.topics
+    history = facts.history
     if history is None:
         return
     new = f"exactlyonce savepoint {facts.pipeline}"
@@ -72,7 +72,7 @@ def _replayable(facts: Facts, savepoint: Savepoint, *, is_newest: bool) -> Itera
         )
         return
     stretch = history.stretches[savepoint.commit]
-    gone = stretch.missing_input(topics.earliest) if topics else None
+    gone = facts.missing_input(stretch)
     if gone is not None:
         yield Finding(
             "savepoint-input-gone" if is_newest else "old-savepoint-useless",

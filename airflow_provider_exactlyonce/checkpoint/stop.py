@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.request import Taking
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint
 from airflow_provider_exactlyonce.control import drivers
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.stop_request import StopRequest

@@ -31,6 +31,7 @@ def get_provider_info() -> dict[str, Any]:
                 "triggers.commit_gate",
                 "triggers.driver",
                 "triggers.kafka_transactions",
+                "triggers.looking",
                 "triggers.pipeline_state",
                 "triggers.polling",
             )

@@ -3,105 +3,52 @@
 A gate is open when both hold: the ledger, read at read_committed, has a commit that meets the target; and in every sink
 partition the last stable offset has passed everything that was written up to that commit. The second is not implied by
 the first: the broker decides a transaction once and then marks each partition by itself, and somebody else's open
-transaction on the same partition hides our records although they are committed.
+transaction on the same partition hides our records although they are committed. Only positions are compared, so it
+does not matter what is at them: records of aborted transactions, control records, or nothing any more.
 
 What is committed only grows, so an open gate never closes. A *timestamp* is turned into source offsets once, the first
 time that its moment has passed and the pipeline has a commit: per partition the first record with that timestamp or a
-later one; where there is none, the partition's end at that moment (records in undecided transactions count). The
-verdict carries the resolved target, and callers go on with it: asked again, a partition without newer records would
-give a later end each time, and a gate on a topic that gets old records might never open. A caller that forgets it
-waits longer, never shorter. Records that arrive late, behind a newer one in their partition, are not waited for; a
-watermark is for that.
+later one; where there is none, the partition's end at that moment (records in undecided transactions count). *Up to
+now* becomes the partitions' ends, likewise. The verdict carries the resolved target, and callers go on with it: asked
+again, the ends would be later each time, and a gate on a busy topic might never open. A caller that forgets it waits
+longer, never shorter. Records that arrive late, behind a newer one in their partition, are not waited for; a watermark
+is for that.
+
+*Idle*: a pipeline whose newest commit is older than a time, and whose source ends where that commit ended, has had
+nothing to do for so long: a record that came after the commit would be behind its end. So that is known without having
+watched, and a restart changes nothing.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from typing import Any, Final, Self
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets
-from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError, Place, StableOffsets
+from airflow_provider_exactlyonce.ledger.gate_target import GateTarget, Offsets, moment
+from airflow_provider_exactlyonce.ledger.reader import LedgerConnections, LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
 
 #: Offsets of the ledger that are searched for the commit that first met the target and for what older commits wrote.
 #: Our own older transactions are certainly marked everywhere: the next batch could not have begun otherwise.
 _WINDOW: Final = 1024
 _SHOWN: Final = 5
-_EARLIEST_MILLISECONDS: Final = 100_000_000_000  # 1973; a smaller number is seconds by mistake
-
-#: {topic: {partition: offset}}, the offset after the last record
-Offsets = Mapping[str, Mapping[int, int]]
+_TIMEOUT_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateTarget:
-    """Up to where a pipeline's output must be readable; exactly one of the four is set.
+class Gate:
+    """What somebody waits for.
 
-    :param commit: number of a commit
-    :param watermark: event time, milliseconds since the epoch
-    :param offsets: source offsets; everything before them must be in a commit
-    :param timestamp: milliseconds since the epoch; every source record before the first one of this time or later
-    :raises ValueError: when not exactly one is set
+    :param idle_after: seconds without anything to do, after which it opens although the target is not met
     """
 
-    commit: int | None = None
-    watermark: int | None = None
-    offsets: Offsets | None = None
-    timestamp: int | None = None
-
-    def __post_init__(self) -> None:
-        given = [name for name, value in vars(self).items() if value is not None]
-        if len(given) != 1:
-            raise ValueError(
-                f"a gate has exactly one of commit, watermark, offsets, timestamp; given: {', '.join(given) or 'none'}"
-            )
-
-    @classmethod
-    def parse(
-        cls,
-        *,
-        commit: int | str | None = None,
-        watermark: datetime | str | int | None = None,
-        offsets: Mapping[str, Mapping[Any, Any]] | str | None = None,
-        timestamp: datetime | str | int | None = None,
-    ) -> Self:
-        """Read a target as people and rendered templates write it.
-
-        :param watermark: a time of day without a zone is UTC; a number is milliseconds since the epoch
-        :param offsets: a mapping, or the same as JSON
-        :raises ValueError: naming the value that can't be read
-        """
-        return cls(
-            commit=None if commit is None else _number("commit", commit),
-            watermark=None if watermark is None else _milliseconds("watermark", watermark),
-            offsets=None if offsets is None else _offsets(offsets),
-            timestamp=None if timestamp is None else _milliseconds("timestamp", timestamp),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values from which :meth:`parse` makes an equal target; they are the same after that."""
-        values = {name: value for name, value in asdict(self).items() if value is not None}
-        if self.offsets is not None:
-            values["offsets"] = {
-                topic: {str(partition): offset for partition, offset in partitions.items()}
-                for topic, partitions in self.offsets.items()
-            }
-        return values
-
-    def missing(self, newest: CommitRecord) -> list[str]:
-        """Say what the ledger lacks, by its newest commit; empty when it has everything."""
-        if self.commit is not None:
-            short = self.commit - newest.commit
-            return [f"commit {newest.commit} of {self.commit}: {short} missing"] if short > 0 else []
-        if self.watermark is not None:
-            return _missing_watermark(self.watermark, newest)
-        if self.offsets is not None:
-            return _missing_offsets(self.offsets, newest)
-        raise ValueError("a timestamp has to be resolved to offsets first")
+    pipeline: str
+    target: GateTarget
+    idle_after: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,81 +58,250 @@ class Verdict:
     :param missing: what is missing and by how much, empty when the gate is open
     :param commit: the pipeline's newest commit, 0 for none
     :param target: what to ask with the next time; a timestamp that could be resolved is offsets now
+    :param idle: open because there is nothing to do, and not because the target is met
     """
 
     open: bool
     missing: str
     commit: int
     target: GateTarget
+    idle: bool = False
 
 
-def check(config: Mapping[str, Any], pipeline: str, target: GateTarget) -> Verdict:
+def check(config: Mapping[str, Any], pipeline: str, target: GateTarget, idle_after: float | None = None) -> Verdict:
     """Look once. Blocks for some tens of milliseconds; joins no group and commits nothing.
 
     :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
     :raises ExactlyOnceError: when the cluster doesn't answer, or a topic that was written does not exist any more
     """
-    with LedgerReader(config, pipeline) as reader:
+    gates = Gates(config)
+    try:
+        answer = gates.look({"": Gate(pipeline=pipeline, target=target, idle_after=idle_after)})[""]
+    finally:
+        gates.close()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+@dataclass
+class _Ledger:
+    """A pipeline's ledger, and what must be readable for the gates that it would open.
+
+    :param required: by gate, the last offset per sink partition
+    """
+
+    reader: LedgerReader
+    tail: LedgerTail
+    required: dict[str, dict[Place, int]] = field(default_factory=dict)
+
+
+class Gates:
+    """Looks at many gates of one cluster, again and again, with one set of connections.
+
+    What it costs grows with the ledgers that have moved, not with the gates that wait.
+
+    :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._connections: Final = LedgerConnections(config)
+        self._ledgers: Final[dict[str, _Ledger]] = {}
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._connections.close()
+
+    def look(self, gates: Mapping[str, Gate]) -> dict[str, Verdict | Exception]:
+        """Look once at each; blocks.
+
+        :param gates: by a name that stays the same from look to look
+        :return: verdicts, or why there is none, by the same names
+        :raises ExactlyOnceError: when the cluster doesn't answer
+        """
+        from confluent_kafka import KafkaException
+
+        asked: dict[str, dict[str, Gate]] = {}
+        answers: dict[str, Verdict | Exception] = {}
+        for name, gate in gates.items():
+            try:
+                asked.setdefault(ledger_topic(gate.pipeline), {})[name] = gate
+            except ExactlyOnceError as error:  # no pipeline has such a name
+                answers[name] = error
+        for topic in self._ledgers.keys() - asked.keys():
+            del self._ledgers[topic]
+        moved = self._moved() | self._existing(asked.keys() - self._ledgers.keys())
+        for topic, its in asked.items():
+            try:
+                if topic in moved:
+                    self._read(topic, next(iter(its.values())).pipeline)
+                answers.update(self._judge(topic, its))
+            except (KafkaException, ExactlyOnceError) as error:
+                self._ledgers.pop(topic, None)
+                answers.update(dict.fromkeys(its, error))
+        return answers
+
+    def _moved(self) -> set[str]:
+        """Return the known ledgers that end elsewhere than at the last look."""
+        places = [(topic, 0) for topic in self._ledgers]
+        try:
+            ends = self._connections.offsets.last_stable(places)
+        except MissingPartitionError:
+            gone = set(self._ledgers)  # one of them; each finds out by itself
+            self._ledgers.clear()
+            return self._existing(gone)
+        return {topic for topic, ledger in self._ledgers.items() if ends[topic, 0] != ledger.tail.end_offset}
+
+    def _existing(self, topics: Iterable[str]) -> set[str]:
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        names = list(topics)
+        if not names:
+            return set()
+        described = self._connections.admin.describe_topics(TopicCollection(names), request_timeout=_TIMEOUT_SECONDS)
+        found = set()
+        for name, future in described.items():
+            try:
+                future.result()
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    continue
+                if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise
+            found.add(name)  # one that may not be described is refused by name when it is read
+        return found
+
+    def _read(self, topic: str, pipeline: str) -> None:
+        reader = LedgerReader(self._connections, pipeline)
         tail = reader.tail()
-        commit = tail.place.commit if tail is not None else 0
-        problems, target = _look(config, reader, tail, target)
-    return Verdict(open=not problems, missing=_listed(problems), commit=commit, target=target)
+        before = self._ledgers.pop(topic, None)
+        if tail is not None:
+            is_same = before is not None and before.tail.topic_id == tail.topic_id
+            required = before.required if before is not None and is_same else {}
+            self._ledgers[topic] = _Ledger(reader, tail, required)
+
+    def _judge(self, topic: str, gates: Mapping[str, Gate]) -> dict[str, Verdict]:
+        ledger = self._ledgers.get(topic)
+        if ledger is None:
+            return {
+                name: _closed(gate.target, 0, [f"pipeline {gate.pipeline} has no ledger yet (topic {topic})"])
+                for name, gate in gates.items()
+            }
+        for name in ledger.required.keys() - gates.keys():
+            del ledger.required[name]
+        newest = ledger.tail.commit
+        if newest is None:
+            return {name: _without_commit(gate) for name, gate in gates.items()}
+        quiet_for = self._quiet_seconds(newest, gates.values())
+        answers: dict[str, Verdict] = {}
+        met: dict[str, GateTarget] = {}
+        idle: dict[str, GateTarget] = {}
+        for name, gate in gates.items():
+            target, problems = self._missing(gate.target, newest)
+            if not problems:
+                met[name] = target
+            elif gate.idle_after is not None and quiet_for >= gate.idle_after:
+                idle[name] = target
+            else:
+                answers[name] = _closed(target, newest.commit, problems)
+        new = met.keys() - ledger.required.keys()
+        written = _written(ledger, newest, {name: met[name] for name in new}, idle.keys())
+        ledger.required.update({name: written[name] for name in new})
+        required = {name: written.get(name) or ledger.required.get(name, {}) for name in (*met, *idle)}
+        stable = self._connections.offsets.last_stable({place for last in required.values() for place in last})
+        for name, target in (*met.items(), *idle.items()):
+            problems = _unreadable(stable, required[name])
+            answers[name] = Verdict(
+                open=not problems,
+                missing=_listed(problems),
+                commit=newest.commit,
+                target=target,
+                idle=name in idle and not problems,
+            )
+        return answers
+
+    def _missing(self, target: GateTarget, newest: CommitRecord) -> tuple[GateTarget, list[str]]:
+        """Return what is asked for, resolved if it can be, and what the ledger lacks of it."""
+        if target.timestamp is not None and target.timestamp > time.time() * 1000:
+            return target, [f"timestamp {moment(target.timestamp)} has not come yet"]
+        if not target.is_resolved:
+            target = GateTarget(offsets=_resolved(self._connections.offsets, newest, target.timestamp))
+        return target, target.missing(newest)
+
+    def _quiet_seconds(self, newest: CommitRecord, gates: Iterable[Gate]) -> float:
+        """Return for how long there has been nothing to do, as far as one of the gates wants to know; 0 for not."""
+        wanted = [gate.idle_after for gate in gates if gate.idle_after is not None]
+        seconds = time.time() - newest.committed / 1000
+        if not wanted or seconds < min(wanted):
+            return 0.0
+        offsets = self._connections.offsets
+        ends = offsets.ends(offsets.partitions(newest.source))
+        is_quiet = all(
+            newest.source[topic][partition][1] >= end if partition in newest.source[topic] else end == 0
+            for (topic, partition), end in ends.items()
+        )
+        return seconds if is_quiet else 0.0
 
 
-def _look(
-    config: Mapping[str, Any], reader: LedgerReader, tail: LedgerTail | None, target: GateTarget
-) -> tuple[list[str], GateTarget]:
-    if tail is None:
-        return [f"pipeline {reader.pipeline} has no ledger yet (topic {ledger_topic(reader.pipeline)})"], target
-    if target.commit == 0:
-        return [], target  # an empty source: there is nothing to wait for
-    if tail.commit is None:
-        return [f"pipeline {reader.pipeline} has committed nothing yet"], target
-    offsets = StableOffsets(config)
-    if target.timestamp is not None:
-        ahead = target.timestamp - int(time.time() * 1000)
-        if ahead > 0:
-            return [f"timestamp {_moment(target.timestamp)} is still {_span(ahead)} ahead"], target
-        target = GateTarget(offsets=_resolved(offsets, tail.commit, target.timestamp))
-    problems = target.missing(tail.commit) or _unreadable(offsets, _written(reader, tail, target))
-    return problems, target
+def _closed(target: GateTarget, commit: int, problems: list[str]) -> Verdict:
+    return Verdict(open=False, missing=_listed(problems), commit=commit, target=target)
 
 
-def _resolved(offsets: StableOffsets, newest: CommitRecord, milliseconds: int) -> Offsets:
+def _without_commit(gate: Gate) -> Verdict:
+    if gate.target.commit == 0:  # an empty source: there is nothing to wait for
+        return Verdict(open=True, missing="", commit=0, target=gate.target)
+    return _closed(gate.target, 0, [f"pipeline {gate.pipeline} has committed nothing yet"])
+
+
+def _resolved(offsets: StableOffsets, newest: CommitRecord, milliseconds: int | None) -> Offsets:
+    """Turn a timestamp, or now, into source offsets."""
     places = offsets.partitions(newest.source)
     # The ends first: a record that arrives in between is then either waited for or behind the moment, never forgotten.
     ends = offsets.ends(places)
-    found = offsets.at_timestamp(places, milliseconds)
+    found = {} if milliseconds is None else offsets.at_timestamp(places, milliseconds)
     target: dict[str, dict[int, int]] = {}
     for place in places:
-        first = found[place]
+        first = found.get(place)
         target.setdefault(place[0], {})[place[1]] = ends[place] if first is None else first
     return target
 
 
-def _written(reader: LedgerReader, tail: LedgerTail, target: GateTarget) -> dict[Place, int]:
-    """Return the last offset per sink partition that was written up to the first commit that meets the target.
+def _written(
+    ledger: _Ledger, newest: CommitRecord, targets: Mapping[str, GateTarget], all_of: Iterable[str]
+) -> dict[str, dict[Place, int]]:
+    """Return by gate the last offset per sink partition that was written up to the first commit that meets its target.
 
     When that commit is older than what is searched, everything that was searched has to be readable instead.
+
+    :param all_of: gates for which everything has to be readable anyway
     """
+    found: dict[str, dict[Place, int]] = {}
+    rest = set(all_of)
+    if not targets and not rest:
+        return found
     last: dict[Place, int] = {}
-    start = max(0, tail.commit_offset - _WINDOW)
-    is_first = start == 0  # whether a commit that meets the target is certainly the first one
-    for offset, record in reader.records(start):
-        if offset > tail.commit_offset:
+    start = max(0, ledger.tail.commit_offset - _WINDOW)
+    short = set(targets) if start == 0 else set()  # those of which no older commit has met the target
+    for offset, record in ledger.reader.records(start):
+        if offset > ledger.tail.commit_offset:
             break
-        if isinstance(record, CommitRecord):
-            for topic, ranges in record.sink.items():
-                last.update({(topic, partition): written.last for partition, written in ranges.items()})
-            if target.missing(record):
-                is_first = True
-            elif is_first or record.commit == target.commit:
-                break
-    return last
+        if not isinstance(record, CommitRecord):
+            continue
+        last = last | _last_written(record)
+        for name in targets.keys() - found.keys():
+            if targets[name].missing(record):
+                short.add(name)
+            elif name in short or record.commit == targets[name].commit:
+                found[name] = last
+    everything = last | _last_written(newest)
+    return {name: found.get(name, everything) for name in (*targets, *rest)}
 
 
-def _unreadable(offsets: StableOffsets, last: Mapping[Place, int]) -> list[str]:
-    stable = offsets.last_stable(last)
+def _last_written(record: CommitRecord) -> dict[Place, int]:
+    return {(topic, number): one.last for topic, ranges in record.sink.items() for number, one in ranges.items()}
+
+
+def _unreadable(stable: Mapping[Place, int], last: Mapping[Place, int]) -> list[str]:
     return [
         f"{topic}-{partition}: last stable offset {stable[topic, partition]} has not passed {offset}"
         for (topic, partition), offset in sorted(last.items())
@@ -193,94 +309,6 @@ def _unreadable(offsets: StableOffsets, last: Mapping[Place, int]) -> list[str]:
     ]
 
 
-def _missing_watermark(wanted: int, newest: CommitRecord) -> list[str]:
-    if newest.watermark <= 0:
-        return [
-            f"commit {newest.commit} has no watermark; a job without withWatermark() never has one, "
-            "and the first batches of a stream have none"
-        ]
-    short = wanted - newest.watermark
-    if short <= 0:
-        return []
-    return [f"watermark {_moment(newest.watermark)} is {_span(short)} short of {_moment(wanted)}"]
-
-
-def _missing_offsets(wanted: Offsets, newest: CommitRecord) -> list[str]:
-    problems = []
-    for topic, partitions in sorted(wanted.items()):
-        for partition, offset in sorted(partitions.items()):
-            committed = newest.source.get(topic, {}).get(partition)
-            if committed is None:
-                problems.append(f"{topic}-{partition}: commit {newest.commit} does not read it, {offset} wanted")
-            elif committed[1] < offset:
-                problems.append(f"{topic}-{partition}: committed up to {committed[1]} of {offset}")
-    return problems
-
-
-def _number(name: str, value: object) -> int:
-    try:
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise ValueError
-        number = int(value)
-        if number < 0:
-            raise ValueError
-    except ValueError:
-        raise ValueError(f"{name}={value!r} is not a whole number from 0 on") from None
-    return number
-
-
-def _milliseconds(name: str, value: datetime | str | int) -> int:
-    if isinstance(value, str) and not value.strip().isdigit():
-        try:
-            value = datetime.fromisoformat(value.strip())
-        except ValueError:
-            raise ValueError(f"{name}={value!r} is neither a time in ISO 8601 nor a number") from None
-    if isinstance(value, datetime):
-        aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-        return round(aware.timestamp() * 1000)
-    number = _number(name, value)
-    if number < _EARLIEST_MILLISECONDS:
-        raise ValueError(f"{name}={value!r} must be milliseconds since the epoch; {number} would be {_moment(number)}")
-    return number
-
-
-def _offsets(value: Mapping[str, Mapping[Any, Any]] | str) -> Offsets:
-    wrong = ValueError(f"offsets={value!r} is not {{topic: {{partition: offset}}}} with at least one partition")
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            raise wrong from None
-    if not isinstance(value, Mapping) or not all(isinstance(part, Mapping) and part for part in value.values()):
-        raise wrong
-    read = {
-        str(topic): {
-            _number(f"partition of {topic}", partition): _number(f"offset of {topic}-{partition}", offset)
-            for partition, offset in partitions.items()
-        }
-        for topic, partitions in value.items()
-    }
-    if not read:
-        raise wrong
-    return read
-
-
 def _listed(problems: list[str]) -> str:
     more = len(problems) - _SHOWN
     return "; ".join(problems[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _moment(milliseconds: int) -> str:
-    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds" if milliseconds % 1000 else "seconds").replace("+00:00", "Z")
-
-
-def _span(milliseconds: int) -> str:
-    seconds = milliseconds / 1000
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 172_800:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86_400:.1f} days"

@@ -63,22 +63,19 @@ class LedgerTail:
         )
 
 
-class LedgerReader:
-    """One pipeline's ledger, for reading.
+class LedgerConnections:
+    """The clients with which ledgers of one cluster are read, one after the other.
 
     :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
-    :param pipeline: name of the pipeline
     """
 
-    def __init__(self, config: Mapping[str, Any], pipeline: str) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         from confluent_kafka import Consumer
         from confluent_kafka.admin import AdminClient
 
-        self.pipeline: Final = pipeline
-        self.topic: Final = ledger_topic(pipeline)
-        self._admin = AdminClient(for_confluent(config))
-        self._offsets = StableOffsets(config)
-        self._consumer = Consumer(
+        self.admin: Final = AdminClient(for_confluent(config))
+        self.offsets: Final = StableOffsets(config)
+        self.consumer: Final = Consumer(
             {
                 **for_confluent(config),
                 "group.id": f"exactlyonce-ledger-{uuid.uuid4()}",  # never joined and never committed to
@@ -90,6 +87,26 @@ class LedgerReader:
             }
         )
 
+    def close(self) -> None:
+        """Close them."""
+        self.consumer.close()
+
+
+class LedgerReader:
+    """One pipeline's ledger, for reading.
+
+    :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required. Or connections that
+        are there already, and stay open
+    :param pipeline: name of the pipeline
+    """
+
+    def __init__(self, config: Mapping[str, Any] | LedgerConnections, pipeline: str) -> None:
+        self.pipeline: Final = pipeline
+        self.topic: Final = ledger_topic(pipeline)
+        used = config if isinstance(config, LedgerConnections) else LedgerConnections(config)
+        self._owned = None if used is config else used
+        self._admin, self._offsets, self._consumer = used.admin, used.offsets, used.consumer
+
     def __enter__(self) -> Self:
         return self
 
@@ -97,8 +114,9 @@ class LedgerReader:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
-        self._consumer.close()
+        """Close the connections, unless they are others' too."""
+        if self._owned is not None:
+            self._owned.close()
 
     def tail(self) -> LedgerTail | None:
         """Read the end of the ledger; None when the topic does not exist."""

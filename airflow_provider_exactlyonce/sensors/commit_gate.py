@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
-from airflow.sdk.exceptions import (
-    AirflowException,
-    AirflowFailException,
-    AirflowSensorTimeout,
-    AirflowSkipException,
-)
-
-from airflow_provider_exactlyonce.triggers.commit_gate import BACKSTOP_SECONDS, CommitGateTrigger, GateReason, look
+from airflow_provider_exactlyonce.ledger.gate_target import check_one
+from airflow_provider_exactlyonce.sensors.polling import PollingSensor
+from airflow_provider_exactlyonce.triggers.commit_gate import TARGETS, CommitGateTrigger, gate_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class CommitGateSensor(BaseSensorOperator):
+class CommitGateSensor(PollingSensor):
     """Wait until everything that a pipeline wrote up to a target is committed and readable.
 
     Open only when the pipeline's ledger, read at read_committed, says that the target is committed, *and* the last
     stable offset of each sink partition has passed what was written up to there. A consumer at read_committed that
-    starts afterwards sees all of it. Exactly one target is given. Returns ``{"pipeline": …, "commit": …}`` with the
-    newest commit.
+    starts afterwards sees all of it. It joins no group and commits nothing.
 
-    A time-out names what is missing and by how much.
+    Exactly one target is given. Returns ``pipeline``, ``commit`` (the newest one) and ``idle``. A time-out names what
+    is missing and by how much.
 
     .. seealso:: :mod:`airflow_provider_exactlyonce.ledger.gate` for what each target means
 
@@ -39,14 +32,25 @@ class CommitGateSensor(BaseSensorOperator):
         milliseconds since the epoch. (templated)
     :param offsets: source offsets, ``{topic: {partition: offset}}``: every record before them is processed. (templated)
     :param timestamp: as ``watermark``: every source record before the first one of this time or later is processed. It
-        is turned into offsets once (in mode ``reschedule`` at each poke). (templated)
+        is turned into offsets once; retries keep them. (templated)
+    :param up_to_now: everything that is in the source topics at the first try, undecided transactions included, is
+        processed. Retries keep the offsets; a task that is cleared takes new ones. While the pipeline has committed
+        nothing, it is not known which topics these are; then it is what is in them at the first look after its first
+        commit
+    :param idle_after: seconds after which the gate opens although the target isn't met, when the pipeline has nothing
+        to do: its newest commit is so old, it ends where its source ends, and all of it is readable. ``idle`` in the
+        result is true then
+    :param start_from_trigger: start in the triggerer, without a worker, and end there too when the gate opens, unless
+        the task has outlets. Not with ``timestamp`` and ``up_to_now``, whose offsets only a worker can keep
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param deferrable: wait in the triggerer; default from ``[operators] default_deferrable``
-    :param poke_interval: seconds between two looks
+    :param poke_interval: seconds between two looks; in the triggerer it looks twice a second at least, for all gates of
+        a cluster together
     """
 
     template_fields: Sequence[str] = ("pipeline", "commit", "watermark", "offsets", "timestamp", "kafka_conn_id")
     ui_color = "#cde7d8"
+    trigger_cls = CommitGateTrigger
 
     def __init__(
         self,
@@ -56,120 +60,48 @@ class CommitGateSensor(BaseSensorOperator):
         watermark: datetime | str | int | None = None,
         offsets: Mapping[str, Mapping[Any, Any]] | str | None = None,
         timestamp: datetime | str | int | None = None,
-        kafka_conn_id: str = "kafka_default",
-        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        poke_interval: timedelta | float = 5,
+        up_to_now: bool = False,
+        idle_after: timedelta | float | None = None,
+        start_from_trigger: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(poke_interval=poke_interval, **kwargs)
+        super().__init__(**kwargs)
         self.pipeline = pipeline
         self.commit = commit
         self.watermark = watermark
         self.offsets = offsets
         self.timestamp = timestamp
-        self.kafka_conn_id = kafka_conn_id
-        self.deferrable = deferrable
-        self._missing = "nothing could be asked yet"
-        self._target: dict[str, Any] | None = None
-        given = [name for name, value in self._given().items() if value is not None]
-        if len(given) != 1:
+        self.up_to_now = up_to_now or None
+        self.idle_after = idle_after.total_seconds() if isinstance(idle_after, timedelta) else idle_after
+        check_one(self.task_id, self._target())
+        if start_from_trigger and (timestamp is not None or up_to_now):
             raise ValueError(
-                f"{self.task_id}: give exactly one of commit, watermark, offsets, timestamp; given: "
-                f"{', '.join(given) or 'none'}"
+                f"{self.task_id}: start_from_trigger=True does not go with timestamp and up_to_now: retries keep the "
+                "offsets that they stand for, which needs a worker; use deferrable=True"
             )
+        if start_from_trigger:
+            self.start_without_worker(self._subject_of(self._target()))
 
-    def execute(self, context: Context) -> Any:
-        """Wait here, or defer.
+    def prepare(self, context: Context) -> dict[str, Any]:
+        """Read the target, or find the offsets that an earlier try has fixed.
 
-        :raises AirflowSensorTimeout: naming what is missing
+        :raises ValueError: when the target can't be read
         """
-        if self.deferrable:
-            commit = self._look()
-            if commit is not None:
-                return self._opened(commit)
-            self._defer(time.time() + self.timeout)
-        try:
-            return super().execute(context)
-        except AirflowSensorTimeout as error:
-            raise AirflowSensorTimeout(self._too_late()) from error
-        except AirflowSkipException as error:
-            if isinstance(error.__cause__, AirflowException):
-                raise
-            raise AirflowSkipException(self._too_late()) from error
+        gate = gate_of(self._subject_of(self._target()))
+        if gate.target.is_resolved:
+            return self._subject_of(gate.target.to_json())
+        return {**self._subject_of(gate.target.to_json()), **(self.kept(context) or {})}
 
-    def poke(self, context: Context) -> PokeReturnValue:
-        """Look once."""
-        commit = self._look()
-        if commit is None:
-            return PokeReturnValue(is_done=False)
-        return PokeReturnValue(is_done=True, xcom_value=self._opened(commit))
+    def asked_for(self) -> dict[str, Any]:
+        """Return the target, as JSON."""
+        return {"pipeline": self.pipeline, **gate_of(self._subject_of(self._target())).target.to_json()}
 
-    def resume_from_trigger(self, context: Context, event: Mapping[str, Any], deadline: float) -> Any:
-        """Read what the trigger has found.
+    def _target(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in TARGETS}
 
-        :raises AirflowException: at anything but an open gate
-        """
-        reason = event.get("reason")
-        self._missing = str(event.get("missing", self._missing))
-        if reason == GateReason.OPEN:
-            return self._opened(int(event["commit"]))
-        if reason == GateReason.TARGET_RESOLVED:
-            self._target = dict(event["target"])
-            self._defer(deadline)
-        if reason == GateReason.TIMEOUT:
-            self.log.error("%s", self._too_late())  # what soft_fail raises instead does not say it
-            raise AirflowSensorTimeout(self._too_late())
-        if reason == GateReason.REFUSED:
-            raise AirflowFailException(self._missing)
-        raise AirflowException(f"the trigger of {self.task_id} fired with an unknown event: {dict(event)!r}")
-
-    def _look(self) -> int | None:
-        """Look once; returns the newest commit when the gate is open."""
-        from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
-        from airflow_provider_exactlyonce.ledger.gate import GateTarget
-
-        self._target = self._target or GateTarget.parse(**self._given()).to_json()
-        before = self._missing
-        try:
-            verdict = look(self.kafka_conn_id, self.pipeline, self._target)
-        except ExactlyOnceError as error:
-            if error.decision is Decision.REFUSE:
-                raise AirflowFailException(str(error)) from error
-            self._missing = str(error)  # a cluster that doesn't answer may answer before the time-out
-        else:
-            if verdict.open:
-                return verdict.commit
-            self._target, self._missing = verdict.target.to_json(), verdict.missing
-        if self._missing != before:
-            self.log.info("waiting for %s: %s", self.pipeline, self._missing)
-        return None
-
-    def _given(self) -> dict[str, Any]:
-        return {
-            "commit": self.commit,
-            "watermark": self.watermark,
-            "offsets": self.offsets,
-            "timestamp": self.timestamp,
+    def _subject_of(self, target: Mapping[str, Any]) -> dict[str, Any]:
+        given = {
+            name: value.isoformat() if isinstance(value, datetime) else value
+            for name, value in {**dict.fromkeys(TARGETS), **target}.items()
         }
-
-    def _defer(self, deadline: float) -> NoReturn:
-        self.defer(
-            trigger=CommitGateTrigger(
-                pipeline=self.pipeline,
-                target=self._target or {},
-                kafka_conn_id=self.kafka_conn_id,
-                poll_interval=self.poke_interval,
-                deadline=deadline,
-            ),
-            method_name="resume_from_trigger",
-            kwargs={"deadline": deadline},
-            timeout=timedelta(seconds=max(0.0, deadline - time.time()) + BACKSTOP_SECONDS),
-        )
-        raise AssertionError("defer() raises")
-
-    def _opened(self, commit: int) -> dict[str, Any]:
-        self.log.info("%s is readable up to its commit %s", self.pipeline, commit)
-        return {"pipeline": self.pipeline, "commit": commit}
-
-    def _too_late(self) -> str:
-        return f"pipeline {self.pipeline}, after {self.timeout:g} s: {self._missing}"
+        return {"pipeline": self.pipeline, **given, "idle_after": self.idle_after}

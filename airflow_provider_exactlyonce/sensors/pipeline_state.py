@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_exactlyonce.sensors.polling import PollingSensor
-from airflow_provider_exactlyonce.triggers.pipeline_state import PipelineStateTrigger, look
+from airflow_provider_exactlyonce.triggers.pipeline_state import PipelineStateTrigger, states_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-    from airflow_provider_exactlyonce.triggers.polling import Look, PollingTrigger
 
 
 class PipelineStateSensor(PollingSensor):
@@ -27,6 +25,7 @@ class PipelineStateSensor(PollingSensor):
     :param pipeline: the pipeline's name; its home is looked up in its ledger. (templated)
     :param checkpoint: the pipeline's home, instead. (templated)
     :param states: one state or several. (templated)
+    :param start_from_trigger: start in the triggerer, without a worker, and end there too, unless the task has outlets
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param deferrable: wait in the triggerer, which must see the home; default from ``[operators] default_deferrable``
     :param poke_interval: seconds between two looks
@@ -34,6 +33,7 @@ class PipelineStateSensor(PollingSensor):
 
     template_fields: Sequence[str] = ("pipeline", "checkpoint", "states", "kafka_conn_id")
     ui_color = "#cde7d8"
+    trigger_cls = PipelineStateTrigger
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class PipelineStateSensor(PollingSensor):
         pipeline: str | None = None,
         checkpoint: str | None = None,
         states: Sequence[str] | str = "running",
-        kafka_conn_id: str = "kafka_default",
+        start_from_trigger: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -50,35 +50,12 @@ class PipelineStateSensor(PollingSensor):
         self.pipeline = pipeline
         self.checkpoint = checkpoint
         self.states = states
-        self.kafka_conn_id = kafka_conn_id
+        if start_from_trigger:
+            self.start_without_worker({"pipeline": pipeline, "checkpoint": checkpoint, "states": states})
 
-    def prepare(self, context: Context) -> None:
+    def prepare(self, context: Context) -> dict[str, Any]:
         """Check the states, which may come from a template.
 
         :raises RefusedError: when one is none
         """
-        from airflow_provider_exactlyonce.control.state import PipelineState
-        from airflow_provider_exactlyonce.exceptions import RefusedError
-
-        known = [state.value for state in PipelineState]
-        unknown = [state for state in self._states() if state not in known]
-        if unknown or not self._states():
-            raise RefusedError(f"states={self.states!r}: one or more of {', '.join(known)}")
-
-    def look(self, *, blame: bool) -> Look:
-        """Read the home."""
-        return look(self.kafka_conn_id, self.pipeline, self.checkpoint, self._states())
-
-    def trigger(self, deadline: float) -> PollingTrigger:
-        """Return what waits in the triggerer."""
-        return PipelineStateTrigger(
-            pipeline=self.pipeline,
-            checkpoint=self.checkpoint,
-            states=self._states(),
-            kafka_conn_id=self.kafka_conn_id,
-            poll_interval=self.poke_interval,
-            deadline=deadline,
-        )
-
-    def _states(self) -> list[str]:
-        return [self.states] if isinstance(self.states, str) else [str(state) for state in self.states]
+        return {"pipeline": self.pipeline, "checkpoint": self.checkpoint, "states": states_of(self.states)}

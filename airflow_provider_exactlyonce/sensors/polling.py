@@ -6,57 +6,54 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSensorTimeout, AirflowSkipException
+from airflow.triggers.base import StartTriggerArgs
 
-from airflow_provider_exactlyonce.triggers.polling import BLAME_SECONDS, Look, PollingTrigger, PollReason
+from airflow_provider_exactlyonce.triggers.looking import BLAME_SECONDS, Look, Looker
+from airflow_provider_exactlyonce.triggers.polling import BACKSTOP_SECONDS, PollingTrigger, PollReason
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-#: Airflow's own time-out of the deferral comes this much after ours: it knows nothing of what is missing.
-_BACKSTOP_SECONDS: Final = 60.0
+_KEY: Final = "exactlyonce_waits_for"
 
 
 class PollingSensor(BaseSensorOperator):
     """Looks until it has found, or the time is over; then it names what is missing.
 
+    :param kafka_conn_id: connection of type ``kafka``
     :param deferrable: wait in the triggerer; default from ``[operators] default_deferrable``
     :param poke_interval: seconds between two looks
     """
 
+    #: What waits in the triggerer; its looker looks here, too.
+    trigger_cls: ClassVar[type[PollingTrigger]]
+
     def __init__(
         self,
         *,
+        kafka_conn_id: str = "kafka_default",
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         poke_interval: timedelta | float = 5,
         **kwargs: Any,
     ) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
+        self.kafka_conn_id = kafka_conn_id
         self.deferrable = deferrable
+        self._looker: Looker | None = None
+        self._subject: dict[str, Any] = {}
         self._missing = "nothing could be asked yet"
-        self._blamed = 0.0
+        self._blamed = float("-inf")
 
     @abstractmethod
-    def prepare(self, context: Context) -> None:
-        """Fix what is waited for; called at the begin of each try and each poke after a reschedule.
+    def prepare(self, context: Context) -> dict[str, Any]:
+        """Return what the looker is asked for; called at the begin of each try and each poke after a reschedule.
 
         :raises ExactlyOnceError: when that can't be said
         """
-
-    @abstractmethod
-    def look(self, *, blame: bool) -> Look:
-        """Look once.
-
-        :param blame: find out who is to blame, too
-        :raises ExactlyOnceError: when it can't be said
-        """
-
-    @abstractmethod
-    def trigger(self, deadline: float) -> PollingTrigger:
-        """Return what waits in the triggerer."""
 
     def execute(self, context: Context) -> Any:
         """Wait here, or defer.
@@ -67,33 +64,20 @@ class PollingSensor(BaseSensorOperator):
         from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
 
         try:
-            self.prepare(context)
+            self._subject = self.prepare(context)
         except ExactlyOnceError as error:
             if error.decision is Decision.REFUSE:
                 raise AirflowFailException(str(error)) from error
             raise
-        if self.deferrable:
-            found = self._look()
-            if found is not None:
-                return found
-            deadline = time.time() + self.timeout
-            self.defer(
-                trigger=self.trigger(deadline),
-                method_name="resume_from_trigger",
-                timeout=timedelta(seconds=self.timeout + _BACKSTOP_SECONDS),
-            )
         try:
-            return super().execute(context)
-        except AirflowSensorTimeout as error:
-            raise AirflowSensorTimeout(self._too_late()) from error
-        except AirflowSkipException as error:
-            if isinstance(error.__cause__, AirflowException):
-                raise
-            raise AirflowSkipException(self._too_late()) from error
+            return self._wait(context)
+        finally:
+            if self._looker is not None:
+                self._looker.close()
 
     def poke(self, context: Context) -> PokeReturnValue:
         """Look once."""
-        found = self._look()
+        found = self._look(context)
         return PokeReturnValue(is_done=found is not None, xcom_value=found)
 
     def resume_from_trigger(self, context: Context, event: Mapping[str, Any]) -> Any:
@@ -106,6 +90,9 @@ class PollingSensor(BaseSensorOperator):
         if reason == PollReason.FOUND:
             self.log.info("%s", event["found"])
             return event["found"]
+        if reason == PollReason.FIXED:
+            self._subject = {**self.prepare(context), **self.keep(context, event["fixed"])}
+            self._defer(float(event["deadline"]))
         if reason == PollReason.TIMEOUT:
             self.log.error("%s", self._sentence())  # what soft_fail raises instead does not say it
             raise AirflowSensorTimeout(self._sentence())
@@ -113,29 +100,104 @@ class PollingSensor(BaseSensorOperator):
             raise AirflowFailException(self._missing)
         raise AirflowException(f"the trigger of {self.task_id} fired with an unknown event: {dict(event)!r}")
 
-    def _look(self, *, blame: bool = False) -> dict[str, Any] | None:
-        from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
+    def asked_for(self) -> dict[str, Any]:
+        """Return by what it is known that what was kept is still what is waited for; JSON values."""
+        return {}
 
+    def kept(self, context: Context) -> dict[str, Any] | None:
+        """Return what an earlier try has fixed, None when there is nothing; a task that is cleared starts over."""
+        store: Any = context.get("task_state_store")
+        found: Any = store.get(_KEY) if store is not None else None
+        return found["fixed"] if found is not None and found["for"] == self._for(context) else None
+
+    def keep(self, context: Context, fixed: dict[str, Any]) -> dict[str, Any]:
+        """Fix what is waited for, for this try and later ones; returns it."""
+        from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub lacks it
+
+        store: Any = context.get("task_state_store")
+        if store is not None:
+            store.set(_KEY, {"for": self._for(context), "fixed": fixed}, retention=NEVER_EXPIRE)
+        self.log.info("waiting for %s", fixed)
+        return fixed
+
+    def start_without_worker(self, subject: Mapping[str, Any]) -> None:
+        """Let the scheduler hand the task to the triggerer, which ends it, too, unless it has outlets.
+
+        :param subject: what the looker is asked for, templates and all
+        """
+        from airflow.sdk import XComArg
+
+        for name, value in subject.items():
+            if isinstance(value, XComArg):
+                raise ValueError(
+                    f"{self.task_id}: {name} is the output of a task, which only a worker can fetch; with "
+                    "start_from_trigger=True use a template, \"{{ ti.xcom_pull('task')['key'] }}\""
+                )
+        self.deferrable = True
+        self.start_from_trigger = True
+        self.start_trigger_args = StartTriggerArgs(
+            trigger_cls=f"{self.trigger_cls.__module__}.{self.trigger_cls.__qualname__}",
+            next_method="resume_from_trigger",
+            trigger_kwargs={
+                **subject,
+                "kafka_conn_id": self.kafka_conn_id,
+                "poll_interval": self.poke_interval,
+                "ends_task": not self.outlets,
+            },
+            timeout=timedelta(seconds=self.timeout + BACKSTOP_SECONDS),
+        )
+
+    def _wait(self, context: Context) -> Any:
+        if self.deferrable:
+            found = self._look(context)
+            if found is not None:
+                return found
+            self._defer(time.time() + self.timeout)
+        try:
+            return super().execute(context)
+        except AirflowSensorTimeout as error:
+            raise AirflowSensorTimeout(self._too_late(context)) from error
+        except AirflowSkipException as error:
+            if isinstance(error.__cause__, AirflowException):
+                raise
+            raise AirflowSkipException(self._too_late(context)) from error
+
+    def _defer(self, deadline: float) -> NoReturn:
+        self.defer(
+            trigger=self.trigger_cls(
+                kafka_conn_id=self.kafka_conn_id,
+                poll_interval=self.poke_interval,
+                deadline=deadline,
+                **self._subject,
+            ),
+            method_name="resume_from_trigger",
+            timeout=timedelta(seconds=max(0.0, deadline - time.time()) + BACKSTOP_SECONDS),
+        )
+        raise AssertionError("defer() raises")
+
+    def _look(self, context: Context, *, blame: bool = False) -> dict[str, Any] | None:
+        self._looker = self._looker or self.trigger_cls.looker(self.kafka_conn_id)
         blame = blame or time.monotonic() - self._blamed >= BLAME_SECONDS
         self._blamed = time.monotonic() if blame else self._blamed
-        before = self._missing
-        try:
-            now = self.look(blame=blame)
-        except ExactlyOnceError as error:
-            if error.decision is Decision.REFUSE:
-                raise AirflowFailException(str(error)) from error
-            now = Look(missing=str(error))  # a cluster that doesn't answer may answer before the time-out
+        now: Look = self._looker.look({"": self._subject}, blame=blame)[""]
+        if now.refused:
+            raise AirflowFailException(now.missing)
+        if now.fixed is not None:
+            self._subject = {**self._subject, **self.keep(context, now.fixed)}
         if now.found is not None:
             self.log.info("%s", now.found)
             return now.found
-        self._missing = now.missing
-        if blame or now.missing != before:
+        if blame or now.missing != self._missing:
             self.log.info("waiting: %s", now.missing)
+        self._missing = now.missing
         return None
 
-    def _too_late(self) -> str:
+    def _for(self, context: Context) -> dict[str, Any]:
+        return {**self.asked_for(), "clear_number": getattr(context.get("dag_run"), "clear_number", 0)}
+
+    def _too_late(self, context: Context) -> str:
         """Look once more, for who is to blame now."""
-        self._look(blame=True)
+        self._look(context, blame=True)
         return self._sentence()
 
     def _sentence(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets
@@ -46,53 +46,93 @@ def present(config: Mapping[str, Any], topics: Iterable[str]) -> dict[str, dict[
     return found
 
 
-def undecided(config: Mapping[str, Any], targets: Targets) -> list[Undecided]:
-    """Return the partitions whose last stable offset has not passed the target.
-
-    :param config: client configuration in librdkafka's names
-    :raises RefusedError: when a topic ends before the target: it is not the one that was looked at
-    """
-    wanted = {(topic, int(number)): end for topic, of in targets.items() for number, end in of.items()}
-    offsets = StableOffsets(config)
-    stable = offsets.last_stable(wanted)
-    behind = [place for place in sorted(wanted) if stable[place] < wanted[place]]
-    for place, end in offsets.ends(behind).items():
-        if end < wanted[place]:
-            raise RefusedError(
-                f"{place[0]}-{place[1]} ends at offset {end} and has ended at {wanted[place]} before: the topic was "
-                "deleted and made again, or has lost records; start over with what is in it now: clear the task"
-            )
-    return [
-        Undecided(topic=place[0], partition=place[1], last_stable=stable[place], target=wanted[place])
-        for place in behind
-    ]
-
-
-def blockers(config: Mapping[str, Any], waiting: Sequence[Undecided]) -> list[str]:
-    """Say which transactions hold partitions back, and for how long they have, a sentence each, oldest first.
+class Decisions:
+    """What is decided in topics of one cluster, for many who ask at once.
 
     :param config: client configuration in librdkafka's names
     """
-    from airflow_provider_exactlyonce.kafka.transactions import Transactions
-    from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 
-    targets: dict[Place, int] = {(one.topic, one.partition): one.target for one in waiting}
-    try:
-        with WireClient(config) as client:
-            transactions = Transactions(client, config)
-            inside = [one for one in transactions.open_in(targets) if one.first_offset < targets[_place(one)]]
-            known = {one.producer_id: one for one in transactions.open()}
-    except (ExactlyOnceError, UnansweredError) as error:
-        return [f"who holds it back can't be said: {error}"]
-    held: dict[int, list[Hanging]] = {}
-    for one in inside:
-        held.setdefault(one.producer_id, []).append(one)
-    order = sorted(held, key=lambda number: known[number].started_milliseconds if number in known else 0)
-    return [_sentence(known.get(number), held[number]) for number in order]
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config: Final = config
+        self._offsets: Final = StableOffsets(config)
+
+    def undecided(self, wanted: Mapping[str, Targets]) -> dict[str, list[Undecided] | RefusedError]:
+        """Return the partitions whose last stable offset has not passed the target.
+
+        :param wanted: targets by who asks
+        :return: by who asks; an error where a topic ends before the target: it is not the one that was looked at
+        """
+        places = {name: _places(targets) for name, targets in wanted.items()}
+        stable = self._offsets.last_stable({place for of in places.values() for place in of})
+        behind = {name: [place for place in sorted(of) if stable[place] < of[place]] for name, of in places.items()}
+        ends = self._offsets.ends({place for of in behind.values() for place in of})
+        found: dict[str, list[Undecided] | RefusedError] = {}
+        for name, of in behind.items():
+            targets = places[name]
+            short = [place for place in of if ends[place] < targets[place]]
+            if short:
+                found[name] = _other_topic(short[0], ends[short[0]], targets[short[0]])
+            else:
+                found[name] = [
+                    Undecided(topic=place[0], partition=place[1], last_stable=stable[place], target=targets[place])
+                    for place in of
+                ]
+        return found
+
+    def blockers(self, waiting: Iterable[Undecided]) -> Blockers:
+        """Find out who holds partitions back."""
+        return Blockers(self._config, waiting)
 
 
-def _place(one: Hanging) -> Place:
-    return one.topic, one.partition
+class Blockers:
+    """Which transactions hold partitions back, found out once for all who wait.
+
+    :param config: client configuration in librdkafka's names
+    :param waiting: for what all of them wait
+    """
+
+    def __init__(self, config: Mapping[str, Any], waiting: Iterable[Undecided]) -> None:
+        from airflow_provider_exactlyonce.kafka.transactions import Transactions
+        from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
+
+        self._unknown = ""
+        self._inside: list[Hanging] = []
+        self._known: dict[int, Transaction] = {}
+        places = {(one.topic, one.partition) for one in waiting}
+        if not places:
+            return
+        try:
+            with WireClient(config) as client:
+                transactions = Transactions(client, config)
+                self._inside = transactions.open_in(places)
+                self._known = {one.producer_id: one for one in transactions.open()}
+        except (ExactlyOnceError, UnansweredError) as error:
+            self._unknown = f"who holds it back can't be said: {error}"
+
+    def of(self, waiting: Sequence[Undecided]) -> list[str]:
+        """Say who holds these partitions back, and for how long, a sentence each, oldest first."""
+        if self._unknown:
+            return [self._unknown]
+        targets: dict[Place, int] = {(one.topic, one.partition): one.target for one in waiting}
+        held: dict[int, list[Hanging]] = {}
+        for one in self._inside:
+            if one.first_offset < targets.get((one.topic, one.partition), 0):
+                held.setdefault(one.producer_id, []).append(one)
+        order = sorted(
+            held, key=lambda number: self._known[number].started_milliseconds if number in self._known else 0
+        )
+        return [_sentence(self._known.get(number), held[number]) for number in order]
+
+
+def _places(targets: Targets) -> dict[Place, int]:
+    return {(topic, int(number)): end for topic, of in targets.items() for number, end in of.items()}
+
+
+def _other_topic(place: Place, end: int, wanted: int) -> RefusedError:
+    return RefusedError(
+        f"{place[0]}-{place[1]} ends at offset {end} and has ended at {wanted} before: the topic was deleted and made "
+        "again, or has lost records; start over with what is in it now: clear the task"
+    )
 
 
 def _sentence(transaction: Transaction | None, parts: Sequence[Hanging]) -> str:

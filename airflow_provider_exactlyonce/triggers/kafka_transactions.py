@@ -2,10 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.triggers.polling import Look, PollingTrigger, asked
+from airflow_provider_exactlyonce.triggers.looking import Look, Looker, Subject
+from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.transactions.undecided import Blockers, Decisions, Undecided
+
+_NAMED: Final = 5
+
+
+class TransactionsLooker(Looker):
+    """Asks for the last stable offsets of all partitions at once, and now and then for who holds them back."""
+
+    def __init__(self, conn_id: str) -> None:
+        super().__init__(conn_id)
+        self._decisions: Decisions | None = None
+
+    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, Look | Exception]:
+        from airflow_provider_exactlyonce.exceptions import RefusedError
+        from airflow_provider_exactlyonce.hooks.kafka import client_config
+        from airflow_provider_exactlyonce.transactions.undecided import Decisions
+
+        if self._decisions is None:
+            self._decisions = Decisions(client_config(self.conn_id))
+        looks: dict[str, Look | Exception] = {}
+        waiting: dict[str, list[Undecided]] = {}
+        targets = {name: subject["targets"] for name, subject in subjects.items()}
+        for name, answer in self._decisions.undecided(targets).items():
+            if isinstance(answer, RefusedError):
+                looks[name] = answer
+            elif answer:
+                waiting[name] = answer
+            else:
+                looks[name] = Look(found={"offsets": {topic: dict(of) for topic, of in targets[name].items()}})
+        blockers = self._decisions.blockers(one for of in waiting.values() for one in of) if blame else None
+        return {**looks, **{name: Look(missing=_said(of, blockers)) for name, of in waiting.items()}}
+
+    def _close(self) -> None:
+        self._decisions = None
 
 
 class KafkaTransactionsTrigger(PollingTrigger):
@@ -17,31 +54,10 @@ class KafkaTransactionsTrigger(PollingTrigger):
     :param deadline: seconds since the epoch
     """
 
-    def look(self, *, blame: bool) -> Look:
-        """Ask for the last stable offsets, and for who holds them back."""
-        return look(self.subject["kafka_conn_id"], self.subject["targets"], blame=blame)
+    looker = TransactionsLooker
 
 
-def look(kafka_conn_id: str, targets: Mapping[str, Mapping[str, int]], *, blame: bool) -> Look:
-    """Look once; blocks. The sensor's poke and the trigger both come through here.
-
-    :param blame: name the transactions that hold readers back
-    :raises ExactlyOnceError: when it can't be said
-    """
-    return asked(kafka_conn_id, lambda: _look(kafka_conn_id, targets, blame=blame))
-
-
-def _look(kafka_conn_id: str, targets: Mapping[str, Mapping[str, int]], *, blame: bool) -> Look:
-    from airflow_provider_exactlyonce.hooks.kafka import client_config
-    from airflow_provider_exactlyonce.transactions import undecided
-
-    config: dict[str, Any] = client_config(kafka_conn_id)
-    waiting = undecided.undecided(config, targets)
-    if not waiting:
-        return Look(found={"offsets": {topic: dict(of) for topic, of in targets.items()}})
+def _said(waiting: Sequence[Undecided], blockers: Blockers | None) -> str:
     told = [str(one) for one in waiting[:_NAMED]]
     more = [f"{len(waiting) - _NAMED} partitions more"] if len(waiting) > _NAMED else []
-    return Look(missing="; ".join([*told, *more, *(undecided.blockers(config, waiting) if blame else [])]))
-
-
-_NAMED = 5
+    return "; ".join([*told, *more, *(blockers.of(waiting) if blockers else [])])

@@ -2,9 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.triggers.polling import Look, PollingTrigger, asked
+from airflow_provider_exactlyonce.triggers.looking import Look, Looker, Subject
+from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.control.home import Home
+    from airflow_provider_exactlyonce.control.state import PipelineState
+    from airflow_provider_exactlyonce.control.status import Status
+
+#: For so long it is not looked up again where a pipeline's home is.
+_HOME_SECONDS: Final = 30.0
+
+_Place = tuple[str | None, str | None]
+
+
+class StateLooker(Looker):
+    """Reads each home once, however many wait for it."""
+
+    def __init__(self, conn_id: str) -> None:
+        super().__init__(conn_id)
+        self._homes: dict[_Place, tuple[Home, str, float]] = {}
+
+    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, Look | Exception]:
+        from confluent_kafka import KafkaException
+
+        from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+
+        places: dict[_Place, dict[str, Subject]] = {}
+        for name, subject in subjects.items():
+            places.setdefault((subject["pipeline"], subject["checkpoint"]), {})[name] = subject
+        looks: dict[str, Look | Exception] = {}
+        for place, its in places.items():
+            try:
+                pipeline, state, status = self._state(place)
+                looks.update({name: _said(pipeline, state, status, one["states"]) for name, one in its.items()})
+            except (KafkaException, ExactlyOnceError) as error:
+                looks.update(dict.fromkeys(its, error))
+        return looks
+
+    def _close(self) -> None:
+        self._homes.clear()
+
+    def _state(self, place: _Place) -> tuple[str, PipelineState, Status | None]:
+        from airflow_provider_exactlyonce.control.state import PipelineState, state_of
+        from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
+        from airflow_provider_exactlyonce.hooks import home as homes
+
+        pipeline, checkpoint = place
+        home, name, until = self._homes.get(place, (None, "", 0.0))
+        if home is None or time.monotonic() >= until:
+            try:
+                home, name = homes.find(self.conn_id, pipeline=pipeline, checkpoint=checkpoint)
+            except UnknownPipelineError:
+                return pipeline or str(checkpoint), PipelineState.ABSENT, None
+            self._homes[place] = home, name, time.monotonic() + _HOME_SECONDS
+        return name, *state_of(home)
 
 
 class PipelineStateTrigger(PollingTrigger):
@@ -18,34 +74,35 @@ class PipelineStateTrigger(PollingTrigger):
     :param deadline: seconds since the epoch
     """
 
-    def look(self, *, blame: bool) -> Look:
-        """Read the home."""
-        of = self.subject
-        return look(of["kafka_conn_id"], of["pipeline"], of["checkpoint"], of["states"])
+    looker = StateLooker
 
 
-def look(kafka_conn_id: str, pipeline: str | None, checkpoint: str | None, states: Sequence[str]) -> Look:
-    """Look once; blocks. The sensor's poke and the trigger both come through here.
+def states_of(given: object) -> list[str]:
+    """Read the states that are waited for.
 
-    :raises RefusedError: when the home is another pipeline's
-    :raises ExactlyOnceError: when it can't be said
+    :raises RefusedError: when one is none, or none is given
     """
-    return asked(kafka_conn_id, lambda: _look(kafka_conn_id, pipeline, checkpoint, states))
+    from collections.abc import Iterable
+
+    from airflow_provider_exactlyonce.control.state import PipelineState
+    from airflow_provider_exactlyonce.exceptions import RefusedError
+
+    states = [given] if isinstance(given, str) else [str(one) for one in given] if isinstance(given, Iterable) else []
+    known = [state.value for state in PipelineState]
+    if not states or not set(states) <= set(known):
+        raise RefusedError(f"states={given!r}: one or more of {', '.join(known)}")
+    return states
 
 
-def _look(kafka_conn_id: str, pipeline: str | None, checkpoint: str | None, states: Sequence[str]) -> Look:
-    from airflow_provider_exactlyonce.control.state import PipelineState, state_of
-    from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
-    from airflow_provider_exactlyonce.hooks import home as homes
+def _said(pipeline: str, state: PipelineState, status: Status | None, given: object) -> Look | Exception:
+    from airflow_provider_exactlyonce.exceptions import RefusedError
 
     try:
-        home, name = homes.find(kafka_conn_id, pipeline=pipeline, checkpoint=checkpoint)
-    except UnknownPipelineError:
-        name, state, status = pipeline or str(checkpoint), PipelineState.ABSENT, None
-    else:
-        state, status = state_of(home)
+        states = states_of(given)
+    except RefusedError as error:
+        return error
     if state.value in states:
         run, commit = (status.run, status.commit) if status else (0, 0)
-        return Look(found={"pipeline": name, "state": state.value, "run": run, "commit": commit})
+        return Look(found={"pipeline": pipeline, "state": state.value, "run": run, "commit": commit})
     why = f" ({status.error.kind}: {status.error.message})" if status is not None and status.error else ""
-    return Look(missing=f"pipeline {name} is {state.value}{why}, waiting for {' or '.join(states)}")
+    return Look(missing=f"pipeline {pipeline} is {state.value}{why}, waiting for {' or '.join(states)}")

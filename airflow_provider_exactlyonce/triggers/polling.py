@@ -2,117 +2,117 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
-#: How often it is found out again who is to blame for the waiting.
-BLAME_SECONDS: Final = 30.0
+from airflow_provider_exactlyonce.triggers.looking import Look, Looker, watching
+
+#: Airflow's own time-out of the deferral comes this much after ours: it knows nothing of what is missing.
+BACKSTOP_SECONDS: Final = 60.0
 
 
 class PollReason(StrEnum):
     """Why the trigger has fired."""
 
     FOUND = "found"
+    FIXED = "fixed"  # what is waited for is fixed now; to be kept, and asked for from now on
     TIMEOUT = "timeout"
     REFUSED = "refused"  # waiting does not help
-
-
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """What one look has found.
-
-    :param found: the task's result, None while it has to wait
-    :param missing: what it waits for
-    """
-
-    found: dict[str, Any] | None = None
-    missing: str = ""
 
 
 class PollingTrigger(BaseTrigger):
     """Fire when a look has found what is waited for, or the deadline has passed.
 
-    It holds nothing that a restart of the triggerer would change, and no secret.
+    It holds nothing that a restart of the triggerer would change, and no secret. All that wait at one connection share
+    one poller.
 
+    :param kafka_conn_id: connection of type ``kafka``
     :param poll_interval: seconds between two looks
-    :param deadline: seconds since the epoch
-    :param subject: what :meth:`look` needs
+    :param deadline: seconds since the epoch; None when Airflow started it without a worker: then a minute before
+        Airflow's own time-out
+    :param ends_task: end the task here when it is found, without a worker
+    :param subject: what the looker needs
     """
 
-    def __init__(self, *, poll_interval: float, deadline: float, **subject: Any) -> None:
+    looker: ClassVar[type[Looker]]
+
+    def __init__(
+        self,
+        *,
+        kafka_conn_id: str,
+        poll_interval: float,
+        deadline: float | None = None,
+        ends_task: bool = False,
+        **subject: Any,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.kafka_conn_id = kafka_conn_id
         self.poll_interval = poll_interval
         self.deadline = deadline
-        self.subject = subject
+        self.ends_task = ends_task
+        self._names = tuple(subject)
+        self.__dict__.update(subject)  # Airflow renders templates in attributes
+        self.timeout_after: datetime | None = None  # Airflow sets it
+
+    @property
+    def subject(self) -> dict[str, Any]:
+        """What the looker is asked for."""
+        return {name: getattr(self, name) for name in self._names}
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return class path and arguments; the arguments are a wire format, older ones stay readable."""
         return (
             f"{type(self).__module__}.{type(self).__qualname__}",
-            {**self.subject, "poll_interval": self.poll_interval, "deadline": self.deadline},
+            {
+                **self.subject,
+                "kafka_conn_id": self.kafka_conn_id,
+                "poll_interval": self.poll_interval,
+                "deadline": self.deadline,
+                "ends_task": self.ends_task,
+            },
         )
 
-    @abstractmethod
-    def look(self, *, blame: bool) -> Look:
-        """Look once; blocks.
-
-        :param blame: find out who is to blame, too, which may be costly
-        :raises ExactlyOnceError: when it can't be said
-        """
-
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until something can be said; yields one event.
+        """Wait until something can be said; yields one event.
 
         What doesn't answer is asked again until the deadline, and named then.
         """
-        from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
-
-        missing, blamed = "", 0.0
-        while True:
-            left = self.deadline - time.time()
-            blame = left <= 0 or time.monotonic() - blamed >= BLAME_SECONDS
-            blamed = time.monotonic() if blame else blamed
-            try:
-                now = await asyncio.to_thread(self.look, blame=blame)
-            except ExactlyOnceError as error:
-                if error.decision is Decision.REFUSE:
-                    yield _event(PollReason.REFUSED, missing=str(error))
+        deadline = self._deadline()
+        async with watching(self.looker, self.kafka_conn_id, self.subject, self.poll_interval) as watch:
+            while True:
+                left = deadline - time.time()
+                now = await watch.changed(left) if left > 0 else await watch.now()
+                if now is None:
+                    continue
+                event = self._event(now, deadline, is_over=left <= 0)
+                if event is not None:
+                    yield event
                     return
-                now = Look(missing=str(error))
-            if now.found is not None:
-                yield _event(PollReason.FOUND, found=now.found)
-                return
-            if left <= 0:
-                yield _event(PollReason.TIMEOUT, missing=now.missing)
-                return
-            if blame or now.missing != missing:
                 self.log.info("waiting: %s", now.missing)
-            missing = now.missing
-            await asyncio.sleep(min(self.poll_interval, left))
 
+    def _deadline(self) -> float:
+        if self.deadline is not None:
+            return self.deadline
+        if self.timeout_after is None:
+            return float("inf")
+        over = self.timeout_after if self.timeout_after.tzinfo else self.timeout_after.replace(tzinfo=UTC)
+        return over.timestamp() - BACKSTOP_SECONDS
 
-def asked(conn_id: str, call: Callable[[], Look]) -> Look:
-    """Call what asks a cluster, so that whatever the client raises names the connection.
-
-    :raises ExactlyOnceError: when the cluster can't say
-    """
-    from confluent_kafka import KafkaException
-
-    from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
-
-    try:
-        return call()
-    except (KafkaException, ExactlyOnceError) as error:
-        if isinstance(error, ExactlyOnceError) and error.decision is Decision.REFUSE:
-            raise
-        raise ExactlyOnceError(f"connection {conn_id}: {error}") from error
+    def _event(self, now: Look, deadline: float, *, is_over: bool) -> TriggerEvent | None:
+        if now.refused:
+            return _event(PollReason.REFUSED, missing=now.missing)
+        if now.found is not None and self.ends_task:
+            return TaskSuccessEvent(xcoms={"return_value": now.found})
+        if now.found is not None:
+            return _event(PollReason.FOUND, found=now.found)
+        if now.fixed is not None:
+            return _event(PollReason.FIXED, fixed=now.fixed, missing=now.missing, deadline=deadline)
+        return _event(PollReason.TIMEOUT, missing=now.missing) if is_over else None
 
 
 def _event(reason: PollReason, **facts: Any) -> TriggerEvent:

@@ -10,16 +10,19 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException, TaskDeferred
-from confluent_kafka import IsolationLevel, Producer
+from confluent_kafka import IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
-from airflow_provider_exactlyonce.ledger.gate import GateTarget, Verdict, check
+from airflow_provider_exactlyonce.ledger.gate import Gate, Gates, Verdict, check
+from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.records import (
     CommitRecord,
     Place,
@@ -29,6 +32,7 @@ from airflow_provider_exactlyonce.ledger.records import (
     ledger_topic,
 )
 from airflow_provider_exactlyonce.sensors.commit_gate import CommitGateSensor
+from airflow_provider_exactlyonce.triggers import looking
 from airflow_provider_exactlyonce.triggers.commit_gate import CommitGateTrigger
 from tests.integration.streaming.harness import end_offsets
 
@@ -101,7 +105,7 @@ class HandWrittenPipeline:
             producer_id=0,
             epoch=0,
             started=0,
-            committed=0,
+            committed=int(time.time() * 1000),
             before=self.place,
         )
         [offset] = self.send(ledger_topic(self.name), {0: [(record.key, encode(record))]})[0]
@@ -280,7 +284,7 @@ def test_a_timestamp_in_the_future_is_not_resolved_before_it_has_come(pipeline: 
     pipeline.commit({0: 1}, read_up_to={0: 1})
     target = GateTarget(timestamp=int(time.time() * 1000) + 3_600_000)
     verdict = check(pipeline.config, pipeline.name, target)
-    assert verdict.missing.endswith("is still 60 min ahead")
+    assert verdict.missing.endswith("has not come yet")
     assert verdict.target == target
 
 
@@ -342,6 +346,10 @@ def events_of(trigger: CommitGateTrigger) -> list[dict[str, Any]]:
     return asyncio.run(collect())
 
 
+def opened(pipeline: HandWrittenPipeline, commit: int, *, idle: bool = False) -> dict[str, Any]:
+    return {"pipeline": pipeline.name, "commit": commit, "idle": idle}
+
+
 def deferred(sensor: CommitGateSensor) -> TaskDeferred:
     with pytest.raises(TaskDeferred) as raised:
         sensor.execute({})
@@ -358,7 +366,7 @@ def test_an_open_gate_lets_both_kinds_of_sensor_through_at_once(pipeline: HandWr
     pipeline.commit({0: 1}, read_up_to={0: 1})
     wait_until_open(pipeline, GateTarget(commit=1))
     for deferrable in (False, True):
-        assert gate(pipeline, commit="1", deferrable=deferrable).execute({}) == {"pipeline": pipeline.name, "commit": 1}
+        assert gate(pipeline, commit="1", deferrable=deferrable).execute({}) == opened(pipeline, 1)
 
 
 @pytest.mark.usefixtures("connection")
@@ -381,8 +389,8 @@ def test_a_deferred_sensor_opens_when_the_commit_comes(pipeline: HandWrittenPipe
         return [event.payload async for event in deferral.trigger.run()]
 
     [event] = asyncio.run(wait())
-    assert event == {"reason": "open", "commit": 1}
-    assert resume(sensor, deferral, event) == {"pipeline": pipeline.name, "commit": 1}
+    assert event == {"reason": "found", "found": opened(pipeline, 1)}
+    assert resume(sensor, deferral, event) == opened(pipeline, 1)
 
 
 @pytest.mark.usefixtures("connection")
@@ -410,34 +418,205 @@ def test_a_restarted_triggerer_keeps_the_deadline_and_stores_no_secret(
     assert time.monotonic() - began < 2
 
 
+class Store:
+    """A task's state store, as far as the sensor uses it; values go through JSON."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+
+    def get(self, key: str) -> Any:
+        return json.loads(self.kept[key]) if key in self.kept else None
+
+    def set(self, key: str, value: Any, **_: Any) -> None:
+        self.kept[key] = json.dumps(value)
+
+
+def context(store: Store, clear_number: int = 0) -> Any:
+    return {"task_state_store": store, "dag_run": SimpleNamespace(clear_number=clear_number)}
+
+
 @pytest.mark.usefixtures("connection")
-def test_a_deferred_timestamp_is_fixed_by_a_second_deferral(
-    pipeline: HandWrittenPipeline, kafka_config: dict[str, str]
+@pytest.mark.parametrize("target", [{"timestamp": datetime(2026, 1, 2, tzinfo=UTC)}, {"up_to_now": True}])
+def test_what_a_moment_stands_for_is_fixed_once_and_kept_over_deferral_and_retries(
+    pipeline: HandWrittenPipeline, kafka_config: dict[str, str], target: dict[str, Any]
 ) -> None:
     plain = Producer(dict(kafka_config))
     send(plain, pipeline.source, {0: [(b"k", b"v")] * 3, 1: [(b"k", b"v")]}, timestamp=NEW_YEAR)
-    sensor = gate(pipeline, timestamp=datetime(2026, 1, 2, tzinfo=UTC), deferrable=True, timeout=20)
-    first = deferred(sensor)
-    assert first.trigger.target == {"timestamp": NEW_YEAR + 86_400_000}, (
-        "there is no commit to take the topics from yet"
-    )
+    store = Store()
+    sensor = gate(pipeline, **target, deferrable=True, timeout=20)
+    with pytest.raises(TaskDeferred) as raised:
+        sensor.execute(context(store))
+    first = raised.value
+    assert first.trigger.subject["offsets"] is None, "there is no commit to take the topics from yet"
     pipeline.commit({0: 1}, read_up_to={0: 2, 1: 1})
     [event] = events_of(first.trigger)
+    assert event["reason"] == "fixed"
     with pytest.raises(TaskDeferred) as raised:
-        resume(gate(pipeline, timestamp=datetime(2026, 1, 2, tzinfo=UTC)), first, event)
+        gate(pipeline, **target).resume_execution(first.method_name, {"event": event}, context(store))
     second = raised.value
-    assert second.trigger.target == {"offsets": {pipeline.source: {"0": 3, "1": 1}}}
+    offsets = {pipeline.source: {"0": 3, "1": 1}}
+    assert second.trigger.subject["offsets"] == offsets
     assert second.trigger.deadline == first.trigger.deadline
+    send(plain, pipeline.source, {0: [(b"k", b"v")] * 50}, timestamp=NEW_YEAR)
+    with pytest.raises(AirflowSensorTimeout, match=f"{pipeline.source}-0: committed up to 2 of 3"):
+        gate(pipeline, **target).execute(context(store))
     pipeline.commit({0: 1}, read_up_to={0: 3, 1: 1})
-    assert events_of(second.trigger) == [{"reason": "open", "commit": 2}]
+    assert events_of(second.trigger) == [{"reason": "found", "found": opened(pipeline, 2)}]
+    assert gate(pipeline, **target, timeout=20).execute(context(store)) == opened(pipeline, 2)
+    with pytest.raises(AirflowSensorTimeout, match=f"{pipeline.source}-0: committed up to 3 of 53"):
+        gate(pipeline, **target).execute(context(store, clear_number=1))
+
+
+def test_records_of_an_undecided_source_transaction_are_before_now(
+    pipeline: HandWrittenPipeline, foreign: Producer
+) -> None:
+    pipeline.commit({0: 1}, read_up_to={0: 0, 1: 0})
+    foreign.begin_transaction()
+    send(foreign, pipeline.source, {0: [(b"k", b"v")]})
+    closed = check(pipeline.config, pipeline.name, GateTarget(up_to_now=True))
+    assert closed.missing == f"{pipeline.source}-0: committed up to 0 of 1"
+    foreign.abort_transaction(30)
+
+
+def test_a_quiet_pipeline_opens_the_gate_when_it_has_had_nothing_to_do_for_so_long(
+    pipeline: HandWrittenPipeline, kafka_config: dict[str, str], foreign: Producer
+) -> None:
+    plain = Producer(dict(kafka_config))
+    send(plain, pipeline.source, {0: [(b"k", b"v")] * 2})
+    target = GateTarget(watermark=NEW_YEAR + 3_600_000)
+    pipeline.commit({0: 1}, read_up_to={0: 1, 1: 0}, watermark=NEW_YEAR)
+    behind = check(pipeline.config, pipeline.name, target, idle_after=0.01)
+    assert behind.missing.startswith("watermark "), "the source has a record more"
+    foreign.begin_transaction()
+    send(foreign, pipeline.sink, {1: [(b"k", b"v")]})
+    pipeline.commit({1: 1}, read_up_to={0: 2, 1: 0}, watermark=NEW_YEAR)
+    pipeline_ends = end_offsets(pipeline.config, pipeline.source, IsolationLevel.READ_UNCOMMITTED)
+    assert pipeline_ends == {0: 2, 1: 0}
+    unreadable = check(pipeline.config, pipeline.name, target, idle_after=0.01)
+    assert f"{pipeline.sink}-1: last stable offset" in unreadable.missing
+    foreign.commit_transaction(30)
+    assert not check(pipeline.config, pipeline.name, target).open
+    assert not check(pipeline.config, pipeline.name, target, idle_after=3600).open, "it was busy a moment ago"
+    deadline = time.monotonic() + 10
+    while not (verdict := check(pipeline.config, pipeline.name, target, idle_after=0.01)).open:
+        assert time.monotonic() < deadline, verdict.missing
+    assert verdict == Verdict(open=True, missing="", commit=2, target=target, idle=True)
+    met = check(pipeline.config, pipeline.name, GateTarget(commit=2), idle_after=0.01)
+    assert met.open
+    assert not met.idle, "the target is met"
+    send(plain, pipeline.source, {1: [(b"k", b"v")]})
+    assert not check(pipeline.config, pipeline.name, target, idle_after=0.01).open
+
+
+def test_many_gates_are_judged_as_if_each_was_alone(
+    pipeline: HandWrittenPipeline, kafka_config: dict[str, str], make_topic: Callable[..., str], foreign: Producer
+) -> None:
+    other = HandWrittenPipeline(kafka_config, source=make_topic(partitions=1), sink=make_topic(partitions=1))
+    wanted = {
+        "one": Gate(pipeline=pipeline.name, target=GateTarget(commit=1)),
+        "two": Gate(pipeline=pipeline.name, target=GateTarget(commit=2)),
+        "four": Gate(pipeline=pipeline.name, target=GateTarget(commit=4)),
+        "offsets": Gate(pipeline=pipeline.name, target=GateTarget(offsets={pipeline.source: {0: 2}})),
+        "other": Gate(pipeline=other.name, target=GateTarget(commit=1)),
+        "absent": Gate(pipeline="never-started", target=GateTarget(commit=1)),
+        "no name": Gate(pipeline="a/b", target=GateTarget(commit=1)),
+    }
+    gates = Gates(kafka_config)
+
+    def opened_ones(seconds: float = 0) -> set[str]:
+        deadline = time.monotonic() + seconds
+        while True:
+            answers = gates.look(wanted)
+            refusal = answers.pop("no name")
+            assert isinstance(refusal, ExactlyOnceError)
+            for name, answer in answers.items():
+                assert isinstance(answer, Verdict), name
+                alone = check(kafka_config, wanted[name].pipeline, wanted[name].target)
+                assert answer == alone or alone.open, "it may have opened in between"
+            found = {name for name, answer in answers.items() if isinstance(answer, Verdict) and answer.open}
+            if time.monotonic() > deadline:
+                return found
+
+    assert opened_ones() == set()
+    pipeline.commit({0: 1}, read_up_to={0: 1})
+    assert opened_ones(0.5) == {"one"}
+    foreign.begin_transaction()
+    send(foreign, pipeline.sink, {1: [(b"k", b"v")]})
+    pipeline.commit({0: 1}, read_up_to={0: 2})
+    pipeline.commit({1: 1}, read_up_to={0: 3})
+    other.claim()
+    other.commit({0: 1}, read_up_to={0: 1})
+    pipeline.commit({0: 1}, read_up_to={0: 4})
+    assert opened_ones(0.5) == {"one", "two", "offsets", "other"}, "commit 4 is behind commit 3, which can't be read"
+    foreign.abort_transaction(30)
+    assert opened_ones(0.5) == {"one", "two", "four", "offsets", "other"}
+    delete_topic(kafka_config, ledger_topic(other.name))
+    del wanted["absent"]
+    assert "other" not in opened_ones(1)
+    gates.close()
+
+
+def test_positions_without_records_hold_nothing_back(
+    pipeline: HandWrittenPipeline, kafka_config: dict[str, str]
+) -> None:
+    """Aborted records and control records in front, deleted ones below: only where the log ends counts."""
+    plain = Producer(dict(kafka_config))
+    send(plain, pipeline.source, {0: [(b"k", b"v")] * 5, 1: [(b"k", b"v")]})
+    delete_records(kafka_config, pipeline.source, {0: 4, 1: 1})
+    for _ in range(2):
+        pipeline.producer.begin_transaction()
+        pipeline.send(pipeline.sink, {0: [(b"k", b"v")] * 3})
+        pipeline.producer.abort_transaction(30)
+    pipeline.commit({0: 2}, read_up_to={0: 5, 1: 1})
+    wait_until_open(pipeline, GateTarget(up_to_now=True))
+    wait_until_open(pipeline, GateTarget(offsets={pipeline.source: {0: 5, 1: 1}}))
+    delete_records(kafka_config, pipeline.sink, {0: 8})
+    wait_until_open(pipeline, GateTarget(commit=1))
+
+
+def delete_topic(config: Mapping[str, str], topic: str) -> None:
+    admin = AdminClient(dict(config))
+    admin.delete_topics([topic])[topic].result(30)
+
+
+def delete_records(config: Mapping[str, str], topic: str, below: Mapping[int, int]) -> None:
+    admin = AdminClient(dict(config))
+    wanted = [TopicPartition(topic, partition, offset) for partition, offset in below.items()]
+    for future in admin.delete_records(wanted).values():
+        future.result(30)
+
+
+@pytest.mark.usefixtures("connection")
+def test_a_triggerers_gates_share_one_poller_and_fire_one_by_one(pipeline: HandWrittenPipeline) -> None:
+    pipeline.commit({0: 1}, read_up_to={0: 1})
+
+    async def wait(sensor: CommitGateSensor) -> dict[str, Any]:
+        [event] = [event.payload async for event in deferred(sensor).trigger.run()]
+        return dict(event)
+
+    async def run() -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
+        gates = [gate(pipeline, commit=2 + number % 3, deferrable=True, timeout=30) for number in range(30)]
+        late = asyncio.create_task(wait(gate(pipeline, commit=99, deferrable=True, timeout=4)))
+        waiting = [asyncio.create_task(wait(sensor)) for sensor in gates]
+        await asyncio.sleep(0.5)
+        pollers = sum(len(of) for of in looking._pollers.values())
+        for number in range(3):
+            await asyncio.to_thread(pipeline.commit, {0: 1}, read_up_to={0: 2 + number})
+        found = await asyncio.gather(*waiting)
+        return pollers, found, await late
+
+    pollers, found, late = asyncio.run(run())
+    assert pollers == 1
+    assert {event["reason"] for event in found} == {"found"}
+    assert all(event["found"]["commit"] >= 2 + number % 3 for number, event in enumerate(found))
+    assert late == {"reason": "timeout", "missing": f"{pipeline.name}: commit 4 of 99: 95 missing"}
+    assert not any(looking._pollers.values()), "the last one who left has ended it"
 
 
 @pytest.mark.usefixtures("connection")
 def test_waiting_joins_no_group_and_commits_no_offset(
     pipeline: HandWrittenPipeline, kafka_config: dict[str, str]
 ) -> None:
-    from confluent_kafka.admin import AdminClient
-
     pipeline.commit({0: 1}, read_up_to={0: 1})
     events_of(deferred(gate(pipeline, commit=9, deferrable=True)).trigger)
     groups = AdminClient(dict(kafka_config)).list_consumer_groups(request_timeout=30).result().valid
@@ -452,7 +631,7 @@ def test_a_cluster_that_does_not_answer_is_named_at_the_time_out(
         "socket.timeout.ms": "1000",
         "socket.connection.setup.timeout.ms": "1000",
     }
-    monkeypatch.setattr("airflow_provider_exactlyonce.ledger.reader._TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr("airflow_provider_exactlyonce.ledger.gate._TIMEOUT_SECONDS", 1.0)
     value = json.dumps({"conn_type": "kafka", "extra": nobody})
     monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", value)
     with pytest.raises(AirflowSensorTimeout, match=f"connection {CONNECTION}"):

@@ -123,7 +123,7 @@ def test_a_topic_that_is_not_there_or_was_made_again_is_named(
         sensor().execute(context(Store()))
     topic = make_topic(partitions=1)
     store = Store()
-    made = {"topics": [topic], "clear_number": 0, "offsets": {topic: {"0": 99}}}
-    store.set("exactlyonce_high_watermarks", made)
+    made = {"for": {"topics": [topic], "clear_number": 0}, "fixed": {"targets": {topic: {"0": 99}}}}
+    store.set("exactlyonce_waits_for", made)
     with pytest.raises(AirflowFailException, match=f"{topic}-0 ends at offset 0 and has ended at 99 before"):
         sensor(topic).execute(context(store))

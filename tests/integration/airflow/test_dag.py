@@ -47,7 +47,7 @@ def test_a_killed_driver_costs_nothing_and_the_gate_lets_through_what_is_readabl
         "watermark": None,
         "restarts": 1,
     }
-    assert found["gate"] == {"pipeline": world.pipeline, "commit": 3}
+    assert found["gate"] == {"pipeline": world.pipeline, "commit": 3, "idle": False}
     [restart] = restarts.read(world.home / "control" / "restarts.json")
     assert (restart.run, restart.exit_code) == (1, -9)
     assert restart.relaunched is not None

@@ -117,9 +117,9 @@ def test_a_deferred_gate_opens_when_the_stream_beside_it_has_committed_everythin
     found = json.loads(result.read_text())
     assert found == {
         "rows": sum(commit.rows for commit in commits),
-        "gate": {"pipeline": world.pipeline, "commit": 3},
+        "gate": {"pipeline": world.pipeline, "commit": 3, "idle": False},
         "stream": None,
     }
     waits = [log.read_text() for log in (airflow.home / "logs").rglob("*.trigger.*.log")]
-    assert any(f"waiting for {world.pipeline}: " in text for text in waits), "it was the triggerer that waited"
+    assert any(f"waiting: {world.pipeline}: " in text for text in waits), "it was the triggerer that waited"
     assert processes_of(airflow.home) == []

@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.ledger import gate, records, topic
+from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, RunRecord
 from airflow_provider_exactlyonce.ledger.retention import History, LedgerRetention
@@ -230,13 +231,11 @@ def test_anothers_open_transaction_on_the_sink_changes_no_decision_and_only_clos
         crafted.commit(rows_of(1))
         crafted.abort(rows_of(2))
         run.close()
-        verdict = gate.check(kafka_config, pipeline, gate.GateTarget(commit=2))
+        verdict = gate.check(kafka_config, pipeline, GateTarget(commit=2))
         assert verdict.commit == 2
         assert not verdict.open
         assert f"{sink}-0: last stable offset 0 has not passed" in verdict.missing
-    eventually(
-        lambda: gate.check(kafka_config, pipeline, gate.GateTarget(commit=2)).open, "the gate opens behind the abort"
-    )
+    eventually(lambda: gate.check(kafka_config, pipeline, GateTarget(commit=2)).open, "the gate opens behind the abort")
 
 
 def test_a_ledger_that_was_set_back_and_another_cluster_are_refused(

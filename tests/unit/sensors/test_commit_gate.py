@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, Asset
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 
 from airflow_provider_exactlyonce.sensors.commit_gate import CommitGateSensor
+from airflow_provider_exactlyonce.triggers.commit_gate import CommitGateTrigger
 
 
 @pytest.fixture(autouse=True)
@@ -22,12 +26,12 @@ def gate(**options: Any) -> CommitGateSensor:
 
 
 def resume(sensor: CommitGateSensor, event: dict[str, Any]) -> Any:
-    return sensor.resume_execution("resume_from_trigger", {"deadline": 0.0, "event": event}, {})  # type: ignore[typeddict-item]
+    return sensor.resume_execution("resume_from_trigger", {"event": event}, {})  # type: ignore[typeddict-item]
 
 
-@pytest.mark.parametrize("given", [{"commit": None}, {"watermark": "2026-01-01"}])
+@pytest.mark.parametrize("given", [{"commit": None}, {"watermark": "2026-01-01"}, {"up_to_now": True}])
 def test_anything_but_one_target_is_an_error_when_the_dag_is_read(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="gate: give exactly one of commit, watermark, offsets, timestamp"):
+    with pytest.raises(ValueError, match="gate: give exactly one of commit, watermark, offsets, timestamp, up_to_now"):
         gate(**given)
 
 
@@ -39,18 +43,19 @@ def test_all_that_depends_on_the_run_can_be_templated() -> None:
 
 
 def test_an_open_gate_returns_the_commit() -> None:
-    assert resume(gate(), {"reason": "open", "commit": 4}) == {"pipeline": "shop", "commit": 4}
+    found = {"pipeline": "shop", "commit": 4, "idle": False}
+    assert resume(gate(), {"reason": "found", "found": found}) == found
 
 
-@pytest.mark.parametrize("event", [{}, {"reason": "success"}, {"reason": None}, {"commit": 4}])
+@pytest.mark.parametrize("event", [{}, {"reason": "success"}, {"reason": None}, {"found": {"commit": 4}}])
 def test_an_unknown_event_is_no_success(event: dict[str, Any]) -> None:
     with pytest.raises(AirflowException, match="unknown event"):
         resume(gate(), event)
 
 
 def test_a_time_out_names_what_is_missing() -> None:
-    event = {"reason": "timeout", "missing": "commit 1 of 3: 2 missing"}
-    with pytest.raises(AirflowSensorTimeout, match=r"^pipeline shop, after 60 s: commit 1 of 3: 2 missing$"):
+    event = {"reason": "timeout", "missing": "shop: commit 1 of 3: 2 missing"}
+    with pytest.raises(AirflowSensorTimeout, match=r"^after 60 s: shop: commit 1 of 3: 2 missing$"):
         resume(gate(), event)
     with pytest.raises(AirflowSkipException):
         resume(gate(soft_fail=True), event)
@@ -67,3 +72,41 @@ def test_what_waiting_does_not_help_fails_without_retries() -> None:
 def test_a_template_that_rendered_to_nothing_is_an_error(value: str) -> None:
     with pytest.raises(ValueError, match="commit="):
         gate(commit=value).execute({})  # type: ignore[typeddict-item]
+
+
+def test_a_gate_can_be_started_without_a_worker() -> None:
+    for outlets in ([], [Asset("behind")]):
+        sensor = gate(
+            commit=None,
+            watermark="{{ data_interval_end }}",
+            idle_after=timedelta(minutes=5),
+            start_from_trigger=True,
+            outlets=outlets,
+        )
+        assert sensor.deferrable
+        assert sensor.start_from_trigger
+        assert sensor.start_trigger_args is not None
+        assert sensor.start_trigger_args.timeout == timedelta(seconds=120), "the trigger says what is missing before it"
+        path, arguments = sensor.start_trigger_args.trigger_cls, sensor.start_trigger_args.trigger_kwargs
+        assert path == "airflow_provider_exactlyonce.triggers.commit_gate.CommitGateTrigger"
+        assert arguments is not None
+        trigger = CommitGateTrigger(**arguments)
+        assert trigger.subject["watermark"] == "{{ data_interval_end }}"
+        assert trigger.subject["idle_after"] == 300
+        assert trigger.ends_task is not bool(outlets), "a worker reports the asset events"
+        rendered = set(sensor.template_fields) & set(arguments)
+        assert all(hasattr(trigger, name) for name in rendered)
+    assert gate().start_trigger_args is None
+
+
+@pytest.mark.parametrize("target", [{"timestamp": "2026-01-01"}, {"up_to_now": True}])
+def test_what_a_retry_has_to_keep_needs_a_worker(target: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="gate: start_from_trigger=True does not go with timestamp and up_to_now"):
+        gate(commit=None, start_from_trigger=True, **target)
+
+
+def test_the_output_of_a_task_needs_a_worker() -> None:
+    with DAG("d"):
+        before = EmptyOperator(task_id="before")
+        with pytest.raises(ValueError, match="gate: commit is the output of a task"):
+            gate(commit=before.output, start_from_trigger=True)

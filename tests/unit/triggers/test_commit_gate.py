@@ -6,15 +6,16 @@ import asyncio
 import importlib
 import json
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from airflow.exceptions import AirflowNotFoundException
 from airflow.serialization.encoders import encode_trigger
 from airflow.serialization.serialized_objects import BaseSerialization
 
-from airflow_provider_exactlyonce.ledger.gate import GateTarget
-from airflow_provider_exactlyonce.triggers.commit_gate import CommitGateTrigger
+from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
+from airflow_provider_exactlyonce.triggers.commit_gate import CommitGateTrigger, gate_of
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "socket.connection.setup.timeout.ms": 1000}
 
@@ -22,14 +23,13 @@ NOBODY = {"bootstrap.servers": "127.0.0.1:1", "socket.connection.setup.timeout.m
 @pytest.fixture(autouse=True)
 def connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_KAFKA_SHOP", json.dumps({"conn_type": "kafka", "extra": NOBODY}))
-    monkeypatch.setattr("airflow_provider_exactlyonce.ledger.reader._TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr("airflow_provider_exactlyonce.ledger.gate._TIMEOUT_SECONDS", 1.0)
 
 
 def trigger(**options: Any) -> CommitGateTrigger:
-    target = GateTarget.parse(offsets={"shop.events": {0: 5, 1: 7}}).to_json()
     defaults = {
         "pipeline": "shop",
-        "target": target,
+        "offsets": {"shop.events": {"0": 5, "1": 7}},
         "kafka_conn_id": "kafka_shop",
         "poll_interval": 0.1,
         "deadline": 0.0,
@@ -54,20 +54,41 @@ def events(of: CommitGateTrigger) -> list[Any]:
     ],
 )
 def test_it_survives_the_metadata_database(target: GateTarget) -> None:
-    before = trigger(target=target.to_json(), deadline=1234.5)
+    before = CommitGateTrigger(
+        pipeline="shop", **target.to_json(), kafka_conn_id="kafka_shop", poll_interval=0.1, deadline=1234.5
+    )
     path, arguments = before.serialize()
     stored = json.loads(json.dumps(encode_trigger({"classpath": path, "kwargs": arguments})))
     module, _, name = str(stored["classpath"]).rpartition(".")
     kwargs = {key: BaseSerialization.deserialize(value) for key, value in stored["kwargs"].items()}
     restored = getattr(importlib.import_module(module), name)(**kwargs)
     assert restored.serialize() == before.serialize()
-    assert GateTarget.parse(**restored.target) == target
+    assert gate_of(restored.subject).target == target
 
 
 def test_a_name_that_can_be_no_pipelines_is_refused_at_once() -> None:
     [event] = events(trigger(pipeline="shop/totals", deadline=time.time() + 60))
     assert event["reason"] == "refused"
     assert "'shop/totals'" in event["missing"]
+
+
+def test_a_target_that_a_template_has_spoilt_is_refused() -> None:
+    [event] = events(trigger(offsets=None, commit="None", deadline=time.time() + 60))
+    assert event == {"reason": "refused", "missing": "commit='None' is not a whole number from 0 on"}
+
+
+def test_a_connection_that_does_not_exist_fails_the_trigger() -> None:
+    with pytest.raises(AirflowNotFoundException, match="never_made"):
+        events(trigger(kafka_conn_id="never_made", deadline=time.time() + 60))
+
+
+def test_airflows_own_time_out_counts_when_it_was_started_without_a_worker() -> None:
+    started = trigger(deadline=None)
+    started.timeout_after = datetime.now(UTC).replace(tzinfo=None) + timedelta(seconds=60.5)
+    began = time.monotonic()
+    [event] = events(started)
+    assert event["reason"] == "timeout", "a minute earlier, to say what is missing"
+    assert time.monotonic() - began < 10
 
 
 def test_a_cluster_that_does_not_answer_is_asked_until_the_deadline_and_named_then() -> None:

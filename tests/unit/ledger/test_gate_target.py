@@ -9,7 +9,7 @@ from typing import Any
 import pendulum
 import pytest
 
-from airflow_provider_exactlyonce.ledger.gate import GateTarget
+from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place
 
 NEW_YEAR = 1_767_225_600_000  # 2026-01-01T00:00:00Z
@@ -43,7 +43,7 @@ def commit_record(
 
 @pytest.mark.parametrize("given", [{}, {"commit": 1, "watermark": NEW_YEAR}, {"commit": 1, "offsets": {"t": {0: 1}}}])
 def test_a_gate_has_exactly_one_target(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="exactly one of commit, watermark, offsets, timestamp"):
+    with pytest.raises(ValueError, match="exactly one of commit, watermark, offsets, timestamp, up_to_now"):
         GateTarget.parse(**given)
 
 
@@ -101,6 +101,7 @@ def test_offsets_of_another_shape_are_refused(value: Any) -> None:
         GateTarget(commit=3),
         GateTarget(watermark=NEW_YEAR),
         GateTarget(timestamp=NEW_YEAR),
+        GateTarget(up_to_now=True),
         GateTarget(offsets={"a": {0: 1, 11: 2}, "b": {3: 4}}),
     ],
 )
@@ -124,9 +125,9 @@ def test_a_watermark_says_by_how_much_it_is_short() -> None:
     assert no_watermark.startswith("commit 1 has no watermark")
 
 
-def test_offsets_are_named_by_partition() -> None:
+def test_offsets_are_named_by_partition_unless_there_is_nothing_before_them() -> None:
     record = commit_record(4, source={"shop.events": {0: (0, 500), 2: (100, 120)}})
-    target = GateTarget(offsets={"shop.events": {0: 500, 2: 500, 3: 1}})
+    target = GateTarget(offsets={"shop.events": {0: 500, 2: 500, 3: 1, 4: 0}})
     assert target.missing(record) == [
         "shop.events-2: committed up to 120 of 500",
         "shop.events-3: commit 4 does not read it, 1 wanted",

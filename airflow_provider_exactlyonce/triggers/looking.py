@@ -1,0 +1,210 @@
+"""Looking for what many wait for at once: one looker per connection and kind, and one poller for it in the triggerer.
+
+Hundreds of tasks that wait for the same cluster ask it together, with one set of connections, in one thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+from weakref import WeakKeyDictionary
+
+from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
+
+#: How often it is found out again who is to blame for the waiting.
+BLAME_SECONDS: Final = 30.0
+
+#: What one waits for, as JSON values
+Subject = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What one look has found.
+
+    :param found: the task's result, None while it has to wait
+    :param missing: what it waits for
+    :param fixed: what is waited for has been fixed now: to be asked for with these arguments from now on
+    :param refused: waiting does not help, for the reason in ``missing``
+    """
+
+    found: dict[str, Any] | None = None
+    missing: str = ""
+    fixed: dict[str, Any] | None = None
+    refused: bool = False
+
+
+class Looker(ABC):
+    """Looks for many subjects at one connection; blocks, one thread at a time.
+
+    :param conn_id: connection of type ``kafka``, which is fetched again after an error
+    """
+
+    #: A poller looks at least as often, in seconds.
+    seconds: ClassVar[float] = 60.0
+
+    def __init__(self, conn_id: str) -> None:
+        self.conn_id = conn_id
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, Look | Exception]: ...
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close the connections; the next look opens new ones."""
+
+    def look(self, subjects: Mapping[str, Subject], *, blame: bool) -> dict[str, Look]:
+        """Look once at each; what the cluster doesn't say is missing until it does.
+
+        :param subjects: by a name that stays the same from look to look
+        :param blame: find out who is to blame, too, which may be costly
+        """
+        from confluent_kafka import KafkaException
+
+        with self._lock:
+            try:
+                answers = self._look(subjects, blame=blame)
+            except (KafkaException, ExactlyOnceError) as error:
+                answers = dict.fromkeys(subjects, error)
+            if answers and all(isinstance(answer, Exception) for answer in answers.values()):
+                self._close()
+            return {name: self._said(answer) for name, answer in answers.items()}
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            self._close()
+
+    def _said(self, answer: Look | Exception) -> Look:
+        if isinstance(answer, Look):
+            return answer
+        if isinstance(answer, ExactlyOnceError) and answer.decision is Decision.REFUSE:
+            return Look(missing=str(answer), refused=True)
+        return Look(missing=f"connection {self.conn_id}: {answer}")
+
+
+#: In it Airflow's own time-out, which knows nothing of what is missing, must not come.
+_NOW_SECONDS: Final = 40.0
+
+
+class Watch:
+    """One who waits.
+
+    :param seconds: how often a look is wanted
+    """
+
+    def __init__(self, poller: Poller, subject: Subject, seconds: float) -> None:
+        self.poller, self.subject, self.seconds = poller, subject, seconds
+        self.name = json.dumps(subject, sort_keys=True)
+        self._latest: Look | Exception | None = None
+        self._told = asyncio.Event()
+
+    def tell(self, news: Look | Exception) -> None:
+        """Say what has been found, if it is news, or why nothing can be."""
+        if news != self._latest:
+            self._latest = news
+            self._told.set()
+
+    async def changed(self, seconds: float) -> Look | None:
+        """Wait for news; None when there are none for so long.
+
+        :raises Exception: when looking has failed for a reason that a looker does not expect
+        """
+        try:
+            await asyncio.wait_for(self._told.wait(), seconds)
+        except TimeoutError:
+            return None
+        self._told.clear()
+        if isinstance(self._latest, Exception):
+            raise self._latest
+        return self._latest
+
+    async def now(self) -> Look:
+        """Look now, and find out who is to blame; what was seen last when that takes too long."""
+        look = asyncio.to_thread(self.poller.looker.look, {self.name: self.subject}, blame=True)
+        try:
+            return (await asyncio.wait_for(look, _NOW_SECONDS))[self.name]
+        except TimeoutError:
+            return self._latest if isinstance(self._latest, Look) else Look(missing="the cluster has not answered")
+
+
+class Poller:
+    """Looks for all who wait at one connection, until nobody does."""
+
+    def __init__(self, looker: Looker) -> None:
+        self.looker: Final = looker
+        self.watches: Final[set[Watch]] = set()
+        self._wake = asyncio.Event()
+        # In a context of its own: what is logged on the way belongs to no single task that waits.
+        self._task = asyncio.create_task(self._run(), context=contextvars.Context())
+
+    def wake(self) -> None:
+        """Have it look at once, or end."""
+        self._wake.set()
+
+    async def _run(self) -> None:
+        blamed = 0.0
+        try:
+            while self.watches:
+                self._wake.clear()
+                began = time.monotonic()
+                blame = began - blamed >= BLAME_SECONDS
+                blamed = began if blame else blamed
+                await self._look(blame=blame)
+                pause = min([self.looker.seconds, *(watch.seconds for watch in self.watches)])
+                await self._pause(began + pause - time.monotonic())
+        finally:
+            await asyncio.to_thread(self.looker.close)
+
+    async def _look(self, *, blame: bool) -> None:
+        subjects = {watch.name: watch.subject for watch in self.watches}
+        try:
+            looks = await asyncio.to_thread(self.looker.look, subjects, blame=blame)
+        except Exception as error:  # whatever it is: those who wait must hear of it
+            for watch in self.watches:
+                watch.tell(error)
+            return
+        for watch in self.watches:
+            if watch.name in looks:
+                watch.tell(looks[watch.name])
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._wake.wait(), max(seconds, _SHORTEST_SECONDS))
+        except TimeoutError:
+            return
+
+
+#: A triggerer has one event loop.
+_pollers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[type[Looker], str], Poller]]] = (
+    WeakKeyDictionary()
+)
+_SHORTEST_SECONDS: Final = 0.05
+
+
+@asynccontextmanager
+async def watching(kind: type[Looker], conn_id: str, subject: Subject, seconds: float) -> AsyncIterator[Watch]:
+    """Wait together with all others of this event loop that wait for the same kind of thing at the same connection."""
+    pollers, key = _pollers.setdefault(asyncio.get_running_loop(), {}), (kind, conn_id)
+    poller = pollers.get(key)
+    if poller is None:
+        poller = pollers[key] = Poller(kind(conn_id))
+    watch = Watch(poller, subject, seconds)
+    poller.watches.add(watch)
+    poller.wake()
+    try:
+        yield watch
+    finally:
+        poller.watches.discard(watch)
+        if not poller.watches:
+            pollers.pop(key, None)
+            poller.wake()

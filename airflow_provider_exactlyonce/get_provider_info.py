@@ -29,6 +29,7 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             _modules(
                 "triggers.commit_gate",
+                "triggers.committed_ranges",
                 "triggers.driver",
                 "triggers.kafka_transactions",
                 "triggers.looking",
@@ -41,6 +42,7 @@ def get_provider_info() -> dict[str, Any]:
                 "hooks.home", "hooks.kafka", "hooks.launch", "hooks.metrics", "hooks.packages", "hooks.spark_submit"
             )
         ],
+        "asset-uris": [{"schemes": ["exactlyonce"], "handler": f"{_PACKAGE}.assets.pipeline.sanitize_uri"}],
         "extra-links": [
             f"{_PACKAGE}.links.spark.SparkApplicationLink",
             f"{_PACKAGE}.links.spark.SparkUILink",

@@ -29,7 +29,7 @@ BELOW: dict[str, set[str]] = {
     "triggers": {"hooks", "ledger", "control", "transactions"},
     "hooks": {"control", "ledger", "checkpoint", "streaming.settings", "devkit"},
     "links": {"control"},
-    "assets": {"ledger"},
+    "assets": {"triggers", "ledger"},
     "transactions": {"control", "ledger", "kafka"},
     "streaming": {"control", "ledger", "checkpoint", "kafka"},
     "audit": {"ledger", "kafka"},

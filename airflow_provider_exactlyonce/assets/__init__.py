@@ -1,0 +1,1 @@
+"""Assets: what a pipeline has committed, as events that schedule DAGs."""

@@ -1,0 +1,74 @@
+"""A pipeline as an asset, whose events are its committed ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from airflow.sdk import Asset, AssetWatcher
+
+from airflow_provider_exactlyonce.ledger.ranges import CommittedRange, Unit
+from airflow_provider_exactlyonce.triggers.committed_ranges import CommittedRangesTrigger
+
+if TYPE_CHECKING:
+    from urllib.parse import SplitResult
+
+    class AssetEvent(Protocol):
+        """What Airflow gives a task of the events that have scheduled it."""
+
+        @property
+        def extra(self) -> dict[str, Any]:
+            """What is known of it."""
+
+
+def pipeline_asset(
+    pipeline: str,
+    *,
+    partition: Unit | None = None,
+    start: Literal["newest", "oldest"] = "newest",
+    kafka_conn_id: str = "kafka_default",
+    poll_interval: float = 1.0,
+) -> Asset:
+    """Return the asset of a pipeline, watched: a DAG that it schedules runs when the pipeline has committed.
+
+    Each event has one committed range in its ``extra``; :func:`committed_ranges` reads it. Nothing committed is left
+    out, whatever happens to the triggerer; a range may come twice, with the same key.
+
+    :param pipeline: name of the pipeline
+    :param partition: ``"hour"`` or ``"day"``: an event when the watermark has completed one or more of them, and not
+        with every commit
+    :param start: where to begin when nothing has been told yet: behind what is committed then, or at the oldest commit
+        that the ledger has
+    :param kafka_conn_id: connection of type ``kafka``
+    :param poll_interval: seconds between two looks at the ledger
+    """
+    uri = f"exactlyonce://{kafka_conn_id}/{pipeline}" + (f"/{partition}" if partition else "")
+    trigger = CommittedRangesTrigger(
+        asset=uri,
+        pipeline=pipeline,
+        partition=partition,
+        start=start,
+        kafka_conn_id=kafka_conn_id,
+        poll_interval=poll_interval,
+    )
+    return Asset(name=uri, uri=uri, group="exactlyonce", watchers=[AssetWatcher(name=uri, trigger=trigger)])
+
+
+def committed_ranges(events: Iterable[AssetEvent]) -> list[CommittedRange]:
+    """Return the ranges of events, each once, in the order of their commits.
+
+    :param events: ``triggering_asset_events[asset]`` of a task's context
+    """
+    found = [CommittedRange.parse(event.extra["payload"]) for event in events if event.extra.get("from_trigger")]
+    return sorted({one.key: one for one in found}.values(), key=lambda one: one.first)
+
+
+def sanitize_uri(uri: SplitResult) -> SplitResult:
+    """Check the URI of a pipeline's asset: ``exactlyonce://<connection>/<pipeline>``, and ``/hour`` or ``/day``.
+
+    :raises ValueError: when it is none
+    """
+    parts = uri.path.strip("/").split("/")
+    if not uri.netloc or not parts[0] or parts[1:] not in ([], ["hour"], ["day"]):
+        raise ValueError(f"{uri.geturl()!r} is not exactlyonce://<connection>/<pipeline>, with /hour or /day behind it")
+    return uri

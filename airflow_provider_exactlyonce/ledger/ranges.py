@@ -1,0 +1,186 @@
+"""A ledger's commits cut into ranges, each of which is told to others once.
+
+Where a cut is made depends on nothing but the ledger, so a range that is told again, by whoever and whenever, is the
+same and has the same key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, Self
+
+from airflow_provider_exactlyonce.ledger.gate_target import moment
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+
+#: Event-time partitions.
+Unit = Literal["hour", "day"]
+
+UNIT_MILLISECONDS: Final[Mapping[str, int]] = {"hour": 3_600_000, "day": 86_400_000}
+
+#: {topic: {partition: (start, end)}}, in JSON with texts for the partitions
+Spans = dict[str, dict[int, tuple[int, int]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommittedRange:
+    """Commits of a pipeline that follow each other.
+
+    :param key: the same whenever the range is told
+    :param first: number of its first commit
+    :param last: number of its last commit
+    :param source: source offsets that went in, ``(start, end)``, end exclusive
+    :param sink: sink offsets that came out, ``(first, last)``, last inclusive; aborted records and those of other
+        producers may lie between
+    :param rows: records written to the sink
+    :param watermark: event time up to which the output is complete, milliseconds since the epoch, 0 for none
+    :param partitions: event-time partitions that are complete with it, by their beginnings in UTC, as in
+        ``2026-01-31T13:00:00``
+    :param lost: commits right before it that retention has deleted before they were told, ``(first, last)``
+    """
+
+    key: str
+    pipeline: str
+    first: int
+    last: int
+    source: Spans
+    sink: Spans
+    rows: int
+    watermark: int
+    partitions: tuple[str, ...] = ()
+    lost: tuple[int, int] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values from which :meth:`parse` makes an equal range; the watermark is a time in them, too."""
+        return {
+            **asdict(self),
+            "source": _named(self.source),
+            "sink": _named(self.sink),
+            "partitions": list(self.partitions),
+            "lost": list(self.lost) if self.lost else None,
+            "watermark_time": moment(self.watermark) if self.watermark > 0 else None,
+        }
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """Read what :meth:`to_json` has returned; what is unknown is left out."""
+        return cls(
+            key=str(values["key"]),
+            pipeline=str(values["pipeline"]),
+            first=int(values["first"]),
+            last=int(values["last"]),
+            source=_numbered(values["source"]),
+            sink=_numbered(values["sink"]),
+            rows=int(values["rows"]),
+            watermark=int(values["watermark"]),
+            partitions=tuple(values["partitions"]),
+            lost=(int(values["lost"][0]), int(values["lost"][1])) if values.get("lost") else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """Where the last range ended, and what the next one needs to know of what was before it; small, to be stored.
+
+    :param topic_id: of the ledger
+    :param offset: in the ledger, of the commit
+    :param watermark: the highest one so far
+    """
+
+    topic_id: str
+    commit: int = 0
+    offset: int = -1
+    watermark: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values from which :meth:`parse` makes an equal cut."""
+        return asdict(self)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """Read what :meth:`to_json` has returned."""
+        return cls(**{name: values[name] for name in ("topic_id", "commit", "offset", "watermark")})
+
+
+@dataclass
+class Cutter:
+    """Cuts commits, as they come, into ranges.
+
+    :param unit: None for each commit; else a range ends with each commit that completes an event-time partition
+    :param cut: where the last one ended
+    """
+
+    unit: Unit | None
+    cut: Cut
+    _begun: list[CommitRecord] = field(default_factory=list)
+    _watermark: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._watermark = self.cut.watermark
+
+    def take(self, commits: Iterable[tuple[int, CommitRecord]]) -> Iterator[tuple[CommittedRange, Cut]]:
+        """Take the next commits with their offsets in the ledger; yields each range that they end, and the cut."""
+        for offset, record in commits:
+            before, self._watermark = self._watermark, max(self._watermark, record.watermark)
+            partitions = _completed(self.unit, before, self._watermark)
+            self._begun.append(record)
+            if self.unit is not None and not partitions:
+                continue
+            found = self._range(partitions)
+            self.cut = Cut(topic_id=self.cut.topic_id, commit=record.commit, offset=offset, watermark=self._watermark)
+            self._begun = []
+            yield found, self.cut
+
+    def _range(self, partitions: tuple[str, ...]) -> CommittedRange:
+        first, last = self._begun[0], self._begun[-1]
+        source: Spans = {}
+        sink: Spans = {}
+        for record in self._begun:
+            _extend(source, record.source)
+            _extend(sink, {topic: {p: (w.first, w.last) for p, w in of.items()} for topic, of in record.sink.items()})
+        told = self.cut.commit + 1
+        return CommittedRange(
+            key=f"{last.pipeline}.{self.cut.topic_id}.{self.unit or 'commit'}.{last.commit}",
+            pipeline=last.pipeline,
+            first=first.commit,
+            last=last.commit,
+            source=source,
+            sink=sink,
+            rows=sum(record.rows for record in self._begun),
+            watermark=self._watermark,
+            partitions=partitions,
+            lost=(told, first.commit - 1) if first.commit > told else None,
+        )
+
+
+def _completed(unit: Unit | None, before: int, now: int) -> tuple[str, ...]:
+    """Return the partitions that end at or before a watermark, and not before the one before it."""
+    if unit is None or now <= 0:
+        return ()
+    length = UNIT_MILLISECONDS[unit]
+    end = now // length
+    start = before // length if before > 0 else end - 1  # which the first one was can't be known
+    return tuple(
+        datetime.fromtimestamp(number * length / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        for number in range(start, end)
+    )
+
+
+def _extend(spans: Spans, more: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
+    for topic, partitions in more.items():
+        of = spans.setdefault(topic, {})
+        for partition, (start, end) in partitions.items():
+            known = of.get(partition, (start, end))
+            of[partition] = min(known[0], start), max(known[1], end)
+
+
+def _named(spans: Spans) -> dict[str, dict[str, list[int]]]:
+    return {topic: {str(partition): list(span) for partition, span in of.items()} for topic, of in spans.items()}
+
+
+def _numbered(spans: Mapping[str, Mapping[str, Any]]) -> Spans:
+    return {
+        topic: {int(partition): (int(span[0]), int(span[1])) for partition, span in of.items()}
+        for topic, of in spans.items()
+    }

@@ -1,0 +1,125 @@
+"""A pipeline whose batches are told by the test: real topics, real transactions, a real ledger, no Spark."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from confluent_kafka import IsolationLevel, Producer
+
+from airflow_provider_exactlyonce.ledger import topic as ledger_topics
+from airflow_provider_exactlyonce.ledger.records import (
+    CommitRecord,
+    Place,
+    RunRecord,
+    SinkRange,
+    encode,
+    ledger_topic,
+)
+from tests.integration.streaming.harness import end_offsets
+
+
+class HandWrittenPipeline:
+    """Commits as a driver does, sink records and ledger record in one transaction, but rows are told by the test."""
+
+    def __init__(self, config: Mapping[str, str], *, source: str, sink: str, name: str | None = None) -> None:
+        self.config, self.source, self.sink = config, source, sink
+        self.name = name or f"gate-{uuid.uuid4().hex[:8]}"
+        self.ends: dict[int, int] = {}
+        self.place = Place()
+        ledger_topics.ensure(config, self.name)
+        self.producer = Producer({**config, "transactional.id": f"exactlyonce.{self.name}"})
+        self.producer.init_transactions(30)
+
+    def claim(self) -> None:
+        """Begin a run."""
+        claim = RunRecord(
+            pipeline=self.name,
+            run=1,
+            host="here",
+            pid=1,
+            token="t",
+            lineage="l",
+            version="v",
+            home="h",
+            home_path="/h",
+            base_commit=0,
+            claimed=0,
+            before=self.place,
+        )
+        self.producer.begin_transaction()
+        [offset] = self.send(ledger_topic(self.name), {0: [(claim.key, encode(claim))]})[0]
+        self.producer.commit_transaction(30)
+        self.place = replace(self.place, run=1, run_offset=offset)
+        self._wait_until_readable(offset)
+
+    def commit(self, rows: Mapping[int, int], *, read_up_to: Mapping[int, int], watermark: int = 0) -> None:
+        """Commit a batch.
+
+        :param rows: how many, by sink partition
+        :param read_up_to: source ends by partition
+        """
+        self.producer.begin_transaction()
+        written = self.send(self.sink, {partition: [(b"k", b"v")] * number for partition, number in rows.items()})
+        ranges = {partition: (self.ends.get(partition, 0), end) for partition, end in read_up_to.items()}
+        sink = {
+            partition: SinkRange(first=offsets[0], last=offsets[-1], rows=len(offsets), digest=0)
+            for partition, offsets in written.items()
+        }
+        record = CommitRecord(
+            pipeline=self.name,
+            commit=self.place.commit + 1,
+            lineage="l",
+            batch=self.place.commit,
+            run=1,
+            version="v",
+            source={self.source: ranges},
+            source_topic_ids={},
+            sink={self.sink: sink} if sink else {},
+            offsets="",
+            watermark=watermark,
+            batch_timestamp=0,
+            rows=sum(rows.values()),
+            digest=0,
+            producer_id=0,
+            epoch=0,
+            started=0,
+            committed=int(time.time() * 1000),
+            before=self.place,
+        )
+        [offset] = self.send(ledger_topic(self.name), {0: [(record.key, encode(record))]})[0]
+        self.producer.commit_transaction(30)
+        self.ends.update(read_up_to)
+        self.place = replace(self.place, commit=record.commit, commit_offset=offset)
+        self._wait_until_readable(offset)
+
+    def _wait_until_readable(self, offset: int) -> None:
+        """A commit is answered before the coordinator has written its markers."""
+        ledger = ledger_topic(self.name)
+        deadline = time.monotonic() + 30
+        while end_offsets(self.config, ledger, IsolationLevel.READ_COMMITTED)[0] <= offset:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def send(self, topic: str, records: Mapping[int, list[tuple[bytes, bytes]]]) -> dict[int, list[int]]:
+        """Send and return the offsets by partition."""
+        return send(self.producer, topic, records)
+
+
+def send(
+    producer: Producer, topic: str, records: Mapping[int, list[tuple[bytes, bytes]]], timestamp: int = 0
+) -> dict[int, list[int]]:
+    offsets: dict[int, list[int]] = {}
+
+    def delivered(error: object, message: Any) -> None:
+        assert error is None
+        offsets.setdefault(message.partition(), []).append(message.offset())
+
+    for partition, pairs in records.items():
+        for key, value in pairs:
+            producer.produce(topic, value, key=key, partition=partition, timestamp=timestamp, on_delivery=delivered)
+    assert producer.flush(30) == 0
+    return offsets

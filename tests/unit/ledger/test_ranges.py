@@ -1,0 +1,126 @@
+"""Where a ledger's commits are cut into ranges."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from airflow_provider_exactlyonce.ledger.ranges import CommittedRange, Cut, Cutter, Unit
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, SinkRange
+
+MIDNIGHT = 1_767_225_600_000  # 2026-01-01T00:00:00Z
+MINUTE = 60_000
+
+
+def commit(number: int, minutes: float | None = None) -> tuple[int, CommitRecord]:
+    """Return a commit and its offset in the ledger.
+
+    :param minutes: its watermark, after midnight
+    """
+    record = CommitRecord(
+        pipeline="shop",
+        commit=number,
+        lineage="l",
+        batch=number - 1,
+        run=1,
+        version="v",
+        source={"in": {0: (10 * number, 10 * number + 10)}},
+        source_topic_ids={},
+        sink={"out": {number % 2: SinkRange(first=3 * number, last=3 * number + 1, rows=2, digest=0)}},
+        offsets="",
+        watermark=0 if minutes is None else MIDNIGHT + int(minutes * MINUTE),
+        batch_timestamp=0,
+        rows=2,
+        digest=0,
+        producer_id=0,
+        epoch=0,
+        started=0,
+        committed=0,
+        before=Place(),
+    )
+    return 2 * number, record
+
+
+COMMITS = [
+    commit(1),
+    commit(2, 30),
+    commit(3, 59.9),
+    commit(4, 60),
+    commit(5, 70),
+    commit(6, 65),  # behind the one before, as after a restore
+    commit(7, 200),
+    commit(8, 200),
+    commit(9, 239),
+    commit(10, 60 * 24 + 1),
+]
+
+
+def ranges(unit: Unit | None, cut: Cut | None = None) -> list[tuple[CommittedRange, Cut]]:
+    cut = cut or Cut(topic_id="T")
+    return list(Cutter(unit, cut).take(one for one in COMMITS if one[1].commit > cut.commit))
+
+
+def test_each_commit_is_a_range() -> None:
+    found = [one for one, _ in ranges(None)]
+    assert [(one.first, one.last) for one in found] == [(number, number) for number in range(1, 11)]
+    assert found[2] == CommittedRange(
+        key="shop.T.commit.3",
+        pipeline="shop",
+        first=3,
+        last=3,
+        source={"in": {0: (30, 40)}},
+        sink={"out": {1: (9, 10)}},
+        rows=2,
+        watermark=MIDNIGHT + 3_594_000,
+    )
+
+
+def test_a_range_ends_with_the_commit_that_completes_an_hour() -> None:
+    found = [one for one, _ in ranges("hour")]
+    assert [(one.first, one.last, one.partitions) for one in found] == [
+        (1, 2, ("2025-12-31T23:00:00",)),  # no more is known of what was before the first watermark
+        (3, 4, ("2026-01-01T00:00:00",)),
+        (5, 7, ("2026-01-01T01:00:00", "2026-01-01T02:00:00")),
+        (8, 10, tuple(f"2026-01-01T{hour:02}:00:00" for hour in range(3, 24))),
+    ]
+    assert found[2].source == {"in": {0: (50, 80)}}
+    assert found[2].sink == {"out": {0: (18, 19), 1: (15, 22)}}
+    assert found[2].rows == 6
+
+
+def test_a_range_ends_with_the_commit_that_completes_a_day() -> None:
+    found = [one for one, _ in ranges("day")]
+    assert [(one.first, one.last, one.partitions) for one in found] == [
+        (1, 2, ("2025-12-31T00:00:00",)),
+        (3, 10, ("2026-01-01T00:00:00",)),
+    ]
+
+
+@pytest.mark.parametrize("unit", [None, "hour", "day"])
+def test_whoever_goes_on_at_a_stored_cut_makes_the_same_ranges(unit: Unit | None) -> None:
+    found = ranges(unit)
+    for done, (_, cut) in enumerate(found, start=1):
+        stored = Cut.parse(json.loads(json.dumps(cut.to_json())))
+        assert stored == cut
+        assert ranges(unit, stored) == found[done:]
+    assert len({one.key for one, _ in found}) == len(found)
+
+
+@pytest.mark.parametrize("unit", [None, "hour"])
+def test_commits_that_come_one_by_one_are_cut_as_all_at_once(unit: Unit | None) -> None:
+    cutter = Cutter(unit, Cut(topic_id="T"))
+    assert [found for one in COMMITS for found in cutter.take([one])] == ranges(unit)
+
+
+def test_commits_that_retention_has_deleted_are_named() -> None:
+    [(found, _)] = list(Cutter(None, Cut(topic_id="T", commit=3)).take([commit(7)]))
+    assert found.lost == (4, 6)
+    assert found.key == "shop.T.commit.7"
+
+
+@pytest.mark.parametrize("unit", [None, "hour"])
+def test_a_range_survives_json(unit: Unit | None) -> None:
+    for found, _ in ranges(unit):
+        assert CommittedRange.parse(json.loads(json.dumps(found.to_json()))) == found
+    assert ranges(unit)[-1][0].to_json()["watermark_time"] == "2026-01-02T00:01:00Z"

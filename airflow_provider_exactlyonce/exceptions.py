@@ -25,6 +25,12 @@ class ExactlyOnceError(Exception):
 
     decision: Decision = Decision.RESTART
     exit_code: int = 1
+    #: The last lines of the driver's output, with a heading; where a driver is judged from outside.
+    log_tail: str = ""
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}\n{self.log_tail}" if self.log_tail else message
 
     @classmethod
     def page(cls) -> str:
@@ -113,6 +119,13 @@ class RecordRefusedError(DataError):
     """The sink's system refuses a record for what it is."""
 
 
+class DataLostError(ExactlyOnceError):
+    """Source records that were not read yet are gone; going on would skip them unnoticed."""
+
+    decision = Decision.REFUSE
+    exit_code = 72
+
+
 class AuditFailedError(ExactlyOnceError):
     """What is readable contradicts the ledger, or the ledger itself."""
 
@@ -155,6 +168,14 @@ class SequencerPortError(ExactlyOnceError):
 
 class DriverFailedError(ExactlyOnceError):
     """The driver process ended without success and restarts are used up."""
+
+
+class UnhealthyError(ExactlyOnceError):
+    """A health rule of the task was broken: too many restarts, or no commit for too long. The driver was stopped."""
+
+
+class WorkerShutdownError(ExactlyOnceError):
+    """The Airflow worker shuts down in the middle of the task; the next try goes on."""
 
 
 class InvariantError(ExactlyOnceError):

@@ -1,12 +1,15 @@
 """When a driver that died is started again.
 
 Retries nest: a Produce is sent again < a batch is attempted again < **a driver is started again** < Airflow runs the
-task again (``retries``). This is the third: it counts the drivers that one task try has lost.
+task again (``retries``). This is the third: it counts the drivers that one task try has lost, over all the supervisors
+that it has had.
 """
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -17,22 +20,35 @@ from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
 RESTARTABLE: Final = frozenset({Decision.RESTART, Decision.REPLAY_BATCH, Decision.ASK_LEDGER})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outage:
+    """A death of a driver that was followed by a restart.
+
+    :param died: seconds since the epoch
+    :param relaunched: seconds since the epoch when the next driver was started, None when that is not known
+    """
+
+    died: float
+    relaunched: float | None = None
+
+
 class RestartStrategy(ABC):
     """Decides whether and when a driver is started again; the supervisor asks after each death.
 
-    A strategy holds no state: the supervisor keeps the count, on disk, so that it survives the supervisor.
+    A strategy holds no state: the outages are in the pipeline's home, so that they survive the supervisor.
     """
 
-    def delay(self, error: ExactlyOnceError, restarts: int) -> timedelta | None:
+    def delay(self, error: ExactlyOnceError, past: Sequence[Outage], died: float) -> timedelta | None:
         """Return how long to wait before the next start, None for no further start.
 
         :param error: why the driver ended
-        :param restarts: restarts so far
+        :param past: earlier outages since the first start, oldest first
+        :param died: when it ended, seconds since the epoch
         """
-        return self._delay(restarts) if error.decision in RESTARTABLE else None
+        return self._delay(past, died) if error.decision in RESTARTABLE else None
 
     @abstractmethod
-    def _delay(self, restarts: int) -> timedelta | None:
+    def _delay(self, past: Sequence[Outage], died: float) -> timedelta | None:
         """Decide about a failure that can be restarted; same arguments and answer as :meth:`delay`."""
 
     @staticmethod
@@ -42,6 +58,39 @@ class RestartStrategy(ABC):
         :param delay: a ``timedelta`` or a ``pendulum.Duration``
         """
         return FixedDelay(attempts=attempts, pause=delay)
+
+    @staticmethod
+    def exponential(
+        initial: timedelta = timedelta(seconds=1),
+        maximum: timedelta = timedelta(minutes=1),
+        multiplier: float = 1.5,
+        jitter: float = 0.1,
+        reset_after: timedelta = timedelta(hours=1),
+    ) -> RestartStrategy:
+        """Start again always, after a delay that grows from failure to failure.
+
+        :param initial: the first delay
+        :param maximum: no delay is longer
+        :param multiplier: each delay by the one before
+        :param jitter: share of the delay that is random, either way, so that pipelines that fail together don't start
+            together
+        :param reset_after: a driver that has run for so long begins with the first delay again
+        """
+        return ExponentialDelay(
+            initial=initial, maximum=maximum, multiplier=multiplier, jitter=jitter, reset_after=reset_after
+        )
+
+    @staticmethod
+    def failure_rate(
+        max_failures: int = 1,
+        interval: timedelta = timedelta(minutes=1),
+        delay: timedelta = timedelta(seconds=1),
+    ) -> RestartStrategy:
+        """Start again after the same delay each time, as long as failures are rare.
+
+        :param max_failures: failures within ``interval`` that are followed by a restart; one more ends it
+        """
+        return FailureRate(max_failures=max_failures, interval=interval, pause=delay)
 
     @staticmethod
     def none() -> RestartStrategy:
@@ -63,16 +112,71 @@ class FixedDelay(RestartStrategy):
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise ValueError(f"attempts={self.attempts}: at least 1 restart; for none use RestartStrategy.none()")
-        if self.pause < timedelta(0):
-            raise ValueError(f"delay={self.pause}: a delay is not negative")
+        _check_pause("delay", self.pause)
 
-    def _delay(self, restarts: int) -> timedelta | None:
-        return self.pause if restarts < self.attempts else None
+    def _delay(self, past: Sequence[Outage], died: float) -> timedelta | None:
+        return self.pause if len(past) < self.attempts else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExponentialDelay(RestartStrategy):
+    """Delays that grow, without an end; see :meth:`RestartStrategy.exponential`."""
+
+    initial: timedelta
+    maximum: timedelta
+    multiplier: float
+    jitter: float
+    reset_after: timedelta
+
+    def __post_init__(self) -> None:
+        if not timedelta(0) < self.initial <= self.maximum:
+            raise ValueError(f"initial={self.initial}: above 0 and at most maximum={self.maximum}")
+        if self.multiplier < 1:
+            raise ValueError(f"multiplier={self.multiplier}: at least 1, so that the delay does not shrink")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter={self.jitter}: a share of the delay, from 0 to 1")
+        _check_pause("reset_after", self.reset_after)
+
+    def _delay(self, past: Sequence[Outage], died: float) -> timedelta | None:
+        first, longest = self.initial.total_seconds(), self.maximum.total_seconds()
+        backoff = first
+        deaths = [*(outage.died for outage in past[1:]), died]
+        for outage, next_death in zip(past, deaths, strict=True):
+            began = outage.died if outage.relaunched is None else outage.relaunched
+            grown = min(backoff * self.multiplier, longest)
+            backoff = first if next_death - began >= self.reset_after.total_seconds() else grown
+        varied = backoff * (1 + random.uniform(-self.jitter, self.jitter))
+        return timedelta(seconds=max(first, min(varied, longest)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureRate(RestartStrategy):
+    """The same delay each time, until failures are too frequent; see :meth:`RestartStrategy.failure_rate`."""
+
+    max_failures: int
+    interval: timedelta
+    pause: timedelta
+
+    def __post_init__(self) -> None:
+        if self.max_failures < 1:
+            raise ValueError(f"max_failures={self.max_failures}: at least 1; for none use RestartStrategy.none()")
+        if self.interval <= timedelta(0):
+            raise ValueError(f"interval={self.interval}: above 0")
+        _check_pause("delay", self.pause)
+
+    def _delay(self, past: Sequence[Outage], died: float) -> timedelta | None:
+        recent = [outage for outage in past if died - outage.died <= self.interval.total_seconds()]
+        return self.pause if len(recent) < self.max_failures else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoRestart(RestartStrategy):
     """No restart at all."""
 
-    def _delay(self, restarts: int) -> timedelta | None:
+    def _delay(self, past: Sequence[Outage], died: float) -> timedelta | None:
         return None
+
+
+def _check_pause(name: str, value: timedelta) -> None:
+    if value < timedelta(0):
+        raise ValueError(f"{name}={value}: not negative")

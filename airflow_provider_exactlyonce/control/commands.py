@@ -28,8 +28,29 @@ def stop_requested(home: Home, token: str) -> str | None:
     return str(body["reason"]) if body and body["token"] == token else None
 
 
+def note_killed(home: Home, token: str, owner: str) -> None:
+    """Note that a task's end, and nobody's wish to stop the pipeline, is why its driver is asked to stop.
+
+    :param owner: the task
+    """
+    forget_older(home, "killed-*.json", _TASK_FORGOTTEN_SECONDS)
+    documents.write(_killed(home, token), {"owner": owner})
+
+
+def killed_by(home: Home, token: str) -> str | None:
+    """Return the task whose end the driver with this start token was stopped with."""
+    body = documents.read(_killed(home, token))
+    return str(body["owner"]) if body else None
+
+
+def _killed(home: Home, token: str) -> Path:
+    return home.commands / f"killed-{token}.json"
+
+
 _SAVEPOINT: Final = re.compile(r"savepoint-([0-9a-f]+)(\.done)?\.json")
 _FORGOTTEN_SECONDS: Final = 24 * 60 * 60.0
+#: A task is hardly tried again after so long.
+_TASK_FORGOTTEN_SECONDS: Final = 30 * 24 * 60 * 60.0
 
 
 @dataclass(frozen=True, kw_only=True)

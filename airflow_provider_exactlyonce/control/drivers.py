@@ -82,7 +82,7 @@ def may_be_starting(home: Home, intent: Intent, held: Lease | None) -> bool:
 
 def awaiting_restart(home: Home) -> restarts.Restart | None:
     """Return the death after which a supervisor waits, to start the next driver, unless it was told not to."""
-    recorded = restarts.read(home.control / "restarts.json")
+    recorded = restarts.read(home.restarts)
     if not recorded or recorded[-1].relaunched is not None:
         return None
     return recorded[-1] if commands.stop_requested(home, recorded[-1].token) is None else None

@@ -89,6 +89,7 @@ class Home:
         self.lease: Final = self.control / "lease.json"
         self.status: Final = self.control / "status.json"
         self.intent: Final = self.control / "intent.json"
+        self.restarts: Final = self.control / "restarts.json"
         self.commands: Final = self.control / "commands"
         self.logs: Final = self.control / "logs"
         self.savepoints: Final = self.path / "savepoints"
@@ -161,6 +162,10 @@ class Home:
     def remember(self, lineage: Lineage) -> None:
         """Write what the lineage remembers."""
         documents.write(self.lineages / lineage.id / "lineage.json", lineage.document())
+
+    def account(self, token: str) -> Path:
+        """Return where a driver leaves its last words, whoever has taken over the status since."""
+        return self.commands / f"account-{token}.json"
 
     def note_commit(self, lineage_id: str, commit: int) -> None:
         """Note the number of the newest commit. Not flushed: after a power failure it may be older, never newer."""

@@ -25,6 +25,7 @@ class Intent:
     :param series: start token of the first driver of this series of restarts
     :param restarts: restarts before this start, in its series
     :param log: the driver's output on its host
+    :param clears: how often the owner's DAG run had been cleared
     :param host: where it is started
     :param written: seconds since the epoch
     :param pid: the process that was started, 0 before the start; it leads its process group
@@ -37,6 +38,7 @@ class Intent:
     series: str
     restarts: int
     log: str
+    clears: int = 0
     host: str = field(default_factory=socket.gethostname)
     written: float = field(default_factory=time.time)
     pid: int = 0

@@ -108,6 +108,14 @@ class RemoteDriver(Driver):
         return Ended(exit_code=None)
 
 
+class GoneDriver(Driver):
+    """A driver that has ended while nobody watched."""
+
+    def ended(self) -> Ended | None:
+        """Return an end that nobody has seen."""
+        return Ended(exit_code=None)
+
+
 def start(
     command: Sequence[str], *, token: str, environment: Mapping[str, str], directory: Path, log: Path
 ) -> ChildDriver:

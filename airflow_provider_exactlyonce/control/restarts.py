@@ -22,7 +22,9 @@ class Restart:
     :param commit: the last commit that it had reported
     :param cause: why it died, in a sentence
     :param exit_code: its exit code, negative for a signal, None when nobody saw it
+    :param rows: rows that its run had committed
     :param died: seconds since the epoch when the supervisor saw it
+    :param due: seconds since the epoch when the next driver is to be started
     :param relaunched: seconds since the epoch when the next driver's process was started, None before
     """
 
@@ -34,6 +36,8 @@ class Restart:
     cause: str
     exit_code: int | None
     died: float
+    rows: int = 0
+    due: float = 0.0
     relaunched: float | None = None
 
 
@@ -41,6 +45,11 @@ def read(path: Path) -> tuple[Restart, ...]:
     """Return the recorded restarts, oldest first."""
     body = documents.read(path)
     return tuple(Restart(**entry) for entry in body["restarts"]) if body else ()
+
+
+def of_series(path: Path, series: str) -> tuple[Restart, ...]:
+    """Return the recorded restarts of one series, oldest first."""
+    return tuple(entry for entry in read(path) if entry.series == series)
 
 
 def append(path: Path, restart: Restart) -> None:

@@ -88,6 +88,7 @@ class Status:
     :param committed: when the last commit was made, seconds since the epoch, None while there is none
     :param batch_began: when the batch that is under way was begun, seconds since the epoch, None between two
     :param replay: how far a replay of older commits is, None when there was none
+    :param progressed: seconds since the epoch when it last committed, or had nothing to commit; 0 before it runs
     :param updated: seconds since the epoch
     """
 
@@ -109,6 +110,7 @@ class Status:
     ui_url: str | None = None
     error: DriverError | None = None
     replay: ReplayReport | None = None
+    progressed: float = 0.0
     updated: float = field(default_factory=time.time)
 
 

@@ -16,14 +16,17 @@ import logging
 import signal
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from airflow_provider_exactlyonce import until
 from airflow_provider_exactlyonce.control import (
     commands,
     drivers,
+    health,
     launching,
     processes,
     progress,
@@ -37,15 +40,30 @@ from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Lease, Life
-from airflow_provider_exactlyonce.control.processes import Driver, Ended, FoundDriver, RemoteDriver
+from airflow_provider_exactlyonce.control.processes import Driver, Ended, FoundDriver, GoneDriver, RemoteDriver
 from airflow_provider_exactlyonce.control.status import ENDED, DriverState, Status
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, StopRequestedError
-from airflow_provider_exactlyonce.restart import RestartStrategy
+from airflow_provider_exactlyonce.exceptions import (
+    AlreadyRunningError,
+    ExactlyOnceError,
+    StopRequestedError,
+    UnhealthyError,
+)
+from airflow_provider_exactlyonce.health import HealthRules
+from airflow_provider_exactlyonce.restart import Outage, RestartStrategy
 
 _PROCESS_POLL_SECONDS: Final = 0.1  # the restart's overhead is mostly this
 _EXIT_GRACE_SECONDS: Final = 30.0  # from the driver's last status to the end of its JVM
+_ACCOUNTS_KEPT_SECONDS: Final = 30 * 24 * 60 * 60.0
 
 _log = logging.getLogger(__name__)
+
+
+class IfRunning(Enum):
+    """What to do about a living driver that another task, or a person, has started."""
+
+    ADOPT = "adopt"  # watch it, or wait for its end; refuse where neither makes sense
+    FAIL = "fail"
+    REPLACE = "replace"  # stop it at its next batch boundary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +90,21 @@ class _Attached:
 
 
 class Supervisor:
-    """One stay with one pipeline's driver, over its restarts.
+    """One stay with one pipeline's driver, over its restarts. May be left at any time: the driver goes on.
 
     :param launch: how to start it
     :param owner: who we are; a later supervisor with the same owner takes over our driver as its own
-    :param until: ``available`` or ``forever``, as in ``launch``
+    :param until: as in ``launch``
     :param strategy: when a driver that died is started again
+    :param if_running: what to do about a driver that another one than the owner has started
+    :param health: when to give up on a driver
+    :param clears: how often the owner's DAG run was cleared; the end of a driver that nobody saw counts only while
+        this is the same
+    :param left: the driver that a supervisor of the same task try has left; its end is ours, wherever it happened
     :param poll_seconds: how often the status is read
     :param stop_timeout_seconds: how long a driver may take to end its batch when it is asked to stop
+    :param look_up: called every tenth of a second or so; may call :meth:`stop`, and may leave by raising
+    :param pause: called with the time of the next start before a delay is waited for; may leave by raising
     """
 
     def __init__(
@@ -90,22 +115,39 @@ class Supervisor:
         owner: str,
         until: str,
         strategy: RestartStrategy,
+        if_running: IfRunning = IfRunning.ADOPT,
+        health: HealthRules | None = None,
+        clears: int = 0,
+        left: Intent | None = None,
         poll_seconds: float = 1.0,
         stop_timeout_seconds: float = 60.0,
+        look_up: Callable[[], None] = lambda: None,
+        pause: Callable[[Intent, float], None] = lambda intent, due: None,
     ) -> None:
         self.home: Final = home
         self.launch: Final = launch
         self.owner: Final = owner
         self.until: Final = until
         self.strategy: Final = strategy
+        self.if_running: Final = if_running
+        self.health: Final = health or HealthRules()
+        self.clears: Final = clears
         self.poll_seconds: Final = poll_seconds
         self.stop_timeout_seconds: Final = stop_timeout_seconds
         self.restarts = 0
         self.log: Path | None = None
         self.stopping: str | None = None  # the reason, once we were asked to stop
+        self._look_up: Final = look_up
+        self._pause: Final = pause
+        self._left = left
         self._attached: _Attached | None = None
-        self._previous: _Attached | None = None  # the driver of ours that died last
+        self._previous: Intent | None = None  # the driver of ours that died last
         self._ended = Ended(exit_code=None)
+
+    @property
+    def intent(self) -> Intent | None:
+        """The driver that is watched, ours or somebody else's."""
+        return self._attached.intent if self._attached is not None else None
 
     def run(self) -> Iterator[Status]:
         """Yield the driver's status whenever something in it has changed, until the work is done.
@@ -114,22 +156,25 @@ class Supervisor:
         :raises ExactlyOnceError: when it failed and is not restarted; the message starts with the driver's own
         """
         while True:
-            attached = self._find() or self._start()
+            attached = self._take_up() or self._find() or self._start()
             self._attached = attached
             if self.stopping is not None:  # asked while we were starting it
                 self._end(attached)
             yield from self._watch(attached)
             died = time.time()
             self._attached = None
-            intents.remove(self.home.intent, attached.intent.token)
             if not attached.ours:
                 continue
+            intents.remove(self.home.intent, attached.intent.token)
             error = verdict.failure(self.home, attached.driver.token, self._ended, Path(attached.intent.log))
+            if error is None and self.stopping is None and self._was_killed(attached.intent):
+                continue  # by an earlier try, which was cleared since
             if error is None and self._is_done(attached):
                 return
             if error is None or self.stopping is not None:
                 raise StopRequestedError(f"the driver was stopped at {self._place(attached)}: {self.stopping}")
-            self._prepare_restart(attached, error, died)
+            self._note_death(attached, error, died)
+            self._await_restart()
 
     def stop(self, reason: str) -> None:
         """Stop the driver and wait for its end. May be called from a signal handler, and again while it runs.
@@ -145,21 +190,45 @@ class Supervisor:
     def _end(self, attached: _Attached) -> None:
         if not attached.ours:
             return
-        _log.info("asking the driver to stop: %s", self.stopping)
-        stopping.detach(
-            self.home,
-            attached.driver.token,
-            reason=self.stopping or "",
-            timeout_seconds=self.stop_timeout_seconds,
-        )
+        commands.note_killed(self.home, attached.driver.token, self.owner)
+        self._stop_driver(attached.driver, self.stopping or "")
+
+    def _stop_driver(self, driver: Driver, reason: str) -> None:
+        _log.info("asking the driver to stop: %s", reason)
+        stopping.detach(self.home, driver.token, reason=reason, timeout_seconds=self.stop_timeout_seconds)
         deadline = time.monotonic() + self.stop_timeout_seconds + stopping.TERM_SECONDS + _EXIT_GRACE_SECONDS
-        while _lives(attached.driver):
+        while _lives(driver):
             if time.monotonic() >= deadline:  # the stopping process was killed, too
-                processes.sweep(attached.driver.token)
+                processes.sweep(driver.token)
                 return
             time.sleep(_PROCESS_POLL_SECONDS)
 
     # -- finding --------------------------------------------------------------------------------------------------
+
+    def _take_up(self) -> _Attached | None:
+        """Return the driver that was left and has ended, so that it is judged; None when there is none.
+
+        :raises StopRequestedError: when somebody wants no restart
+        """
+        left, self._left = self._left, None
+        if left is None or not self._is_ours(left):
+            return None
+        self.log = Path(left.log)
+        self.restarts = left.restarts
+        if any(entry.token == left.token for entry in restarts.of_series(self.home.restarts, left.series)):
+            self._previous = left  # its death is on record, we have waited for the next start
+            self._await_restart()
+            return None
+        held, life = leases.settle(self.home.lease)
+        if held is not None and held.token == left.token:
+            if life is Life.ALIVE:
+                return None
+            if life is Life.SILENT and left.is_here:
+                _log.warning("the driver (pid %s) gives no sign of life; it is killed", held.pid)
+                processes.sweep(left.token)
+        elif drivers.is_there(self.home, left.token):
+            return None
+        return _Attached(driver=GoneDriver(left.token), intent=left, ours=True)
 
     def _find(self) -> _Attached | None:
         """Return a living driver, None when there is certainly none.
@@ -168,14 +237,18 @@ class Supervisor:
         :raises StopRequestedError: when we were asked to stop while it was unknown
         """
         while True:
+            self._look_up()
             if self.stopping is not None:
                 raise StopRequestedError(f"stopped before a driver was started: {self.stopping}")
             intent = intents.read(self.home.intent)
             held, life = leases.settle(self.home.lease)
             if held is not None and life is Life.ALIVE:
                 if intent is None or intent.token != held.token:
-                    raise AlreadyRunningError(_occupied(self.home, held))
-                return self._adopt(intent, self._driver_of(intent, held))
+                    self._replace_stranger(held)
+                    continue
+                if attached := self._adopt(intent, self._driver_of(intent, held)):
+                    return attached
+                continue
             plan = upgrade_plan.read(self.home)
             if plan is not None and plan.holds_starts:
                 _log.info("%s; waiting for its end", plan.sentence)
@@ -186,7 +259,7 @@ class Supervisor:
             if intent.is_here:
                 return self._find_here(intent, held if life is Life.SILENT else None)
             if not drivers.may_be_starting(self.home, intent, held):
-                return None
+                return self._ended_unseen(intent)
             _log.info("a driver was started on %s and has not reported yet; waiting for it", intent.host)
             time.sleep(self.poll_seconds)
 
@@ -198,23 +271,56 @@ class Supervisor:
             return None
         if driver is None:
             processes.sweep(intent.token)
-            return None
+            return self._ended_unseen(intent)
         return self._adopt(intent, driver)
+
+    def _ended_unseen(self, intent: Intent) -> _Attached | None:
+        """Return a driver of ours that has done its work while nobody watched. Of a failure the next start tells."""
+        same = (intent.owner, intent.until, intent.clears) == (self.owner, self.until, self.clears)
+        if not same or self._was_killed(intent):
+            return None
+        done = verdict.status_of(self.home, intent.token) is not None and (
+            verdict.failure(self.home, intent.token, Ended(exit_code=None), Path(intent.log)) is None
+        )
+        if not done:
+            return None
+        self.log, self.restarts = Path(intent.log), intent.restarts
+        return _Attached(driver=GoneDriver(intent.token), intent=intent, ours=True)
 
     def _driver_of(self, intent: Intent, held: Lease) -> Driver:
         if not intent.is_here:
             return RemoteDriver(intent.token, self.home.lease)
         return processes.leader(intent.token) or FoundDriver(intent.token, held.pid, held.process_started)
 
-    def _adopt(self, intent: Intent, driver: Driver) -> _Attached:
-        if intent.until == "forever" and self.until != "forever":
+    def _is_ours(self, intent: Intent) -> bool:
+        # A driver that another task started for what was available *then* does not cover what is available now.
+        return intent.until == self.until and (intent.owner == self.owner or self.until == until.FOREVER)
+
+    def _was_killed(self, intent: Intent) -> bool:
+        return commands.killed_by(self.home, intent.token) is not None
+
+    def _adopt(self, intent: Intent, driver: Driver) -> _Attached | None:
+        """Return the driver to watch, None when it was replaced.
+
+        :raises AlreadyRunningError: when it is to be left alone
+        """
+        ours = self._is_ours(intent)
+        if intent.owner != self.owner:
+            who = f"a driver of {intent.owner}"
+            if self.if_running is IfRunning.FAIL:
+                raise AlreadyRunningError(f"{who} runs this pipeline, in {self.home.path}, and if_running is fail")
+            if self.if_running is IfRunning.REPLACE:
+                self._replace(driver, who)
+                return None
+        if intent.until == until.FOREVER and not ours:
             raise AlreadyRunningError(
                 f"{intent.owner} runs this pipeline until it is stopped, so it has no end to wait for; "
-                "wait for a commit with CommitGateSensor, or stop that driver first"
+                "wait for a commit with CommitGateSensor, or stop that driver first: if_running='replace' does"
             )
-        # A driver that another task started for what was available *then* does not cover what is available now.
-        ours = intent.until == self.until and (intent.owner == self.owner or self.until == "forever")
         self.log = Path(intent.log)
+        if ours and self._was_killed(intent):
+            _log.info("the driver of an earlier try is being stopped; waiting for its end before ours is started")
+            return _Attached(driver=driver, intent=intent, ours=False)
         if ours:
             self.restarts = intent.restarts
             _log.info("taking over the living driver of %s, output in %s", intent.owner, intent.log)
@@ -222,65 +328,104 @@ class Supervisor:
             _log.info("a driver of %s runs; waiting for its end before ours is started", intent.owner)
         return _Attached(driver=driver, intent=intent, ours=ours)
 
+    def _replace_stranger(self, held: Lease) -> None:
+        if self.if_running is not IfRunning.REPLACE:
+            raise AlreadyRunningError(_occupied(self.home, held))
+        found = processes.leader(held.token)
+        self._replace(found or RemoteDriver(held.token, self.home.lease), f"pid {held.pid} on {held.host}")
+
+    def _replace(self, driver: Driver, who: str) -> None:
+        """Stop somebody else's driver.
+
+        :raises AlreadyRunningError: when it does not end
+        """
+        self._stop_driver(driver, f"{self.owner} replaces it")
+        if drivers.is_there(self.home, driver.token):
+            raise AlreadyRunningError(
+                f"{who} runs this pipeline, in {self.home.path}, and was not stopped within "
+                f"{self.stop_timeout_seconds:g} s; end it, then try again"
+            )
+        _log.info("%s was stopped, to be replaced", who)
+
     # -- starting -------------------------------------------------------------------------------------------------
 
     def _start(self) -> _Attached:
         token = str(uuid.uuid4())
         previous = self._previous
         log = launching.next_log(self.home)
+        commands.forget_older(self.home, "account-*.json", _ACCOUNTS_KEPT_SECONDS)
         intent = Intent(
             token=token,
             owner=self.owner,
             until=self.until,
-            series=previous.intent.series if previous else token,
+            series=previous.series if previous else token,
             restarts=self.restarts,
             log=str(log),
+            clears=self.clears,
         )
         self.log = log
         driver = launching.start(self.home, self.launch, intent)
         if previous is not None:
-            restarts.relaunched(self.home.control / "restarts.json", previous.intent.token, time.time())
+            restarts.relaunched(self.home.restarts, previous.token, time.time())
         _log.info("started %s", self.launch.printable)
         _log.info("driver pid %s, output in %s", driver.process.pid, log)
         return _Attached(driver=driver, intent=intent, ours=True)
 
-    def _prepare_restart(self, attached: _Attached, error: ExactlyOnceError, died: float) -> None:
-        """Record the death and wait until the next start.
+    def _note_death(self, attached: _Attached, error: ExactlyOnceError, died: float) -> None:
+        """Record the death, and when the next driver is started.
 
-        :raises ExactlyOnceError: when the strategy allows no restart
-        :raises StopRequestedError: when somebody wants it stopped
+        :raises ExactlyOnceError: when none is
         """
-        delay = self.strategy.delay(error, self.restarts)
+        series = attached.intent.series
+        recorded = restarts.of_series(self.home.restarts, series)
+        past = [Outage(died=one.died, relaunched=one.relaunched) for one in recorded]
+        delay = self.strategy.delay(error, past, died)
         if delay is None:
             raise error
+        if why := health.too_many_restarts(past, died, self.health):
+            raise UnhealthyError(f"{why}; the last one: {error}") from error
         self.restarts += 1
-        self._previous = attached
+        self._previous = attached.intent
         status = verdict.status_of(self.home, attached.driver.token)
         restarts.append(
-            self.home.control / "restarts.json",
+            self.home.restarts,
             restarts.Restart(
-                series=attached.intent.series,
+                series=series,
                 number=self.restarts,
                 token=attached.driver.token,
                 run=status.run if status else 0,
                 commit=status.commit if status else 0,
+                rows=status.rows if status else 0,
                 cause=str(error),
                 exit_code=self._ended.exit_code,
                 died=died,
+                due=died + delay.total_seconds(),
             ),
         )
         _log.warning(
             "%s; restart %s in %.1f s from the retained checkpoint", error, self.restarts, delay.total_seconds()
         )
-        deadline = time.monotonic() + delay.total_seconds()
+
+    def _await_restart(self) -> None:
+        """Wait until the next start.
+
+        :raises StopRequestedError: when somebody wants it stopped
+        """
+        dead = self._previous
+        if dead is None:
+            return
+        entry = next(one for one in restarts.of_series(self.home.restarts, dead.series) if one.token == dead.token)
+        self.restarts = entry.number
+        self._pause(dead, entry.due)
         while True:
+            self._look_up()
             # A stop that was meant for the driver that died is meant for its successor, too.
-            reason = self.stopping or commands.stop_requested(self.home, attached.driver.token)
+            reason = self.stopping or commands.stop_requested(self.home, dead.token)
             if reason is not None:
                 raise StopRequestedError(
-                    f"stopped before restart {self.restarts}: {reason}; the driver had died: {error}"
+                    f"stopped before restart {entry.number}: {reason}; the driver had died: {entry.cause}"
                 )
-            left = deadline - time.monotonic()
+            left = min(entry.due - time.time(), entry.due - entry.died)  # the clock may be set back
             if left <= 0:
                 return
             time.sleep(min(left, _PROCESS_POLL_SECONDS))
@@ -298,6 +443,7 @@ class Supervisor:
         over_since: float | None = None
         warned = False
         while True:
+            self._look_up()
             ended = driver.ended()
             now = time.monotonic()
             if ended is not None or now >= next_look:
@@ -312,6 +458,8 @@ class Supervisor:
                 if life is Life.SILENT and not warned:
                     _log.warning("the driver has given no sign of life for %.0f s", leases.STALE_SECONDS)
                 warned = life is Life.SILENT
+                if ended is None and attached.ours and self.stopping is None:
+                    self._check_health(attached)
             if ended is not None:
                 self._ended = ended
                 return
@@ -320,6 +468,13 @@ class Supervisor:
             if over_since is not None and now - over_since > _EXIT_GRACE_SECONDS:
                 driver.signal(signal.SIGKILL)  # its Python half has ended; the JVM hangs
             time.sleep(_PROCESS_POLL_SECONDS)
+
+    def _check_health(self, attached: _Attached) -> None:
+        why = health.stuck(self.home, attached.intent, self.health, time.time())
+        if why is not None:
+            self.stop(why)
+            intents.remove(self.home.intent, attached.intent.token)
+            raise UnhealthyError(f"{why}; the driver was stopped")
 
     def _life(self, driver: Driver) -> Life:
         held = leases.read(self.home.lease)
@@ -333,9 +488,10 @@ class Supervisor:
         status = verdict.status_of(self.home, attached.driver.token)
         if status is not None and status.state is DriverState.FINISHED:
             return True
-        if self.stopping is None and self.until == "available":
+        if self.stopping is None and self.until != until.FOREVER:
             raise StopRequestedError(
-                f"somebody stopped the driver at {self._place(attached)}, before everything available was committed: "
+                f"somebody stopped the driver at {self._place(attached)}, before its work was done (until "
+                f"{self.until}): "
                 f"{commands.stop_requested(self.home, attached.driver.token)}"
             )
         return self.stopping is None

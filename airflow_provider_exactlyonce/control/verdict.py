@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from airflow_provider_exactlyonce import exceptions
 from airflow_provider_exactlyonce.control import commands
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import status as statuses
@@ -24,6 +25,7 @@ from airflow_provider_exactlyonce.exceptions import (
     BatchTimedOutError,
     CommitUnknownError,
     DataError,
+    DataLostError,
     Decision,
     DriverFailedError,
     ExactlyOnceError,
@@ -47,6 +49,7 @@ _BY_EXIT_CODE: Final[Mapping[int, type[ExactlyOnceError]]] = {
         FencedError,
         DataError,
         BatchTimedOutError,
+        DataLostError,
         InvariantError,
     )
 }
@@ -57,9 +60,9 @@ _BY_DECISION: Final[Mapping[str, type[ExactlyOnceError]]] = {
 
 
 def status_of(home: Home, token: str) -> Status | None:
-    """Return the status if the driver with this start token wrote it."""
+    """Return the status of the driver with this start token, or the last words that it has left."""
     status = statuses.read(home.status)
-    return status if status is not None and status.token == token else None
+    return status if status is not None and status.token == token else statuses.read(home.account(token))
 
 
 def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError | None:
@@ -101,8 +104,10 @@ def log_tail(log: Path) -> str:
 
 
 def _from_status(error: DriverError) -> ExactlyOnceError:
-    kind = _BY_EXIT_CODE.get(error.exit_code) or _BY_DECISION.get(error.decision, DriverFailedError)
-    return kind(f"{error.kind}: {error.message}")
+    kind = getattr(exceptions, error.kind, None)
+    if not (isinstance(kind, type) and issubclass(kind, ExactlyOnceError)):
+        kind = _BY_EXIT_CODE.get(error.exit_code) or _BY_DECISION.get(error.decision, DriverFailedError)
+    return kind.__new__(kind, f"{error.kind}: {error.message}")  # some take more than a message when they are raised
 
 
 def _said(log: Path) -> str | None:

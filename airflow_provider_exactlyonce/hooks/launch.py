@@ -41,10 +41,11 @@ class DriverSettings:
     env_vars: Mapping[str, str] = field(default_factory=dict)
 
 
-def build_launch(home: Home, settings: DriverSettings, *, until: str) -> Launch:
+def build_launch(home: Home, settings: DriverSettings, *, until: str, goal: str | None = None) -> Launch:
     """Return how the driver of a home is started.
 
     :param until: when it ends, as the driver's ``--until`` takes it
+    :param goal: as the driver's ``--goal`` takes it, for an ``until`` that counts from the first start on
     :raises RefusedError: when a setting or a connection can't be used
     :raises AirflowNotFoundException: when there is no such connection
     """
@@ -55,7 +56,11 @@ def build_launch(home: Home, settings: DriverSettings, *, until: str) -> Launch:
     submission = spark_submit.Submission(
         application=settings.application,
         name=settings.name,
-        arguments=["--home", str(home.path), "--until", until, *settings.application_args],
+        arguments=[
+            *("--home", str(home.path), "--until", until),
+            *(("--goal", goal) if goal is not None else ()),
+            *settings.application_args,
+        ],
         conf=settings.conf,
         jars=settings.jars,
         packages=settings.packages,

@@ -35,10 +35,11 @@ from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges, ledger_topic
-from airflow_provider_exactlyonce.streaming import determinism, settings
+from airflow_provider_exactlyonce.streaming import determinism, settings, spark_errors
 from airflow_provider_exactlyonce.streaming.batch import Batch, planned_batch
 from airflow_provider_exactlyonce.streaming.checkpointing import OnCancellation, Pause
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.goal import Goal
 from airflow_provider_exactlyonce.streaming.plans import check_sources
 from airflow_provider_exactlyonce.streaming.replay import (
     OneStartPerBatchError,
@@ -53,6 +54,7 @@ from airflow_provider_exactlyonce.streaming.session import open_session
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaTransaction
 from airflow_provider_exactlyonce.streaming.spark_steering import missing_part
 from airflow_provider_exactlyonce.streaming.start_checks import check_topic_ids, reconcile
+from airflow_provider_exactlyonce.until import AVAILABLE, FOREVER, FORMS, target_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,14 +72,17 @@ _LOG_UPDATE_CONFLICT: Final = "CONCURRENT_STREAM_LOG_UPDATE"
 class DriverOptions:
     """What a driver is started with.
 
-    :param until: ``available`` ends when all that was available at the start is committed; ``forever`` doesn't end
-    :param interval: Spark's processing-time trigger, for ``forever``; None for what the pipeline says
+    :param until: ``available`` ends when all that was available at the start is committed; ``forever`` doesn't end;
+        others end at a target, see :mod:`airflow_provider_exactlyonce.until`
+    :param goal: name under which the target is kept for later starts of the same run
+    :param interval: Spark's processing-time trigger, but for ``available``; None for what the pipeline says
     """
 
     home: Home
     config: dict[str, str] = field(repr=False)
     token: str
-    until: str = "forever"
+    until: str = FOREVER
+    goal: str | None = None
     interval: str | None = None
     accept_home: bool = False
     allow_single_replica: bool = False
@@ -112,10 +117,10 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
     parser.add_argument("--home", required=True, help="the pipeline's home directory; made if absent")
     parser.add_argument(
         "--until",
-        choices=("available", "forever"),
-        default="forever",
-        help="available: end when all that is available now is committed (default: forever)",
+        default=FOREVER,
+        help=f"{FORMS}; available: end when all that is available now is committed (default: forever)",
     )
+    parser.add_argument("--goal", help="name under which the target of --until is kept for the run's later starts")
     parser.add_argument("--interval", help="trigger interval (default: the job's, or as soon as there is data)")
     parser.add_argument("--bootstrap-servers", help=f"Kafka brokers, instead of {settings.KAFKA_VARIABLE}")
     parser.add_argument(
@@ -137,11 +142,16 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
         help="if checkpoint and savepoints are lost, go on with empty state after the last commit",
     )
     given = parser.parse_args(arguments)
+    try:
+        target_of(given.until)
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
     return DriverOptions(
         home=Home(given.home),
         config=kafka_config.from_environment(given.bootstrap_servers),
         token=os.environ.get(settings.TOKEN_VARIABLE) or str(uuid.uuid4()),
         until=given.until,
+        goal=given.goal,
         interval=given.interval,
         accept_home=given.accept_home,
         allow_single_replica=given.allow_single_replica,
@@ -161,7 +171,8 @@ class Driver:
         self._owns_status = False
         self._signal: str | None = None
         self._watermark: int | None = None
-        self._drained = False
+        self._done: str | None = None  # why no further batch is wanted, once the run's work is done
+        self._goal: Final = Goal(options.home, target_of(options.until), options.goal)
         self._lost_lease: Final = threading.Event()
         self._ended: Final = threading.Event()
         self._available: dict[str, dict[int, int]] = {}
@@ -208,7 +219,7 @@ class Driver:
             with SequencerListener(_sequencer_endpoint(spark)) as listener:
                 self._supervised(spark, run, listener, topics, tail)
         except StopRequestedError as error:
-            if self._drained:
+            if self._done:
                 return self._end(DriverState.FINISHED)
             log.info("stopped: %s", error)
             return self._stopped(run)
@@ -283,6 +294,9 @@ class Driver:
             self._replay = open_replay(
                 spark, run, checkpoint, accept_nondeterminism=self._options.accept_nondeterminism
             )
+        self._goal.begin(self._status.commit)
+        if not needs_replay and run.tail.commit is not None and self._has_reached(run.tail.commit):
+            return
         jobs.write(run.home, run.lineage.id, self._pipeline.describe(spark, result, unsure))
         if file := self._pipeline.file:
             releases.keep(run.home, run.options.version, file)
@@ -297,7 +311,7 @@ class Driver:
             ),
             max_batch_attempts=self._pipeline.max_batch_attempts,
         )
-        self._tell(state=DriverState.RUNNING)
+        self._tell(state=DriverState.RUNNING, progressed=time.time())
         if self._replay is not None and not self._replay_first(self._replay, spark, run, stream, coordinator):
             return
         self._wait(self._start_query(stream, checkpoint.path, coordinator), run, coordinator)
@@ -382,7 +396,7 @@ class Driver:
         )
         if once:
             return writer.trigger(once=True).start()
-        if self._options.until == "available":
+        if self._options.until == AVAILABLE:
             return writer.trigger(availableNow=True).start()
         interval = self._options.interval or self._pipeline.checkpoint.trigger_interval
         return writer.trigger(processingTime=interval).start()
@@ -420,12 +434,13 @@ class Driver:
         replay = self._replay if self._is_replaying() else None
         if replay is not None:
             replay.repeated()
-            self._tell(replay=replay.report)
+            self._tell(replay=replay.report, progressed=time.time())
         if self._savepoints is not None:
             self._savepoints.committed(record)
         if replay is not None:
             return
         self._look_whether_drained(record)
+        self._has_reached(record)
         rows_per_second = record.rows / seconds if seconds > 0 else 0.0
         self._read = record.source
         lag = self._lag()
@@ -439,6 +454,7 @@ class Driver:
             lag=lag,
             watermark=record.watermark,
             committed=record.committed / 1000,
+            progressed=time.time(),
         )
         log.info(
             "commit %d, batch %d: %s rows in %.2f s (%s rows/s)%s%s",
@@ -451,14 +467,18 @@ class Driver:
             ", was committed before: state rebuilt, nothing written" if before else "",
         )
 
+    def _has_reached(self, record: CommitRecord) -> bool:
+        self._done = self._done or self._goal.reached(record.commit, record.watermark)
+        return self._done is not None
+
     def _look_whether_drained(self, record: CommitRecord) -> None:
         """See a query that processing time keeps going: with timers by it, Spark plans batches without data for ever.
 
         A batch without data whose watermark has not moved has no other reason; and all that was available is committed.
         """
         empty = all(start == end for ranges in record.source.values() for start, end in ranges.values())
-        if self._options.until == "available" and empty and record.watermark == self._watermark:
-            self._drained = True
+        if self._options.until == AVAILABLE and empty and record.watermark == self._watermark:
+            self._done = "all that was available is committed"
         self._watermark = record.watermark
 
     def _repeat(self, name: str, work: Callable[[], None]) -> None:
@@ -481,7 +501,8 @@ class Driver:
     def _measure_lag(self, run: Run) -> None:
         topics = sorted({source.topic for source in self._pipeline.sources.values()})
         self._available = {topic: run.client.stable_offsets(topic) for topic in topics}
-        self._tell(lag=self._lag())
+        lag = self._lag()
+        self._tell(lag=lag, **({"progressed": time.time()} if lag == 0 else {}))
 
     def _lag(self) -> int | None:
         """Return how many source records are available and not committed, None while nothing is known."""
@@ -491,8 +512,9 @@ class Driver:
         return sum(max(0, self._available.get(topic, {}).get(place, end) - end) for topic, place, end in ends)
 
     def _stop_reason(self) -> str | None:
-        reason = "all that was available is committed" if self._drained else None
-        reason = reason or self._signal or commands.stop_requested(self._options.home, self._options.token)
+        if self._status.state is DriverState.RUNNING:
+            self._done = self._done or self._goal.reached(self._status.commit, self._status.watermark)
+        reason = self._done or self._signal or commands.stop_requested(self._options.home, self._options.token)
         return reason or (self._savepoints.stop_reason() if self._savepoints is not None else None)
 
     def _on_signal(self, number: int, _: object) -> None:
@@ -520,31 +542,33 @@ class Driver:
             self._savepoints.close(serve=True)
         self._ended.set()
         self._tell(state=state)
+        self._leave_account()
         return 0
+
+    def _leave_account(self) -> None:
+        """Leave last words under our own token: the status may be, or become, another driver's."""
+        if self._options.home.control.is_dir():  # a home that was mistyped stays untouched
+            status.write(self._options.home.account(self._options.token), self._status)
 
     def _failed(self, error: Exception) -> int:
         self._ended.set()
         self._batch_began = None  # its attempt is aborted
-        known = error if isinstance(error, ExactlyOnceError) else _refused_by_spark(error)
+        known = error if isinstance(error, ExactlyOnceError) else None
+        if known is None or known.decision is Decision.REPLAY_BATCH:
+            known = spark_errors.meaning_of(error) or known
         described = DriverError(
-            kind=type(error).__name__,
+            kind=type(known or error).__name__,
             decision=(known.decision if known else Decision.RESTART).value,
             exit_code=known.exit_code if known else 1,
-            message=str(error),
+            message=str(known or error),
         )
         if known:
-            log.error("%s: %s", described.kind, error)
+            log.error("%s: %s", described.kind, known)
         else:
             log.exception("the driver failed")
         self._tell(state=DriverState.FAILED, error=described)
+        self._leave_account()
         return described.exit_code
-
-
-def _refused_by_spark(error: Exception) -> RefusedError | None:
-    """Return what Spark says of a job that it can never run."""
-    from pyspark.errors import AnalysisException
-
-    return RefusedError(f"Spark can't run this job: {error}") if isinstance(error, AnalysisException) else None
 
 
 def _sequencer_endpoint(spark: SparkSession) -> settings.SequencerEndpoint:

@@ -1,0 +1,42 @@
+"""What Spark's own errors mean for a pipeline, read from the names that Spark gives its error conditions."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from airflow_provider_exactlyonce.exceptions import (
+    DataLostError,
+    ExactlyOnceError,
+    IncompatibleVersionError,
+    RefusedError,
+)
+
+#: Conditions of Spark and of its Kafka connector; a streaming query's error repeats the one that ended it.
+_KNOWN: Final[tuple[tuple[re.Pattern[str], type[ExactlyOnceError], str], ...]] = (
+    (
+        re.compile(r"\[KAFKA_DATA_LOSS"),
+        DataLostError,
+        "records that were not read yet are gone from the source topic, by its retention or by hand. Put them back "
+        "from a copy, or accept the loss with a new pipeline that starts after it",
+    ),
+    (
+        re.compile(
+            r"\[(STATE_STORE_\w+_SCHEMA_(NOT_COMPATIBLE|INCOMPATIBLE)|STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION"
+            r"|STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA)"
+        ),
+        IncompatibleVersionError,
+        "the job's state is another one than the checkpoint's. Run the version that wrote it, see exactlyonce check",
+    ),
+)
+
+
+def meaning_of(error: Exception) -> ExactlyOnceError | None:
+    """Return what an error of Spark means, None for one after which the retained checkpoint may go on."""
+    from pyspark.errors import AnalysisException
+
+    text = str(error)
+    for pattern, kind, advice in _KNOWN:
+        if pattern.search(text):
+            return kind(f"{advice}. Spark says: {text}")
+    return RefusedError(f"Spark can't run this job: {error}") if isinstance(error, AnalysisException) else None

@@ -1,0 +1,97 @@
+"""When a run of a pipeline is done: what ``until`` takes, and the text in which the driver's ``--until`` takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import ClassVar, Final
+
+AVAILABLE: Final = "available"
+FOREVER: Final = "forever"
+RUNNING: Final = "running"  # the task's end, not the driver's, which runs for ever then
+
+#: What is said of them where somebody got one wrong.
+FORMS: Final = "available, forever, commits:N, watermark:TIME (ISO 8601) or duration:SECONDS"
+
+
+@dataclass
+class Commits:
+    """After so many commits, counted from the first start on.
+
+    :param number: at least 1. (templated)
+    """
+
+    template_fields: ClassVar[Sequence[str]] = ("number",)
+    number: int | str
+
+    def __str__(self) -> str:
+        return f"{Bound.COMMITS.value}:{self.number}"
+
+
+@dataclass
+class Watermark:
+    """When the output is complete up to a time: a commit's watermark is there.
+
+    :param time: event time; without a zone it is UTC. (templated)
+    """
+
+    template_fields: ClassVar[Sequence[str]] = ("time",)
+    time: datetime | str
+
+    def __str__(self) -> str:
+        return f"{Bound.WATERMARK.value}:{self.time}"
+
+
+class Bound(Enum):
+    """What ends a run that would otherwise go on for ever."""
+
+    COMMITS = "commits"  # a number of commits
+    WATERMARK = "watermark"  # milliseconds since the epoch
+    DURATION = "duration"  # seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A bound and how far it is; the unit is the bound's."""
+
+    bound: Bound
+    value: float
+
+
+def text_of(until: str | Commits | Watermark | timedelta) -> str:
+    """Return the text form of what a user gave, checked.
+
+    :param until: a ``timedelta`` or a ``pendulum.Duration`` counts from the first start on
+    :raises ValueError: when it is nothing of what ``until`` takes
+    """
+    text = f"{Bound.DURATION.value}:{until.total_seconds():g}" if isinstance(until, timedelta) else str(until).strip()
+    if text not in (AVAILABLE, FOREVER, RUNNING):
+        target_of(text)
+    return text
+
+
+def target_of(text: str) -> Target | None:
+    """Return what ends a run, None for one that ends with what is available, or never.
+
+    :param text: as the driver's ``--until`` takes it
+    :raises ValueError: when it is in none of the forms
+    """
+    if text in (AVAILABLE, FOREVER):
+        return None
+    name, colon, rest = text.partition(":")
+    try:
+        bound = Bound(name)
+        value = _milliseconds(rest) if bound is Bound.WATERMARK else float(rest)
+        good = value.is_integer() and value >= 1 if bound is Bound.COMMITS else value > 0
+    except ValueError:
+        good = False
+    if not colon or not good:
+        raise ValueError(f"until={text!r}: one of {FORMS}")
+    return Target(bound=bound, value=value)
+
+
+def _milliseconds(text: str) -> float:
+    time = datetime.fromisoformat(text.strip())
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000

@@ -33,6 +33,7 @@ def get_provider_info() -> dict[str, Any]:
                 "triggers.driver",
                 "triggers.kafka_transactions",
                 "triggers.looking",
+                "triggers.pipeline",
                 "triggers.pipeline_state",
                 "triggers.polling",
             )

@@ -135,6 +135,7 @@ class Supervisor:
         self.poll_seconds: Final = poll_seconds
         self.stop_timeout_seconds: Final = stop_timeout_seconds
         self.restarts = 0
+        self.series = ""  # start token of the first driver of ours
         self.log: Path | None = None
         self.stopping: str | None = None  # the reason, once we were asked to stop
         self._look_up: Final = look_up
@@ -158,6 +159,8 @@ class Supervisor:
         while True:
             attached = self._take_up() or self._find() or self._start()
             self._attached = attached
+            if attached.ours:
+                self.series = attached.intent.series
             if self.stopping is not None:  # asked while we were starting it
                 self._end(attached)
             yield from self._watch(attached)

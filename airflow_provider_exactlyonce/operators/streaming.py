@@ -2,40 +2,62 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
-from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk import BaseOperator, conf
+from airflow.sdk.exceptions import AirflowTaskTimeout
 
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, StopRequestedError
+from airflow_provider_exactlyonce import until as untils
+from airflow_provider_exactlyonce.exceptions import (
+    ExactlyOnceError,
+    RefusedError,
+    StopRequestedError,
+    WorkerShutdownError,
+)
+from airflow_provider_exactlyonce.health import HealthRules
 from airflow_provider_exactlyonce.links import spark as links
 from airflow_provider_exactlyonce.restart import RestartStrategy
+from airflow_provider_exactlyonce.retry import StreamingRetryPolicy
+from airflow_provider_exactlyonce.triggers.pipeline import PipelineTrigger
+from airflow_provider_exactlyonce.until import Commits, Watermark
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
 
     from airflow_provider_exactlyonce.control.home import Home
+    from airflow_provider_exactlyonce.control.intent import Intent
     from airflow_provider_exactlyonce.control.status import Status
     from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
+    from airflow_provider_exactlyonce.control.task_request import TaskRequest
 
-__all__ = ["RestartStrategy", "StreamingPipelineOperator"]
+__all__ = ["Commits", "HealthRules", "RestartStrategy", "StreamingPipelineOperator", "Watermark"]
 
-_UNTIL: Final = ("available", "forever")
-_KILLED: Final = "the task was killed"
+_IF_RUNNING: Final = ("adopt", "fail", "replace")
+_ON_SHUTDOWN: Final = ("detach", "stop_with_savepoint", "kill")
+
+#: A deferrable task gives its slot back after so long, though its driver has not come up yet.
+_SLOT_SECONDS: Final = 60.0
+#: A delay before a restart that is shorter than this is not worth the way to the triggerer and back.
+_WORTH_DEFERRING_SECONDS: Final = 3.0
 
 
 class StreamingPipelineOperator(BaseOperator):
     """Run a pipeline's driver, supervise it, and start it again from the retained checkpoint when it dies.
 
     The driver is a process of its own and outlives the worker. The next try of the task, on this host or on another,
-    takes over a living driver and replaces a lost one. Killing the task stops the driver at its next batch boundary.
+    takes over a living driver and replaces a lost one; of one that has done its work meanwhile it returns the result.
 
     Returns ``pipeline``, ``run``, ``lineage``, ``commit``, ``batch``, ``rows``, ``watermark`` (ISO 8601 or None) and
     ``restarts``; ``commit`` is what :class:`~airflow_provider_exactlyonce.sensors.commit_gate.CommitGateSensor` waits
     for, and ``rows`` what the drivers have reported (the ledger counts the batch of a driver that died just after its
     commit, too).
+
+    It fails with the driver's own error, one of :mod:`airflow_provider_exactlyonce.exceptions`, whose ``log_tail`` is
+    the end of the driver's output.
 
     .. seealso:: :class:`~airflow_provider_exactlyonce.restart.RestartStrategy` for which failures are restarted
 
@@ -44,15 +66,30 @@ class StreamingPipelineOperator(BaseOperator):
     :param checkpoint: the pipeline's home, a local path or a ``file:`` URI; made if absent. (templated)
     :param conn_id: connection of type ``spark``; deploy mode client or none. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
-    :param until: ``available`` ends when everything that was available at the start is committed, ``forever`` when the
-        pipeline is stopped. (templated)
+    :param until: when the task is done. ``available``: everything that was available at the start is committed.
+        ``Commits(n)``, ``Watermark(time)`` or a ``timedelta``: after so many commits, or when the output is complete up
+        to that time, or after so long, counted from the first start over all tries; then the driver ends, too.
+        ``forever``: when somebody stops the pipeline. ``running``: when the driver runs; it goes on, unsupervised.
+        Texts: ``commits:N``, ``watermark:TIME``, ``duration:SECONDS``. (templated)
+    :param if_running: what to do about a living driver that another task, or a person, has started. ``adopt``: watch
+        it if it is to run for ever and so is ours, else wait for its end and start ours; refused for one of a person.
+        ``fail``: fail. ``replace``: stop it before its next batch and start ours. A driver of this task instance is
+        always taken over
     :param restart_strategy: when a driver that died is started again; default three times, after ten seconds each
+    :param health: when a living driver, or one that dies often, is given up; default never
+    :param deferrable: wait in the triggerer, which must see the home, and take a worker's slot only to start a driver
+        and to judge its end; default from ``[operators] default_deferrable``
+    :param on_worker_shutdown: what happens to the driver when the worker is shut down while it supervises.
+        ``detach``: it goes on, the next try takes it over (needs ``retries``). ``stop_with_savepoint``: it saves, stops
+        before its next batch, and is started again by the next try. ``kill``: the same without the savepoint. Default
+        ``detach`` for a task with retries, ``kill`` for one without
+    :param stop_on_kill: whether the driver is stopped before its next batch when a user marks or clears the task
     :param conf: Spark settings; those that the protocol needs are added, contradicting ones refused. (templated)
     :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it. (templated)
     :param packages: comma-separated Maven coordinates, instead of the same. (templated)
     :param application_args: further arguments of the job. (templated)
     :param env_vars: further environment variables of the driver. (templated)
-    :param stop_timeout: how long the driver may take to end its batch when the task is killed, before it gets SIGTERM
+    :param stop_timeout: how long the driver may take to end its batch when it is to stop, before it gets SIGTERM
     :param poll_interval: how often the driver's status is read
     """
 
@@ -80,8 +117,13 @@ class StreamingPipelineOperator(BaseOperator):
         checkpoint: str,
         conn_id: str = "spark_default",
         kafka_conn_id: str = "kafka_default",
-        until: str = "available",
+        until: str | Commits | Watermark | timedelta = untils.AVAILABLE,
+        if_running: str = "adopt",
         restart_strategy: RestartStrategy | None = None,
+        health: HealthRules | None = None,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        on_worker_shutdown: str | None = None,
+        stop_on_kill: bool = True,
         conf: Mapping[str, Any] | None = None,
         jars: str | None = None,
         packages: str | None = None,
@@ -97,7 +139,12 @@ class StreamingPipelineOperator(BaseOperator):
         self.conn_id = conn_id
         self.kafka_conn_id = kafka_conn_id
         self.until = until
+        self.if_running = if_running
         self.restart_strategy = restart_strategy or RestartStrategy.fixed_delay(3, timedelta(seconds=10))
+        self.health = health or HealthRules()
+        self.deferrable = deferrable
+        self.on_worker_shutdown = on_worker_shutdown or ("detach" if self.retries else "kill")
+        self.stop_on_kill = stop_on_kill
         self.conf = conf
         self.jars = jars
         self.packages = packages
@@ -105,59 +152,52 @@ class StreamingPipelineOperator(BaseOperator):
         self.env_vars = env_vars
         self.stop_timeout = stop_timeout
         self.poll_interval = poll_interval
+        self.retry_policy = self.retry_policy or StreamingRetryPolicy()
+        self._check_choices()
         self.pushed_links: dict[str, str] = {}
-        self._supervisor: Supervisor | None = None
-        self._killed = False
+        self._signalled = False
+
+    def _check_choices(self) -> None:
+        for name, choices in (("if_running", _IF_RUNNING), ("on_worker_shutdown", _ON_SHUTDOWN)):
+            value = getattr(self, name)
+            if value not in choices:
+                raise ValueError(f"{self.task_id}: {name}={value!r}: one of {', '.join(choices)}")
+        if self.on_worker_shutdown == "detach" and not self.retries:
+            raise ValueError(
+                f"{self.task_id}: on_worker_shutdown='detach' needs retries of at least 1: without a next try nobody "
+                "would supervise the driver that goes on"
+            )
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Supervise the driver to its end.
+        """Supervise the driver to its end, or defer.
 
-        :raises AirflowFailException: when neither a restart nor a retry would help: refused, fenced, or wrong data
-        :raises AirflowException: when it failed and restarts are used up, or the task was killed
+        :raises ExactlyOnceError: the driver's own error when it is not restarted, or what this task has decided
         """
-        from airflow_provider_exactlyonce.control import progress
-        from airflow_provider_exactlyonce.control.home import Home
-        from airflow_provider_exactlyonce.hooks import metrics
+        deadline = None
+        if self.deferrable and self.execution_timeout is not None:
+            deadline = time.time() + self.execution_timeout.total_seconds()
+        return _Stay(self, context, None, deadline).run()
 
-        last: Status | None = None
-        rows: dict[str, int] = {}  # by driver
-        try:
-            self._supervisor = self._make_supervisor(context, Home(self.checkpoint))
-            if self._killed:
-                self._supervisor.stop(_KILLED)
-            with metrics.reporting(self._supervisor.home):
-                for status in self._supervisor.run():
-                    last = status
-                    rows[status.token] = status.rows
-                    self.log.info("%s", progress.sentence(status))
-                    links.push(links.LINKS, status, self.pushed_links, context["ti"])
-        except ExactlyOnceError as error:
-            raise self._airflow_error(error) from error
-        return self._result(last, sum(rows.values()))
+    def resume_from_trigger(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on where the trigger has found something to do."""
+        from airflow_provider_exactlyonce.control.intent import Intent
+
+        return _Stay(self, context, Intent(**event["intent"]), event["deadline"]).run()
 
     def on_kill(self) -> None:
-        """Stop the driver at its next batch boundary; a process of its own enforces it if this one is killed."""
-        self._killed = True
-        if self._supervisor is not None:
-            self._supervisor.stop(_KILLED)
+        """Note the signal. What it means is asked of Airflow where messages can be exchanged: while supervising."""
+        self._signalled = True
 
-    def _make_supervisor(self, context: Context, home: Home) -> Supervisor:
-        from airflow_provider_exactlyonce.control.supervisor import Supervisor
+    @property
+    def is_signalled(self) -> bool:
+        """Whether Airflow wants the task's process to end."""
+        return self._signalled
 
-        if self.until not in _UNTIL:
-            raise RefusedError(f"until={self.until!r}: one of {', '.join(_UNTIL)}")
-        ti = context["ti"]
-        return Supervisor(
-            home,
-            self._launch(home),
-            owner=f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}",
-            until=self.until,
-            strategy=self.restart_strategy,
-            poll_seconds=_seconds(self.poll_interval),
-            stop_timeout_seconds=_seconds(self.stop_timeout),
-        )
+    def launch(self, home: Home, until: str, goal: str | None) -> Launch:
+        """Return how the driver is started.
 
-    def _launch(self, home: Home) -> Launch:
+        :raises RefusedError: when an argument or a connection can't be used
+        """
         from airflow_provider_exactlyonce.control import releases
         from airflow_provider_exactlyonce.hooks.launch import DriverSettings, build_launch, find_application
 
@@ -177,13 +217,188 @@ class StreamingPipelineOperator(BaseOperator):
             application_args=self.application_args or (),
             env_vars=self.env_vars or {},
         )
-        return build_launch(home, settings, until=self.until)
+        return build_launch(home, settings, until=until, goal=goal)
 
-    def _result(self, last: Status | None, rows: int) -> dict[str, Any]:
+
+class _Stay:
+    """One stay of the task in a worker: from its start, or its return from the triggerer, to its end or deferral.
+
+    :param left: the driver that an earlier stay of the same try has left
+    :param deadline: the execution time-out, seconds since the epoch; only for a task that defers, which Airflow does
+        not time
+    """
+
+    def __init__(
+        self, task: StreamingPipelineOperator, context: Context, left: Intent | None, deadline: float | None
+    ) -> None:
+        self._task: Final = task
+        self._context: Final = context
+        self._left: Final = left
+        self._deadline: Final = deadline
+        self._attached: tuple[str, float] | None = None  # start token, and since when
+        self._asked_why = False
+        self._worker_ends = False
+
+    def run(self) -> dict[str, Any]:
+        """Return the task's result."""
+        from airflow_provider_exactlyonce.control import verdict
+        from airflow_provider_exactlyonce.control.home import Home
+
+        supervisor: Supervisor | None = None
+        try:
+            self._home = Home(self._task.checkpoint)
+            self._supervisor = supervisor = self._make_supervisor()
+            result = self._supervise()
+            self._request.done()
+        except AirflowTaskTimeout:
+            if supervisor is not None:
+                supervisor.stop("the task's execution time-out has passed")
+            raise
+        except ExactlyOnceError as error:
+            if self._worker_ends and isinstance(error, StopRequestedError):
+                raise WorkerShutdownError(f"the worker shuts down; {error}") from error
+            if self._is_overdue() and isinstance(error, StopRequestedError):
+                raise AirflowTaskTimeout(str(error)) from error
+            if supervisor is not None and supervisor.log is not None and not isinstance(error, StopRequestedError):
+                error.log_tail = verdict.log_tail(supervisor.log)
+            raise
+        return result
+
+    def _supervise(self) -> dict[str, Any]:
+        from airflow_provider_exactlyonce.control import progress
+        from airflow_provider_exactlyonce.control.status import DriverState
+        from airflow_provider_exactlyonce.hooks import metrics
+
+        last: Status | None = None
+        with metrics.reporting(self._home):
+            for status in self._supervisor.run():
+                last = status
+                self._task.log.info("%s", progress.sentence(status))
+                links.push(links.LINKS, status, self._task.pushed_links, self._context["ti"])
+                intent = self._supervisor.intent
+                if status.state is DriverState.RUNNING and intent is not None and not self._task.is_signalled:
+                    if self._until == untils.RUNNING:
+                        break
+                    if self._task.deferrable:
+                        self._defer(intent)
+        return self._result(last)
+
+    def _make_supervisor(self) -> Supervisor:
+        from airflow_provider_exactlyonce.control.supervisor import IfRunning, Supervisor
+        from airflow_provider_exactlyonce.control.task_request import TaskRequest
+
+        task, ti = self._task, self._context["ti"]
+        try:
+            self._until = untils.text_of(task.until)
+            driver_until = untils.FOREVER if self._until == untils.RUNNING else self._until
+            counts = untils.target_of(driver_until) is not None
+        except ValueError as error:
+            raise RefusedError(str(error)) from error
+        clears = getattr(self._context.get("dag_run"), "clear_number", 0) or 0
+        names = (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index))
+        self._request: TaskRequest = TaskRequest(self._home, names, clears=clears)
+        return Supervisor(
+            self._home,
+            task.launch(self._home, driver_until, self._request.name if counts else None),
+            owner=f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}",
+            until=driver_until,
+            strategy=task.restart_strategy,
+            if_running=IfRunning(task.if_running),
+            health=task.health,
+            clears=clears,
+            left=self._left,
+            poll_seconds=_seconds(task.poll_interval),
+            stop_timeout_seconds=_seconds(task.stop_timeout),
+            look_up=self._look_up,
+            pause=self._pause,
+        )
+
+    # -- what the supervisor asks now and then --------------------------------------------------------------------
+
+    def _look_up(self) -> None:
+        if self._task.is_signalled and not self._asked_why:
+            self._asked_why = True
+            self._answer_signal()
+        if self._is_overdue():
+            self._supervisor.stop("the task's execution time-out has passed")
+        intent = self._supervisor.intent
+        if self._task.deferrable and intent is not None and not self._task.is_signalled:
+            if self._attached is None or self._attached[0] != intent.token:
+                self._attached = intent.token, time.monotonic()
+            if time.monotonic() - self._attached[1] > _SLOT_SECONDS:
+                self._defer(intent)
+
+    def _pause(self, dead: Intent, due: float) -> None:
+        if self._task.deferrable and due - time.time() > _WORTH_DEFERRING_SECONDS:
+            self._defer(dead, due)
+
+    def _is_overdue(self) -> bool:
+        return self._deadline is not None and time.time() >= self._deadline
+
+    def _answer_signal(self) -> None:
+        """Do what was chosen for a worker that shuts down, or for a user who has marked or cleared the task."""
+        if not self._is_running_for_airflow():
+            if not self._task.stop_on_kill:
+                raise StopRequestedError("the task was killed; its driver goes on, as stop_on_kill=False wants")
+            self._supervisor.stop("the task was killed")
+            return
+        self._worker_ends = True
+        choice = self._task.on_worker_shutdown
+        if choice == "detach":
+            raise WorkerShutdownError("the worker shuts down; the driver goes on, and the next try takes it over")
+        if choice == "stop_with_savepoint":
+            self._ask_for_savepoint()
+        self._supervisor.stop(f"the worker shuts down (on_worker_shutdown={choice!r})")
+
+    def _is_running_for_airflow(self) -> bool:
+        """Tell a worker that shuts down from a user's wish: both send SIGTERM, but only a user changes the state."""
+        ti = self._context["ti"]
+        try:
+            states = ti.get_task_states(
+                dag_id=ti.dag_id, map_index=ti.map_index, task_ids=[ti.task_id], run_ids=[ti.run_id]
+            )
+        except Exception as error:  # whatever it is: a user's wish comes with an answer of the API server's
+            self._task.log.warning("Airflow does not say what state the task is in: %s", error)
+            return True
+        return "running" in {str(state) for of_run in states.values() for state in of_run.values()}
+
+    def _ask_for_savepoint(self) -> None:
+        from airflow_provider_exactlyonce.control import commands
+
+        intent = self._supervisor.intent
+        if intent is None:
+            return
+        request = commands.SavepointRequest(
+            request=intent.token.replace("-", "")[:16], token=intent.token, label="worker shutdown", stop=True
+        )
+        commands.request_savepoint(self._home, request)
+
+    def _defer(self, intent: Intent, due: float | None = None) -> NoReturn:
+        task = self._task
+        allowed = task.health.no_commit_within
+        task.defer(
+            trigger=PipelineTrigger(
+                home=str(self._home.path),
+                intent=asdict(intent),
+                owner=self._supervisor.owner,
+                poll_interval=_seconds(task.poll_interval),
+                due=due,
+                deadline=self._deadline,
+                no_commit_within=allowed.total_seconds() if allowed is not None else None,
+                stop_timeout=_seconds(task.stop_timeout) if task.stop_on_kill else None,
+            ),
+            method_name="resume_from_trigger",
+        )
+        raise AssertionError("defer() raises")
+
+    def _result(self, last: Status | None) -> dict[str, Any]:
         from datetime import UTC, datetime
 
-        if last is None or self._supervisor is None:
-            raise AirflowException("the driver ended without an account")
+        from airflow_provider_exactlyonce.control import restarts
+
+        if last is None:
+            raise RefusedError("the driver ended in order and without an account")
+        earlier = restarts.of_series(self._home.restarts, self._supervisor.series)
         watermark = datetime.fromtimestamp(last.watermark / 1000, UTC).isoformat() if last.watermark else None
         return {
             "pipeline": last.pipeline,
@@ -191,22 +406,10 @@ class StreamingPipelineOperator(BaseOperator):
             "lineage": last.lineage,
             "commit": last.commit,
             "batch": last.batch,
-            "rows": rows,
+            "rows": last.rows + sum(one.rows for one in earlier),
             "watermark": watermark,
             "restarts": self._supervisor.restarts,
         }
-
-    def _airflow_error(self, error: ExactlyOnceError) -> AirflowException:
-        from airflow_provider_exactlyonce.control import verdict
-
-        supervisor = self._supervisor
-        tail = verdict.log_tail(supervisor.log) if supervisor is not None and supervisor.log is not None else ""
-        text = f"{error}\n{tail}" if tail else str(error)
-        if isinstance(error, StopRequestedError):
-            killed = supervisor is not None and supervisor.stopping is not None
-            # A killed task may be retried, as after a worker's restart; a pipeline that a person stopped stays stopped.
-            return AirflowException(str(error)) if killed else AirflowFailException(str(error))
-        return AirflowFailException(text) if verdict.is_final(error) else AirflowException(text)
 
 
 def _seconds(value: timedelta | float) -> float:

@@ -12,6 +12,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.status import Status
+    from airflow_provider_exactlyonce.hooks.metrics import Reporter
 
 
 class PipelineTrigger(BaseTrigger):
@@ -56,6 +57,7 @@ class PipelineTrigger(BaseTrigger):
         self.no_commit_within = no_commit_within
         self.stop_timeout = stop_timeout
         self._shown: Status | None = None
+        self._metrics: Reporter | None = None
         self._beat, self._beat_seen = 0.0, time.monotonic()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -97,7 +99,10 @@ class PipelineTrigger(BaseTrigger):
         from airflow_provider_exactlyonce.control import lease as leases
         from airflow_provider_exactlyonce.control.intent import Intent
         from airflow_provider_exactlyonce.health import HealthRules
+        from airflow_provider_exactlyonce.hooks.metrics import Reporter
 
+        self._metrics = self._metrics or Reporter(home)
+        self._metrics.report()
         intent = Intent(**self.intent)
         status = verdict.status_of(home, intent.token)
         if status is not None and progress.moved(self._shown, status):

@@ -61,6 +61,7 @@ class Driver:
             rows=self.status.rows + 100,
             application_id="local-1",
             ui_url="http://127.0.0.1:4040",
+            progressed=time.time(),
         )
 
     def sleep(self, seconds: str) -> None:
@@ -97,6 +98,7 @@ class Driver:
         os._exit(0)
 
     def release(self) -> None:
+        status.write(self.home.account(self.token), self.status)
         held, self.lease = self.lease, None
         if held is not None:
             lease.release(self.home.lease, held)

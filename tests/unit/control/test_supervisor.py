@@ -332,7 +332,7 @@ def test_a_driver_that_may_be_starting_on_another_host_is_waited_for(home: Home)
         token="t", owner="shop/stream/run1/-1", until="available", series="t", restarts=0, log="", host="elsewhere"
     )
     intents.write(home.intent, elsewhere)
-    ends_there = Status(pipeline="shop", token="t", state=DriverState.FINISHED)
+    ends_there = Status(pipeline="shop", token="t", state=DriverState.FAILED)
     one = supervisor(home, "take-lease end=finished")
     with alarm(0.7, lambda: statuses.write(home.status, ends_there)):
         began = time.monotonic()

@@ -25,6 +25,9 @@ TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"
 
 _SWEEP_SECONDS: Final = 5.0
 
+#: Children that were started here and may be left by their supervisor; an object that goes would call them forgotten.
+_children: Final[list[subprocess.Popen[bytes]]] = []
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
@@ -139,6 +142,7 @@ def start(
         )
     finally:
         os.close(descriptor)
+    _children[:] = [*(child for child in _children if child.poll() is None), process]
     return ChildDriver(token, process)
 
 

@@ -99,10 +99,8 @@ class PipelineTrigger(BaseTrigger):
         from airflow_provider_exactlyonce.control import lease as leases
         from airflow_provider_exactlyonce.control.intent import Intent
         from airflow_provider_exactlyonce.health import HealthRules
-        from airflow_provider_exactlyonce.hooks.metrics import Reporter
 
-        self._metrics = self._metrics or Reporter(home)
-        self._metrics.report()
+        self._report(home)
         intent = Intent(**self.intent)
         status = verdict.status_of(home, intent.token)
         if status is not None and progress.moved(self._shown, status):
@@ -117,6 +115,15 @@ class PipelineTrigger(BaseTrigger):
             return "the driver gives no sign of life"
         allowed = None if self.no_commit_within is None else timedelta(seconds=self.no_commit_within)
         return health.stuck(home, intent, HealthRules(no_commit_within=allowed), now)
+
+    def _report(self, home: Any) -> None:
+        from airflow_provider_exactlyonce.hooks.metrics import Reporter
+
+        self._metrics = self._metrics or Reporter(home)
+        try:
+            self._metrics.report()
+        except Exception as error:  # metrics must never cost a stream its supervisor
+            self.log.warning("the metrics of %s could not be sent: %s", self.home, error)
 
     def _stop(self, timeout_seconds: float) -> None:
         from airflow_provider_exactlyonce.control import commands, stopping

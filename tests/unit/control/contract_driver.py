@@ -1,6 +1,6 @@
 """A driver that speaks the control contract and runs no Spark: a real process for the supervisor's tests.
 
-``contract_driver.py --home HOME --until UNTIL PLAN [PLAN ...]``: the n-th start for a home follows the n-th plan, the
+``contract_driver.py --home HOME --until UNTIL [--goal NAME] PLAN [PLAN ...]``: the n-th start for a home follows the n-th plan, the
 last plan again when there are more starts. A plan is a list of steps, separated by spaces, each ``name`` or
 ``name=argument``.
 """
@@ -112,6 +112,7 @@ class Driver:
 def main() -> None:
     home = Home(sys.argv[sys.argv.index("--home") + 1])
     plans = sys.argv[sys.argv.index("--until") + 2 :]
+    plans = plans[2:] if plans[:1] == ["--goal"] else plans
     notes = home.control / "notes.jsonl"
     starts = notes.read_text().count('"started"') if notes.exists() else 0
     driver = Driver(home, run=starts + 1)

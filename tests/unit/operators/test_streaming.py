@@ -11,16 +11,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.definitions.retry_policy import RetryAction
+from airflow.sdk.exceptions import AirflowTaskTimeout
+from airflow.sdk.execution_time.timeout import timeout
 
+from airflow_provider_exactlyonce.control import commands
 from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
+from airflow_provider_exactlyonce.control.status import DriverState
+from airflow_provider_exactlyonce.exceptions import (
+    BadRecordError,
+    DriverFailedError,
+    RefusedError,
+    StopRequestedError,
+    WorkerShutdownError,
+)
+from airflow_provider_exactlyonce.operators.streaming import Commits, RestartStrategy, StreamingPipelineOperator
+from airflow_provider_exactlyonce.retry import StreamingRetryPolicy
 
 DRIVER = Path(__file__).parents[1] / "control" / "contract_driver.py"
 PASSWORD = "kafka-password-4711"
@@ -40,11 +54,16 @@ class TaskInstance:
 
     dag_id, task_id, run_id, map_index = "shop", "stream", "run1", -1
 
-    def __init__(self) -> None:
+    def __init__(self, state: str = "running") -> None:
         self.pushed: dict[str, str] = {}
+        self.state = state
 
     def xcom_push(self, key: str, value: str) -> None:
         self.pushed[key] = value
+
+    def get_task_states(self, **wanted: Any) -> dict[str, dict[str, str]]:
+        assert wanted == {"dag_id": "shop", "map_index": -1, "task_ids": ["stream"], "run_ids": ["run1"]}
+        return {"run1": {"stream": self.state}}
 
 
 @pytest.fixture
@@ -75,8 +94,19 @@ def operator(tmp_path: Path, *plans: str, **options: Any) -> StreamingPipelineOp
     return StreamingPipelineOperator(task_id="stream", **{**defaults, **options})
 
 
-def execute(task: StreamingPipelineOperator, ti: TaskInstance | None = None) -> dict[str, Any]:
-    return task.execute({"ti": ti or TaskInstance()})  # type: ignore[typeddict-item]
+class OtherRun(TaskInstance):
+    run_id = "run2"
+
+
+def execute(task: StreamingPipelineOperator, ti: TaskInstance | None = None, clears: int = 0) -> dict[str, Any]:
+    context: Any = {"ti": ti or TaskInstance(), "dag_run": SimpleNamespace(clear_number=clears)}
+    return task.execute(context)
+
+
+def last_state(tmp_path: Path) -> DriverState:
+    status = statuses.read(Home(tmp_path / "home").status)
+    assert status is not None
+    return status.state
 
 
 @contextmanager
@@ -145,34 +175,86 @@ def test_the_driver_gets_home_settings_and_interpreter_and_the_secret_by_environ
 
 
 @pytest.mark.usefixtures("calls")
-def test_a_refusal_fails_the_task_without_retries_and_the_drivers_words_come_first(tmp_path: Path) -> None:
+def test_the_drivers_own_error_arrives_with_its_words_first_and_the_end_of_its_output(tmp_path: Path) -> None:
     chatter = "print=26/11/21_11:14:51_INFO_SparkEnv:_up"
-    plan = f"{chatter} print=connecting take-lease fail=RefusedError:refuse:64:the_ledger_is_foreign"
-    with pytest.raises(AirflowFailException) as caught:
+    plan = f"{chatter} print=connecting take-lease fail=BadRecordError:fix_data:67:not_JSON"
+    with pytest.raises(BadRecordError) as caught:
         execute(operator(tmp_path, plan))
     first, heading, *rest = str(caught.value).splitlines()
-    assert first == "RefusedError: the ledger is foreign"
+    assert caught.value.args == (first,) == ("BadRecordError: not JSON",)
     assert heading.endswith("driver-1.log, without Spark's INFO:")
     assert rest == ["connecting"]
+    assert caught.value.log_tail.splitlines() == [heading, *rest]
 
 
 @pytest.mark.usefixtures("calls")
-def test_a_lost_driver_fails_the_task_so_that_retries_may_follow(tmp_path: Path) -> None:
-    with pytest.raises(AirflowException, match="killed by signal 9") as caught:
-        execute(operator(tmp_path, "take-lease die", restart_strategy=RestartStrategy.none()))
-    assert not isinstance(caught.value, AirflowFailException)
-
-
-@pytest.mark.usefixtures("calls")
-def test_a_killed_task_stops_its_driver_and_is_no_success(tmp_path: Path) -> None:
+def test_a_user_who_marks_or_clears_the_task_stops_its_driver(tmp_path: Path) -> None:
     task = operator(tmp_path, "take-lease commit until-stop")
     began = time.monotonic()
-    with alarm(1.0, task.on_kill), pytest.raises(AirflowException, match="stopped at commit 1: the task was killed"):
+    with alarm(1.0, task.on_kill), pytest.raises(StopRequestedError, match="stopped at commit 1: the task was killed"):
+        execute(task, TaskInstance(state="failed"))
+    assert time.monotonic() - began < 8
+    assert last_state(tmp_path) is DriverState.STOPPED
+
+
+@pytest.mark.usefixtures("calls")
+def test_a_user_may_want_the_driver_to_go_on_without_the_task(tmp_path: Path) -> None:
+    task = operator(tmp_path, "take-lease commit sleep=2 end=finished", stop_on_kill=False)
+    with alarm(1.0, task.on_kill), pytest.raises(StopRequestedError, match="its driver goes on"):
+        execute(task, TaskInstance(state="restarting"))
+    assert last_state(tmp_path) is DriverState.RUNNING
+    assert execute(operator(tmp_path, "exit=1"))["commit"] == 1, "the next try finds it"
+
+
+@pytest.mark.usefixtures("calls")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "worker shuts down; the driver was stopped at commit 1"),
+        ({"on_worker_shutdown": "stop_with_savepoint"}, "worker shuts down; the driver was stopped at commit 1"),
+        ({"retries": 1}, "the driver goes on, and the next try takes it over"),
+    ],
+    ids=["kill", "stop_with_savepoint", "detach"],
+)
+def test_a_worker_that_shuts_down_does_with_the_driver_what_was_chosen(
+    tmp_path: Path, options: dict[str, Any], message: str, calls: Callable[[], list[dict[str, Any]]]
+) -> None:
+    plans = ("take-lease commit until-stop", "take-lease commit end=finished")
+    task = operator(tmp_path, *plans, **options)
+    with alarm(1.0, task.on_kill), pytest.raises(WorkerShutdownError, match=message) as caught:
         execute(task)
-    assert time.monotonic() - began < 5
-    status = statuses.read(Home(tmp_path / "home").status)
-    assert status is not None
-    assert status.state is statuses.DriverState.STOPPED
+    assert StreamingRetryPolicy().evaluate(caught.value, 1, 1).action is RetryAction.RETRY
+    home = Home(tmp_path / "home")
+    detached = "retries" in options
+    assert last_state(tmp_path) is (DriverState.RUNNING if detached else DriverState.STOPPED)
+    requests = list(home.commands.glob("savepoint-*.json"))
+    assert len(requests) == (options.get("on_worker_shutdown") == "stop_with_savepoint")
+    if detached:
+        held = leases.read(home.lease)
+        assert held is not None
+        commands.request_stop(home, held.token, reason="test")
+        with pytest.raises(StopRequestedError, match="somebody stopped the driver"):
+            execute(operator(tmp_path, *plans))
+    else:
+        assert execute(operator(tmp_path, *plans))["commit"] == 2, "the next try begins anew"
+    assert len(calls()) == (1 if detached else 2)
+
+
+@pytest.mark.usefixtures("calls")
+def test_a_worker_shuts_down_when_airflow_does_not_answer(tmp_path: Path) -> None:
+    task, ti = operator(tmp_path, "take-lease commit until-stop"), TaskInstance()
+    ti.get_task_states = None  # type: ignore[method-assign, assignment]
+    with alarm(1.0, task.on_kill), pytest.raises(WorkerShutdownError):
+        execute(task, ti)
+
+
+def test_a_driver_is_not_left_alone_without_a_next_try() -> None:
+    with pytest.raises(ValueError, match="needs retries of at least 1"):
+        StreamingPipelineOperator(task_id="stream", application="a", checkpoint="/h", on_worker_shutdown="detach")
+    with pytest.raises(ValueError, match="on_worker_shutdown='leave': one of detach, stop_with_savepoint, kill"):
+        StreamingPipelineOperator(task_id="stream", application="a", checkpoint="/h", on_worker_shutdown="leave")
+    with pytest.raises(ValueError, match="if_running='wait': one of adopt, fail, replace"):
+        StreamingPipelineOperator(task_id="stream", application="a", checkpoint="/h", if_running="wait")
 
 
 def test_a_task_that_is_killed_before_its_driver_starts_starts_none(
@@ -180,17 +262,56 @@ def test_a_task_that_is_killed_before_its_driver_starts_starts_none(
 ) -> None:
     task = operator(tmp_path, "take-lease end=finished")
     task.on_kill()
-    with pytest.raises(AirflowException, match="before a driver was started"):
-        execute(task)
+    with pytest.raises(StopRequestedError, match="before a driver was started"):
+        execute(task, TaskInstance(state="failed"))
     assert calls() == []
     assert intents.read(Home(tmp_path / "home").intent) is None
+
+
+@pytest.mark.usefixtures("calls")
+def test_an_execution_time_out_stops_the_driver(tmp_path: Path) -> None:
+    task = operator(tmp_path, "take-lease commit until-stop")
+    with timeout(1), pytest.raises(AirflowTaskTimeout):
+        execute(task)
+    assert last_state(tmp_path) is DriverState.STOPPED
+
+
+@pytest.mark.usefixtures("calls")
+def test_until_running_leaves_a_driver_that_runs(tmp_path: Path) -> None:
+    plan = "take-lease commit until-stop"
+    assert execute(operator(tmp_path, plan, until="running"))["run"] == 1
+    again = execute(operator(tmp_path, "exit=1", until="running"), OtherRun())
+    assert again["run"] == 1, "the next run finds it running"
+    forever = operator(tmp_path, "exit=1", until="forever")
+    home = Home(tmp_path / "home")
+    held = leases.read(home.lease)
+    assert held is not None
+    with alarm(1.0, lambda: commands.request_stop(home, held.token, reason="test")):
+        assert execute(forever, OtherRun())["commit"] == 1
+
+
+def test_a_target_goes_to_the_driver_under_a_name_that_all_tries_share(
+    tmp_path: Path, calls: Callable[[], list[dict[str, Any]]]
+) -> None:
+    plans = ("take-lease exit=1", "take-lease commit end=finished")
+    until = Commits("3")
+    once = RestartStrategy.none()
+    with pytest.raises(DriverFailedError):
+        execute(operator(tmp_path, *plans, until=until, restart_strategy=once))
+    execute(operator(tmp_path, *plans, until=until, restart_strategy=once))
+    execute(operator(tmp_path, *plans, until=until), clears=1)
+    first, second, third = ([*call["arguments"]] for call in calls())
+    at = first.index("--until")
+    assert first[at : at + 3] == ["--until", "commits:3", "--goal"]
+    assert first[at + 3] == second[at + 3] != third[at + 3], "a task that is cleared after it was done counts anew"
 
 
 @pytest.mark.usefixtures("calls")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"until": "tomorrow"}, "until='tomorrow': one of available, forever"),
+        ({"until": "tomorrow"}, "until='tomorrow': one of available, forever, commits:N"),
+        ({"until": Commits(0)}, "until='commits:0': one of"),
         ({"application": "jobs/none.py"}, r"application='jobs/none\.py' is not there, looked up from"),
         ({"checkpoint": "s3://bucket/home"}, "homes are local paths"),
         ({"conf": {"spark.task.maxFailures": 4}}, r"spark\.task\.maxFailures is '4'; it must be '1'"),
@@ -199,7 +320,7 @@ def test_a_task_that_is_killed_before_its_driver_starts_starts_none(
 def test_what_can_not_be_is_refused_before_anything_starts(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(AirflowFailException, match=message):
+    with pytest.raises(RefusedError, match=message):
         execute(operator(tmp_path, "exit=1", **options))
     assert not (tmp_path / "home").exists()
 

@@ -22,7 +22,7 @@ def get_provider_info() -> dict[str, Any]:
                 "tags": ["apache", "software"],
             }
         ],
-        "operators": [_modules("operators.savepoint", "operators.streaming")],
+        "operators": [_modules("operators.retry", "operators.savepoint", "operators.streaming")],
         "sensors": [
             _modules("sensors.commit_gate", "sensors.kafka_transactions", "sensors.pipeline_state", "sensors.polling")
         ],

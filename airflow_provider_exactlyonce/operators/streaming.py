@@ -20,8 +20,8 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.health import HealthRules
 from airflow_provider_exactlyonce.links import spark as links
+from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
 from airflow_provider_exactlyonce.restart import RestartStrategy
-from airflow_provider_exactlyonce.retry import StreamingRetryPolicy
 from airflow_provider_exactlyonce.triggers.pipeline import PipelineTrigger
 from airflow_provider_exactlyonce.until import Commits, Watermark
 
@@ -34,7 +34,14 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
     from airflow_provider_exactlyonce.control.task_request import TaskRequest
 
-__all__ = ["Commits", "HealthRules", "RestartStrategy", "StreamingPipelineOperator", "Watermark"]
+__all__ = [
+    "Commits",
+    "HealthRules",
+    "RestartStrategy",
+    "StreamingPipelineOperator",
+    "StreamingRetryPolicy",
+    "Watermark",
+]
 
 _IF_RUNNING: Final = ("adopt", "fail", "replace")
 _ON_SHUTDOWN: Final = ("detach", "stop_with_savepoint", "kill")

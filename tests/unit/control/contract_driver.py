@@ -1,8 +1,8 @@
 """A driver that speaks the control contract and runs no Spark: a real process for the supervisor's tests.
 
-``contract_driver.py --home HOME --until UNTIL [--goal NAME] PLAN [PLAN ...]``: the n-th start for a home follows the n-th plan, the
-last plan again when there are more starts. A plan is a list of steps, separated by spaces, each ``name`` or
-``name=argument``.
+``contract_driver.py --home HOME --until UNTIL [--goal NAME] PLAN [PLAN ...]``: the n-th start for a home follows the
+n-th plan, the last plan again when there are more starts. A plan is a list of steps, separated by spaces, each ``name``
+or ``name=argument``.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ from airflow_provider_exactlyonce.exceptions import (
     StopRequestedError,
     WorkerShutdownError,
 )
+from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
 from airflow_provider_exactlyonce.operators.streaming import Commits, RestartStrategy, StreamingPipelineOperator
-from airflow_provider_exactlyonce.retry import StreamingRetryPolicy
 
 DRIVER = Path(__file__).parents[1] / "control" / "contract_driver.py"
 PASSWORD = "kafka-password-4711"

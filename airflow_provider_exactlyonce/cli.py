@@ -28,6 +28,7 @@ from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.check_command import add_check_parser
 from airflow_provider_exactlyonce.streaming.rescale_command import add_rescale_parser
 from airflow_provider_exactlyonce.transactions.command import add_transactions_parser
+from airflow_provider_exactlyonce.upgrade.command import add_upgrade_parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_restore_parser(subparsers)
     add_rescale_parser(subparsers)
     add_check_parser(subparsers)
+    add_upgrade_parser(subparsers, submit_command)
     add_audit_parser(subparsers)
     add_doctor_parser(subparsers)
     add_transactions_parser(subparsers)

@@ -35,13 +35,14 @@ class Step(StrEnum):
     WATCH_OLD = "watch-old"  # until it has caught up
     DONE = "done"  # the new version is in use
     ROLLED_BACK = "rolled-back"  # the old version is in use again, and runs
+    CHECKED = "checked"  # the end of a dry run: nothing was touched, and nothing speaks against it
     UNSTABLE = "unstable"  # the new version is in use, as it was asked for, and not stable
     REFUSED = "refused"  # nothing was touched
     FAILED = "failed"  # a person is needed
 
 
 #: After these nothing follows.
-ENDS: Final = frozenset({Step.DONE, Step.ROLLED_BACK, Step.UNSTABLE, Step.REFUSED, Step.FAILED})
+ENDS: Final = frozenset({Step.DONE, Step.CHECKED, Step.ROLLED_BACK, Step.UNSTABLE, Step.REFUSED, Step.FAILED})
 #: While these are taken, nobody else may start a driver.
 _HOLDING: Final = frozenset(Step) - ENDS - {Step.CHECK, Step.COMPARE}
 
@@ -81,18 +82,19 @@ class Plan:
     :param id: hexadecimal digits; what is asked of drivers is named by them
     :param application: the new version's file, None for a rollback by hand
     :param job_hash: SHA-256 of it
-    :param new: the version that is left in the end if all goes well; None before the check
-    :param old: the version in use at the start, None before the check
+    :param new: its version, None before the check
+    :param old: the version in use at the start, or that a rollback goes back to; None before the check
     :param savepoint: what a rollback goes back to
     :param pinned: whether this plan has pinned it
+    :param unpin: savepoints of earlier upgrades that are pinned until this one has ended well
     :param token: start token of the driver that this plan starts
     :param log: that driver's output
     :param entered: when the step was begun, seconds since the epoch
     :param lag_peak: the most source records that were not committed, up to the new version's first commit
-    :param base_commit: the newest commit when the new version was started
     :param check: the answer of the compatibility check
     :param shadow: the report of the shadow run
-    :param reason: why it was not stable, or refused
+    :param reason: why it was refused, was not stable or failed; or why nothing was to be done
+    :param error: class name of the error that the reason is the message of
     """
 
     id: str
@@ -105,15 +107,16 @@ class Plan:
     old: str | None = None
     savepoint: str | None = None
     pinned: bool = False
+    unpin: tuple[str, ...] = ()
     token: str | None = None
     log: str | None = None
     started: float = field(default_factory=time.time)
     entered: float = field(default_factory=time.time)
     lag_peak: int = 0
-    base_commit: int = 0
     check: dict[str, Any] | None = None
     shadow: dict[str, Any] | None = None
     reason: str | None = None
+    error: str | None = None
 
     @property
     def is_over(self) -> bool:
@@ -146,12 +149,13 @@ def read(home: Home, *, dry_run: bool = False) -> Plan | None:
     body = documents.read(path_of(home, dry_run=dry_run))
     if body is None:
         return None
-    options = {**body.pop("options")}
+    options = body.pop("options")
     known = {name: value for name, value in body.items() if name != "schema"}
     return Plan(
         **{
             **known,
             "step": Step(body["step"]),
+            "unpin": tuple(body["unpin"]),
             "options": Options(**{**options, "compare": tuple(options["compare"])}),
         }
     )

@@ -11,9 +11,11 @@ class Wait:
 
     :param token: start token of the driver that is asked
     :param request: the savepoint that it is asked for, None when its end is waited for
-    :param commits: or that it has made so many commits, None when its end alone is waited for
+    :param commits: or that it runs and has made so many commits, None when its end alone is waited for
+    :param seconds: after so many there is something to do in any case
     """
 
     token: str
     request: str | None = None
     commits: int | None = None
+    seconds: float = 60.0

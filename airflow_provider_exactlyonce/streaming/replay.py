@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, parse_offsets
@@ -29,7 +29,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.recorded import RecordedCommits, Stretch, check_input
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.batch import Batch
-from airflow_provider_exactlyonce.streaming.run import Run
+from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.spark_steering import SteeredQuery, SteeringError
 from airflow_provider_exactlyonce.streaming.start_checks import replay_is_needed
 
@@ -42,6 +42,21 @@ log = logging.getLogger(__name__)
 _STALL_SECONDS: Final = 120.0
 _START_SECONDS: Final = 60.0
 _NO_REASON_SECONDS: Final = 10.0
+
+
+class Stay(Protocol):
+    """What a replay needs to know of a run."""
+
+    @property
+    def options(self) -> RunOptions:
+        """How it was started."""
+
+    @property
+    def lineage(self) -> Lineage:
+        """The lineage that is brought up."""
+
+    def rebase(self, batch: int, commit: int) -> None:
+        """Note that a batch of the lineage is this commit, and those after it follow."""
 
 
 class OneStartPerBatchError(ExactlyOnceError):
@@ -60,7 +75,7 @@ class Replay:
     def __init__(
         self,
         spark: SparkSession,
-        run: Run,
+        run: Stay,
         checkpoint: Checkpoint,
         commits: RecordedCommits,
         *,

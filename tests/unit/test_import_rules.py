@@ -19,12 +19,23 @@ PACKAGE = "airflow_provider_exactlyonce"
 ROOT = Path(airflow_provider_exactlyonce.__file__).parent
 
 AIRFLOW_HALF = ("operators", "sensors", "triggers", "hooks", "links", "assets")
-RUNTIME_HALF = ("streaming", "kafka", "ledger", "control", "checkpoint", "devkit", "audit", "transactions", "doctor")
+RUNTIME_HALF = (
+    "streaming",
+    "kafka",
+    "ledger",
+    "control",
+    "checkpoint",
+    "devkit",
+    "audit",
+    "transactions",
+    "doctor",
+    "upgrade",
+)
 HEAVY = ("pyspark", "confluent_kafka", "kafka")
 
 #: What each part may import of the others; everybody may import the plain modules at the top (exceptions and so on).
 BELOW: dict[str, set[str]] = {
-    "operators": {"links", "triggers", "hooks", "control", "ledger", "checkpoint", "streaming.settings"},
+    "operators": {"links", "triggers", "hooks", "control", "ledger", "checkpoint", "upgrade", "streaming.settings"},
     "sensors": {"triggers", "hooks", "ledger", "control", "transactions"},
     "triggers": {"hooks", "ledger", "control", "transactions"},
     "hooks": {"control", "ledger", "checkpoint", "streaming.settings", "devkit"},
@@ -33,6 +44,7 @@ BELOW: dict[str, set[str]] = {
     "transactions": {"control", "ledger", "kafka"},
     "streaming": {"control", "ledger", "checkpoint", "kafka"},
     "audit": {"ledger", "kafka"},
+    "upgrade": {"control", "ledger", "checkpoint", "kafka", "audit", "streaming"},
     "doctor": {"control", "ledger", "checkpoint", "kafka", "audit", "transactions", "streaming.start_checks"},
     "checkpoint": {"control", "ledger", "kafka"},
     "ledger": {"kafka"},

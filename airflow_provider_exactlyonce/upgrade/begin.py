@@ -1,0 +1,131 @@
+"""Begins an upgrade, a dry run of one, or a rollback by hand: writes its plan, and takes no step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.control import releases, upgrade_plan
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, Step
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
+
+_ON_UNSTABLE = ("rollback", "fail")
+
+
+def begin_upgrade(
+    home: Home, pipeline: str, application: str, options: Options, *, request: str, dry_run: bool = False
+) -> Plan:
+    """Return the plan of an upgrade: a new one, or the one that this request, or another one to the same file, has.
+
+    :param application: the new version's file, a local path
+    :param request: hexadecimal digits; who they belong to upgrades once
+    :param dry_run: take only the steps that touch nothing
+    :raises RefusedError: when an option can't be, or there is no such file
+    :raises AlreadyRunningError: when an upgrade to another file is under way
+    """
+    _check(options)
+    file = Path(application)
+    job_hash = releases.hash_of(file)
+    with upgrade_plan.working_on(home):
+        found = upgrade_plan.read(home, dry_run=dry_run)
+        if found is not None and found.id == request:
+            return found
+        if job_hash is None:
+            raise RefusedError(f"there is no job file {application!r}")
+        if found is not None and not found.is_over and not dry_run:
+            if found.job_hash == job_hash:
+                return found  # of somebody who was lost
+            raise AlreadyRunningError(
+                f"{found.sentence}; repeat that one to its end, or go back: exactlyonce rollback {pipeline}"
+            )
+        plan = Plan(
+            id=request,
+            pipeline=pipeline,
+            step=Step.CHECK,
+            options=options,
+            application=str(file.resolve()),
+            job_hash=job_hash,
+        )
+        upgrade_plan.write(home, plan, dry_run=dry_run)
+        return plan
+
+
+def begin_rollback(
+    home: Home,
+    pipeline: str,
+    options: Options,
+    *,
+    request: str,
+    version: str | None = None,
+    savepoint: str | None = None,
+) -> Plan:
+    """Return the plan of a rollback: of what the last upgrade has done or is doing, or to a version and savepoint.
+
+    :param request: hexadecimal digits; who they belong to rolls back once
+    :param version: the version to go back to, None for that of the savepoint, or the one before the last upgrade
+    :param savepoint: the savepoint to go back to, None for the one that the last upgrade has kept, or the version's
+        newest
+    :raises RefusedError: when there is nothing to go back to
+    """
+    with upgrade_plan.working_on(home):
+        found = upgrade_plan.read(home)
+        if found is not None and found.id == request:
+            return found
+        version, savepoint = _target(home, pipeline, found, version, savepoint)
+        if releases.application(home, version) is None:
+            raise RefusedError(
+                f"{home.path} has no copy of the job's file of version {version}: only versions that have run there "
+                "can be gone back to"
+            )
+        plan = Plan(
+            id=request,
+            pipeline=pipeline,
+            step=Step.STOP_NEW,
+            options=options,
+            old=version,
+            savepoint=savepoint,
+            unpin=_pinned_by(home, found),
+        )
+        upgrade_plan.write(home, plan)
+        return plan
+
+
+def _target(
+    home: Home, pipeline: str, found: Plan | None, version: str | None, savepoint: str | None
+) -> tuple[str, str]:
+    savepoints = Savepoints(home.savepoints)
+    if savepoint is not None:
+        return version or savepoints.get(savepoint).version, savepoint
+    if version is None:
+        if found is not None and not found.is_over and found.old and found.savepoint:
+            return found.old, found.savepoint
+        release = releases.read(home)
+        if release is not None and release.previous and release.savepoint:
+            return release.previous, release.savepoint
+        raise RefusedError(
+            f"pipeline {pipeline} has no upgrade to roll back; name a version, or a savepoint: exactlyonce savepoint "
+            f"list {pipeline}"
+        )
+    of_version = [one.id for one in savepoints.list() if one.version == version]
+    if not of_version:
+        known = ", ".join(sorted({one.version for one in savepoints.list()})) or "none"
+        raise RefusedError(f"there is no savepoint of version {version} in {savepoints.directory}; of these: {known}")
+    return version, of_version[-1]
+
+
+def _pinned_by(home: Home, found: Plan | None) -> tuple[str, ...]:
+    """Return the savepoints that an upgrade has pinned and nobody refers to once this rollback is done."""
+    release = releases.read(home)
+    pinned = [release.savepoint] if release is not None and release.pinned and release.savepoint else []
+    if found is not None and not found.is_over:
+        pinned += [*found.unpin, *([found.savepoint] if found.pinned and found.savepoint else [])]
+    return tuple(dict.fromkeys(pinned))
+
+
+def _check(options: Options) -> None:
+    if options.on_unstable not in _ON_UNSTABLE:
+        raise RefusedError(f"on_unstable={options.on_unstable!r}: one of {', '.join(_ON_UNSTABLE)}")
+    for name in ("shadow_commits", "stable_after", "stable_timeout", "stop_timeout"):
+        if getattr(options, name) < 0:
+            raise RefusedError(f"{name}={getattr(options, name)}: not negative")

@@ -1,0 +1,198 @@
+"""Compares the rows of two versions of a pipeline: which are missing, which are extra, which have changed, and where.
+
+Rows belong together when topic and key are the same. Of those that differ, the two that have most values in common are
+taken for one row that has changed; rows without a key are never paired.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Final
+
+#: Values by column.
+Content = dict[str, Any]
+_EXAMPLES: Final = 5
+#: Above so many possible pairs of one key, rows are paired in their order.
+_PAIRS_TRIED: Final = 250_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One record of the sink.
+
+    :param content: its columns; a value that is no JSON object is the column ``value``
+    """
+
+    topic: str
+    key: bytes | None
+    content: Content
+
+
+@dataclass(kw_only=True)
+class Differences:
+    """What was found.
+
+    :param columns: those that were compared
+    :param columns_left_out: those that only one version has, or that were not asked for
+    :param counts: {kind: rows}: ``missing``, ``extra``, ``changed``, and ``changed.<column>`` for each
+    :param examples: {kind: rows}, of the first three kinds
+    """
+
+    delivered: int = 0
+    recomputed: int = 0
+    equal: int = 0
+    columns: list[str] = field(default_factory=list)
+    columns_left_out: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+
+    def unintended(self, allow: Mapping[str, int | None]) -> list[str]:
+        """Return the kinds that were not allowed, or are more than were.
+
+        :param allow: {kind: how many, None for any number}; ``changed`` stands for all columns
+        """
+
+        def is_allowed(kind: str) -> bool:
+            limit = allow[kind]
+            return limit is None or self.counts[kind] <= limit
+
+        found = [kind for kind in ("missing", "extra") if self.counts[kind]]
+        if "changed" in allow:
+            found += ["changed"] if self.counts["changed"] else []
+        else:
+            found += sorted(kind for kind in self.counts if kind.startswith("changed."))
+        return [kind for kind in found if kind not in allow or not is_allowed(kind)]
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        body = {
+            "delivered": self.delivered,
+            "recomputed": self.recomputed,
+            "equal": self.equal,
+            "columns": self.columns,
+            "columns_left_out": self.columns_left_out,
+            "counts": dict(sorted(self.counts.items())),
+            "examples": dict(self.examples),
+        }
+        found: dict[str, Any] = json.loads(json.dumps(body, default=float))
+        return found
+
+
+def decode(topic: str, key: bytes | None, value: bytes | None) -> Row:
+    """Return a record of the sink as a row."""
+    text = None if value is None else value.decode(errors="backslashreplace")
+    try:
+        content = None if text is None else json.loads(text, parse_float=Decimal)
+    except ValueError:
+        content = None
+    return Row(topic=topic, key=key, content=content if isinstance(content, dict) else {"value": text})
+
+
+def compare(
+    delivered: Iterable[Row],
+    recomputed: Iterable[Row],
+    *,
+    columns: Sequence[str] = (),
+    function: Callable[[Content], Content | None] | None = None,
+) -> Differences:
+    """Compare what was delivered with what another version gives for the same input.
+
+    :param columns: compare these only, empty for those that both have
+    :param function: makes of a row what is compared of it; None leaves the row out
+    """
+    old, new = _applied(delivered, function), _applied(recomputed, function)
+    known = [sorted({name for row in rows for name in row.content}) for rows in (old, new)]
+    common = set(known[0]) & set(known[1]) if known[0] and known[1] else {*known[0], *known[1]}
+    compared = list(columns) or sorted(common)
+    found = Differences(
+        delivered=len(old),
+        recomputed=len(new),
+        columns=compared,
+        columns_left_out=sorted({*known[0], *known[1]} - set(compared)),
+    )
+    groups: dict[tuple[str, bytes | None], tuple[list[Row], list[Row]]] = defaultdict(lambda: ([], []))
+    for side, rows in enumerate((old, new)):
+        for row in rows:
+            groups[row.topic, row.key][side].append(row)
+    for (_, key), (left, right) in sorted(groups.items(), key=lambda one: (one[0][0], one[0][1] or b"")):
+        _judge(found, compared, *_unequal(found, compared, left, right), may_pair=key is not None)
+    return found
+
+
+def _applied(rows: Iterable[Row], function: Callable[[Content], Content | None] | None) -> list[Row]:
+    if function is None:
+        return list(rows)
+    made = ((row, function(row.content)) for row in rows)
+    return [Row(topic=row.topic, key=row.key, content=content) for row, content in made if content is not None]
+
+
+def _unequal(
+    found: Differences, columns: Sequence[str], left: list[Row], right: list[Row]
+) -> tuple[list[Row], list[Row]]:
+    """Return the rows of either side that have no equal one on the other."""
+    counts = Counter(_text(row, columns) for row in right)
+    only_left = []
+    for row in left:
+        text = _text(row, columns)
+        if counts[text]:
+            counts[text] -= 1
+            found.equal += 1
+        else:
+            only_left.append(row)
+    only_right = []
+    for row in reversed(right):  # the newest of equal ones is left over
+        text = _text(row, columns)
+        if counts[text]:
+            counts[text] -= 1
+            only_right.append(row)
+    return only_left, only_right[::-1]
+
+
+def _judge(found: Differences, columns: Sequence[str], left: list[Row], right: list[Row], *, may_pair: bool) -> None:
+    for one, other in _pairs(columns, left, right) if may_pair else []:
+        differ = [name for name in columns if _value(one.content.get(name)) != _value(other.content.get(name))]
+        found.counts["changed"] += 1
+        found.counts.update(f"changed.{name}" for name in differ)
+        example = {**_shown(one), "recomputed": other.content, "columns": differ}
+        _keep(found, "changed", {"delivered" if name == "content" else name: of for name, of in example.items()})
+        left.remove(one)
+        right.remove(other)
+    for kind, rows in (("missing", left), ("extra", right)):
+        for row in rows:
+            found.counts[kind] += 1
+            _keep(found, kind, _shown(row))
+
+
+def _pairs(columns: Sequence[str], left: list[Row], right: list[Row]) -> list[tuple[Row, Row]]:
+    if len(left) * len(right) > _PAIRS_TRIED:
+        return list(zip(left, right, strict=False))
+    pairs, free = [], list(right)
+    for one in left[: len(right)]:
+        values = {name: _value(one.content.get(name)) for name in columns}
+        best = max(free, key=lambda other: sum(_value(other.content.get(name)) == of for name, of in values.items()))
+        free.remove(best)
+        pairs.append((one, best))
+    return pairs
+
+
+def _keep(found: Differences, kind: str, example: Mapping[str, Any]) -> None:
+    if len(found.examples[kind]) < _EXAMPLES:
+        found.examples[kind].append(example)
+
+
+def _shown(row: Row) -> dict[str, Any]:
+    key = None if row.key is None else row.key.decode(errors="backslashreplace")
+    return {"topic": row.topic, "key": key, "content": row.content}
+
+
+def _text(row: Row, columns: Sequence[str]) -> str:
+    return _value([row.content.get(name) for name in columns])
+
+
+def _value(value: Any) -> str:
+    """Return a text that is equal for equal values: 1.50 and 1.5 are."""
+    return json.dumps(value, sort_keys=True, default=lambda number: f"{number.normalize():f}")

@@ -1,0 +1,394 @@
+"""Takes the steps of an upgrade's plan. Operators, the retries of their tasks and the command all call this.
+
+Every step is on disk before it is taken and may be taken twice; see
+:class:`~airflow_provider_exactlyonce.control.upgrade_plan.Step`. What a step finds out is written with the next one.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.checkpoint.request import Taking, not_answered
+from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
+from airflow_provider_exactlyonce.checkpoint.stop import Stop, not_stopped
+from airflow_provider_exactlyonce.control import drivers, launching, releases, stopping, upgrade_plan, verdict
+from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.intent import Intent
+from airflow_provider_exactlyonce.control.processes import ChildDriver
+from airflow_provider_exactlyonce.control.releases import Release
+from airflow_provider_exactlyonce.control.status import DriverState
+from airflow_provider_exactlyonce.control.upgrade_plan import Plan, Step
+from airflow_provider_exactlyonce.control.waiting import Wait
+from airflow_provider_exactlyonce.exceptions import (
+    AlreadyRunningError,
+    ExactlyOnceError,
+    IncompatibleVersionError,
+    RefusedError,
+    ShadowDiffersError,
+    UpgradeUnstableError,
+)
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.upgrade import shadow_run, stability
+from airflow_provider_exactlyonce.upgrade.tools import Tools, check_version
+
+_POLL_SECONDS: Final = 1.0
+#: How a plan's error comes back as itself.
+_ERRORS: Final[Mapping[str, type[ExactlyOnceError]]] = {
+    error.__name__: error
+    for error in (RefusedError, IncompatibleVersionError, ShadowDiffersError, UpgradeUnstableError)
+}
+
+
+class Upgrade:
+    """One plan, and the tools to carry it out.
+
+    :param home: of the pipeline
+    :param plan: as it was begun
+    :param dry_run: it is a dry run's
+    """
+
+    def __init__(self, home: Home, plan: Plan, tools: Tools, *, dry_run: bool = False) -> None:
+        self._home: Final = home
+        self._id: Final = plan.id
+        self._pipeline: Final = plan.pipeline
+        self._tools: Final = tools
+        self._dry_run: Final = dry_run
+        self._child: ChildDriver | None = None  # it is reaped when this object is asked again, or our process ends
+        self._steps: Final[Mapping[Step, Callable[[Plan], Plan | Wait]]] = {
+            Step.CHECK: self._check,
+            Step.COMPARE: self._compare,
+            Step.STOP: self._stop,
+            Step.START: self._start,
+            Step.WATCH: self._watch,
+            Step.STOP_NEW: self._stop_new,
+            Step.RESTORE: self._restore,
+            Step.START_OLD: self._start_old,
+            Step.WATCH_OLD: self._watch_old,
+        }
+
+    def advance(self) -> Plan | Wait:
+        """Take all steps that can be taken now; returns the plan when it is over, or what has to happen first.
+
+        :raises AlreadyRunningError: when somebody else works on it, or has replaced it
+        :raises ExactlyOnceError: when a step failed and may be taken again
+        """
+        with upgrade_plan.working_on(self._home):
+            plan = self._read()
+            while not plan.is_over:
+                failpoints.reach(f"upgrade-{plan.step}")
+                found = self._steps[plan.step](plan)
+                if isinstance(found, Wait):
+                    return found
+                failpoints.reach(f"upgrade-{plan.step}-taken")
+                plan = replace(found, entered=time.time())
+                upgrade_plan.write(self._home, plan, dry_run=self._dry_run)
+                self._tools.tell(f"{plan.step}" + (f": {plan.reason}" if plan.reason else ""))
+            return plan
+
+    def run(self) -> Plan:
+        """Take all steps, and wait where it has to be.
+
+        :raises ExactlyOnceError: as :meth:`advance` does
+        """
+        while isinstance(found := self.advance(), Wait):
+            time.sleep(_POLL_SECONDS)
+        return found
+
+    def _read(self) -> Plan:
+        plan = upgrade_plan.read(self._home, dry_run=self._dry_run)
+        if plan is None or plan.id != self._id:
+            what = plan.sentence if plan is not None else "its plan is gone"
+            raise AlreadyRunningError(f"this upgrade of {self._pipeline} was replaced: {what}")
+        return plan
+
+    # -- nothing is touched -----------------------------------------------------------------------------------------
+
+    def _check(self, plan: Plan) -> Plan | Wait:
+        """Compare the new version with a savepoint of the version in use."""
+        try:
+            old = self._version_in_use(plan)
+            if plan.options.on_unstable == "rollback" and releases.application(self._home, old) is None:
+                raise RefusedError(
+                    f"{self._home.path} has no copy of the job's file of version {old}, which a rollback would start: "
+                    "start the pipeline once with this release of the package, or upgrade with on_unstable=fail"
+                )
+            savepoint = self._savepoint_to_check(plan, old)
+            if isinstance(savepoint, Wait):
+                return savepoint
+            path = self._home.savepoints / savepoint.id
+            answer = check_version(self._tools, str(plan.application), plan.pipeline, path)
+        except RefusedError as error:
+            if isinstance(error, AlreadyRunningError):
+                raise
+            return _refused(plan, error)
+        found = replace(plan, old=old, new=answer["version"], savepoint=savepoint.id, check=answer)
+        if answer["version"] == old:
+            return replace(found, step=Step.DONE, reason=f"version {old} is in use already")
+        if answer["verdict"] == "incompatible":
+            return _refused(found, IncompatibleVersionError(_why_incompatible(answer)))
+        return replace(found, step=Step.COMPARE)
+
+    def _version_in_use(self, plan: Plan) -> str:
+        release = releases.read(self._home)
+        if release is not None:
+            return release.version
+        with LedgerReader(self._tools.config(), plan.pipeline) as reader:
+            tail = reader.tail()
+        if tail is None or tail.claim is None:
+            raise RefusedError(f"pipeline {plan.pipeline} has no ledger on this cluster: nothing was ever committed")
+        return tail.claim.version
+
+    def _savepoint_to_check(self, plan: Plan, old: str) -> Savepoint | Wait:
+        savepoints, lineage = Savepoints(self._home.savepoints), self._home.current()
+        fitting = [
+            one
+            for one in savepoints.list()
+            if one.version == old
+            and lineage is not None
+            and one.lineage == lineage.id
+            and not savepoints.verify(one.id)
+        ]
+        if fitting:
+            return fitting[-1]
+        taking = Taking(self._home, plan.pipeline, self._tools.config, request=f"{plan.id}a", label="before an upgrade")
+        taken = taking.advance()
+        if taken is not None:
+            return taken
+        self._limit(plan, plan.options.stop_timeout, not_answered(self._home, taking.asked()))
+        return Wait(token=taking.asked() or "", request=f"{plan.id}a", seconds=plan.options.stop_timeout)
+
+    def _limit(self, plan: Plan, seconds: float, error: ExactlyOnceError) -> None:
+        """Raise when a step has taken longer; the next try has as long again."""
+        if time.time() - plan.entered > seconds:
+            upgrade_plan.write(self._home, replace(plan, entered=time.time()), dry_run=self._dry_run)
+            raise error
+
+    def _compare(self, plan: Plan) -> Plan:
+        """Repeat the newest commits with the new version, and compare what it gives with what was delivered."""
+        following = Step.CHECKED if self._dry_run else Step.STOP
+        if plan.options.shadow_commits == 0:
+            return replace(plan, step=following)
+        try:
+            report = shadow_run.run(self._home, plan, self._tools)
+        except RefusedError as error:
+            return _refused(plan, error)
+        found = replace(plan, shadow=report)
+        if report["intended"]:
+            return replace(found, step=following)
+        return _refused(found, ShadowDiffersError(shadow_run.sentence(report)))
+
+    # -- forward ----------------------------------------------------------------------------------------------------
+
+    def _stop(self, plan: Plan) -> Plan | Wait:
+        """Stop the old version with a savepoint, and let the new one be the version in use."""
+        options = plan.options
+        stop = Stop(
+            self._home,
+            plan.pipeline,
+            self._tools.config,
+            request=plan.id,
+            reason=f"an upgrade to version {plan.new}",
+            savepoint=options.savepoint,
+        )
+        found = stop.advance()
+        if isinstance(found, Wait):
+            self._limit(
+                plan, options.stop_timeout, not_stopped(self._home, plan.pipeline, found.token, options.stop_timeout)
+            )
+            return replace(found, seconds=options.stop_timeout)
+        savepoint = found.savepoint.id if found.savepoint is not None else str(plan.savepoint)
+        savepoints, before = Savepoints(self._home.savepoints), releases.read(self._home)
+        pinned = not savepoints.get(savepoint).pinned
+        savepoints.pin(savepoint)
+        unpin = [before.savepoint] if before is not None and before.pinned and before.savepoint else []
+        return replace(
+            plan,
+            step=Step.START,
+            savepoint=savepoint,
+            pinned=pinned or plan.pinned,
+            unpin=tuple(one for one in unpin if one != savepoint),
+            token=str(uuid.uuid4()),
+        )
+
+    def _start(self, plan: Plan) -> Plan:
+        """Start the new version's driver; from here on it is the version in use."""
+        release = Release(
+            version=str(plan.new),
+            since=int(plan.entered * 1000),
+            previous=plan.old,
+            savepoint=plan.savepoint,
+            pinned=plan.pinned,
+        )
+        releases.write(self._home, release)
+        try:
+            return replace(plan, step=Step.WATCH, log=self._start_driver(plan, str(plan.application)))
+        except RefusedError as error:
+            return self._unstable(plan, f"its driver could not be started: {error}")
+
+    def _watch(self, plan: Plan) -> Plan | Wait:
+        """Wait until the new version is stable."""
+        self._reap()
+        seen = stability.look(self._home, plan, self._tools.config())
+        if seen.unstable is not None:
+            return self._unstable(plan, seen.unstable)
+        if seen.stable is not None:
+            self._unpin(plan.unpin)
+            return replace(plan, step=Step.DONE, reason=f"stable after {seen.stable}")
+        if seen.commits == 0 and seen.lag > plan.lag_peak:
+            upgrade_plan.write(self._home, replace(plan, lag_peak=seen.lag))
+        left = plan.entered + plan.options.stable_timeout - time.time()
+        return Wait(
+            token=str(plan.token), commits=max(seen.commits + 1, plan.options.stable_after), seconds=max(left, 1.0)
+        )
+
+    def _unstable(self, plan: Plan, reason: str) -> Plan:
+        told = replace(plan, reason=reason, error=UpgradeUnstableError.__name__)
+        return replace(told, step=Step.STOP_NEW if plan.options.on_unstable == "rollback" else Step.UNSTABLE)
+
+    # -- the way back -----------------------------------------------------------------------------------------------
+
+    def _stop_new(self, plan: Plan) -> Plan | Wait:
+        """Stop what runs, with force if it does not end its batch in time."""
+        reason = f"a rollback to version {plan.old}"
+        request = f"{plan.id}b"  # the stop of the old version has the plan's own
+        found = Stop(self._home, plan.pipeline, self._tools.config, request=request, reason=reason).advance()
+        if isinstance(found, Wait):
+            if time.time() - plan.entered <= plan.options.stop_timeout:
+                return replace(found, seconds=plan.options.stop_timeout)
+            stopping.ask_and_enforce(self._home, found.token, reason=reason, timeout_seconds=0)
+            if drivers.is_there(self._home, found.token):
+                raise not_stopped(self._home, plan.pipeline, found.token, plan.options.stop_timeout)
+        return replace(plan, step=Step.RESTORE)
+
+    def _restore(self, plan: Plan) -> Plan:
+        """Make a lineage of the savepoint, which replays what was committed since without writing it."""
+        request = RestoreRequest(savepoint=plan.savepoint, accept_nondeterminism=plan.options.accept_nondeterminism)
+        try:
+            restore(self._home, plan.pipeline, self._tools.config(), request)
+        except AlreadyRunningError:
+            raise
+        except RefusedError as error:
+            return _failed(plan, f"the rollback to savepoint {plan.savepoint} is not possible: {error}")
+        return replace(plan, step=Step.START_OLD, token=str(uuid.uuid4()))
+
+    def _start_old(self, plan: Plan) -> Plan:
+        """Start the version that is gone back to; from here on it is the version in use."""
+        application = releases.application(self._home, str(plan.old))
+        if application is None:
+            return _failed(plan, f"the copy of the job's file of version {plan.old} is gone from {self._home.path}")
+        releases.write(self._home, Release(version=str(plan.old), since=int(plan.entered * 1000)))
+        try:
+            log = self._start_driver(plan, str(application.file))
+        except RefusedError as error:
+            return _failed(plan, f"the driver of version {plan.old} could not be started: {error}")
+        return replace(plan, step=Step.WATCH_OLD, log=log)
+
+    def _watch_old(self, plan: Plan) -> Plan | Wait:
+        """Wait until the old version has caught up with the ledger, and is live."""
+        self._reap()
+        status = verdict.status_of(self._home, str(plan.token))
+        if status is not None and status.state is DriverState.RUNNING:
+            if status.replay is None or not status.replay.pending:
+                self._unpin((*plan.unpin, *([str(plan.savepoint)] if plan.pinned else [])))
+                return replace(plan, step=Step.ROLLED_BACK)
+        elif not drivers.is_there(self._home, str(plan.token)):
+            return _failed(
+                plan,
+                f"the driver of version {plan.old} ended after the rollback: "
+                f"{stability.how_it_ended(self._home, plan)}",
+            )
+        return Wait(token=str(plan.token), commits=0)
+
+    # -- both -------------------------------------------------------------------------------------------------------
+
+    def _start_driver(self, plan: Plan, application: str) -> str:
+        """Start the driver that the plan names, unless an earlier try has; returns where its output is."""
+        token, log = str(plan.token), launching.next_log(self._home)
+        intent = Intent(
+            token=token, owner=f"upgrade {plan.id}", until="forever", series=token, restarts=0, log=str(log)
+        )
+        known = intents.read(self._home.intent)
+        if drivers.is_there(self._home, token) or verdict.status_of(self._home, token) is not None:
+            return known.log if known is not None and known.token == token else ""
+        arguments = ["--home", str(self._home.path), "--until", "forever", *self._tools.driver_arguments]
+        launch = self._tools.launch(application, arguments)
+        self._child = launching.start(self._home, launch, intent)
+        self._tools.tell(f"started {launch.printable}, output in {log}")
+        return str(log)
+
+    def _reap(self) -> None:
+        if self._child is not None:
+            self._child.ended()
+
+    def _unpin(self, savepoints: tuple[str, ...]) -> None:
+        store = Savepoints(self._home.savepoints)
+        kept = {one.id for one in store.list() if one.pinned}
+        for savepoint in savepoints:
+            if savepoint in kept:
+                store.pin(savepoint, pinned=False)
+
+
+def raise_outcome(plan: Plan) -> None:
+    """Raise what a plan that is over has failed with; returns when it has not.
+
+    :raises RefusedError: when it was refused; nothing was touched
+    :raises UpgradeUnstableError: when the new version was not stable, or the rollback failed
+    """
+    if plan.step in (Step.DONE, Step.CHECKED) or (plan.step is Step.ROLLED_BACK and plan.application is None):
+        return
+    error = _ERRORS.get(str(plan.error), UpgradeUnstableError)
+    was_started = plan.application is not None and plan.step is not Step.REFUSED
+    what = f"version {plan.new} of pipeline {plan.pipeline} was not stable: " if was_started else ""
+    now = {
+        Step.REFUSED: "",
+        Step.ROLLED_BACK: f". Version {plan.old} runs again, from savepoint {plan.savepoint}; what version {plan.new} "
+        "has committed stays committed",
+        Step.UNSTABLE: f". It is left as it is; to go back: exactlyonce rollback {plan.pipeline}",
+        Step.FAILED: ". No driver runs: a person has to decide",
+    }[plan.step]
+    first, *more = str(plan.reason).split("\n", 1)
+    raise error("\n".join([f"{what}{first}{now}", *more]))
+
+
+def facts_of(plan: Plan) -> dict[str, object]:
+    """Return what people want to know of an upgrade or a rollback, as JSON values."""
+    return {
+        "pipeline": plan.pipeline,
+        "outcome": plan.step.value,
+        "changed": plan.token is not None,
+        "old": plan.old,
+        "new": plan.new,
+        "savepoint": plan.savepoint,
+        "reason": plan.reason,
+        "log": plan.log,
+        "seconds": round(plan.entered - plan.started, 3),
+        "check": plan.check,
+        "shadow": plan.shadow,
+    }
+
+
+def _refused(plan: Plan, error: RefusedError) -> Plan:
+    return replace(plan, step=Step.REFUSED, reason=str(error), error=type(error).__name__)
+
+
+def _failed(plan: Plan, reason: str) -> Plan:
+    """Return the plan's end when the way back is blocked, too."""
+    before = f"{plan.reason}; then " if plan.reason else ""
+    return replace(plan, step=Step.FAILED, reason=f"{before}{reason}", error=UpgradeUnstableError.__name__)
+
+
+def _why_incompatible(answer: Mapping[str, object]) -> str:
+    findings: object = answer["findings"]
+    told = [
+        f"{one['aspect']}: {one['old']} -> {one['new']}: {one['reason']}; {one['way_out']}"
+        for one in findings  # type: ignore[attr-defined]
+        if one["verdict"] == "incompatible"
+    ]
+    return f"version {answer['version']} can't go on from savepoint {answer['savepoint']}: " + ". ".join(told)

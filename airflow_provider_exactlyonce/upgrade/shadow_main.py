@@ -1,0 +1,94 @@
+"""The program of a shadow run: ``spark-submit shadow_main.py REQUEST``. It writes a report and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.streaming import job_file
+from airflow_provider_exactlyonce.upgrade import delivered
+from airflow_provider_exactlyonce.upgrade.comparison import Content, compare
+from airflow_provider_exactlyonce.upgrade.repeat import Repeat, find_ground
+
+Function = Callable[[Content], Content | None]
+
+
+def main(request_file: str) -> None:
+    """Make the shadow run that a file asks for."""
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    request = documents.read(Path(request_file))
+    if request is None:
+        raise RefusedError(f"there is no request in {request_file}")
+    try:
+        report = make(request)
+    except RefusedError as error:
+        report = {"refused": str(error)}
+    documents.write(Path(request["report"]), report)
+
+
+def make(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Repeat, read what was delivered, and compare; returns the report.
+
+    :raises RefusedError: when that is not possible
+    """
+    from airflow_provider_exactlyonce.streaming.session import open_session
+
+    function = _function(request["function"]) if request["function"] else None
+    home, config = Home(request["home"]), kafka_config.from_environment(None)
+    pipeline = job_file.load(request["application"], request["pipeline"])
+    if pipeline.name != request["pipeline"]:
+        raise RefusedError(f"{request['application']} is pipeline {pipeline.name}, not {request['pipeline']}")
+    with LedgerReader(config, pipeline.name) as reader:
+        tail = reader.tail()
+    last = tail.place.commit if tail is not None else 0
+    ground = find_ground(home, request["shadow_commits"], last)
+    spark = open_session(f"shadow run of {pipeline.name}")
+    try:
+        repeat = Repeat(home, pipeline, config, Path(request["folder"], "lineage"))
+        stretch = repeat.run(spark, ground, last)
+    finally:
+        spark.stop()
+    bad = {pipeline.sink.bad_topic} - {None}
+    old = delivered.read(config, pipeline.name, stretch.first, stretch.last, leave_out=cast(set[str], bad))
+    new = [row for row in repeat.rows if row.topic not in bad]
+    found = compare(old, new, columns=request["compare"], function=function)
+    unintended = found.unintended(request["allow"])
+    return {
+        "commits": [stretch.first, stretch.last],
+        "base": f"{ground.base} (commit {ground.commit})",
+        "version": pipeline.version,
+        "source_records": stretch.records,
+        **found.document(),
+        "allowed": request["allow"],
+        "unintended": unintended,
+        "intended": not unintended,
+    }
+
+
+def _function(place: str) -> Function:
+    """Load the function that makes of a row what is compared."""
+    file, _, name = place.rpartition(":")
+    spec = importlib.util.spec_from_file_location("exactlyonce_compare", file)
+    if spec is None or spec.loader is None or not Path(file).is_file():
+        raise RefusedError(f"compare={place!r}: there is no such Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise RefusedError(f"compare={place!r}: {file} has no function {name}")
+    return cast(Function, found)
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this file's directory: a job's modules must not be taken for ours
+    main(sys.argv[1])

@@ -1,0 +1,89 @@
+"""The shadow run: a new version repeats the newest commits beside the pipeline, and its rows are compared.
+
+Spark runs in a process of its own, submitted as a driver is: this module starts it and reads its report.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.upgrade_plan import Plan
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.upgrade.tools import Tools, run_to_end
+
+_PROGRAM: Final = Path(__file__).with_name("shadow_main.py")
+_SHOWN_CHARACTERS: Final = 2000
+_KINDS: Final = ("missing", "extra", "changed")
+
+
+def run(home: Home, plan: Plan, tools: Tools) -> dict[str, Any]:
+    """Make the shadow run of a plan's new version; returns the report.
+
+    :raises RefusedError: when there is nothing to repeat, or nothing to compare with
+    :raises ExactlyOnceError: when its process failed
+    """
+    folder, log = home.control / "shadow", home.logs / "shadow.log"
+    shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
+    request, report = folder / "request.json", folder / "report.json"
+    try:
+        documents.write(
+            request,
+            {
+                "application": plan.application,
+                "pipeline": plan.pipeline,
+                "home": str(home.path),
+                "folder": str(folder),
+                "report": str(report),
+                **asdict(plan.options),
+            },
+        )
+        tools.tell(f"the shadow run's output is in {log}")
+        code = run_to_end(tools.launch(str(_PROGRAM), [str(request)]), log)
+        found = documents.read(report)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if found is None:
+        said = log.read_text(errors="replace")[-_SHOWN_CHARACTERS:]
+        raise ExactlyOnceError(f"the shadow run ended with exit code {code}; its output in {log} ends with:\n{said}")
+    if "refused" in found:
+        raise RefusedError(f"the shadow run was refused: {found['refused']}")
+    return found
+
+
+def sentence(report: Mapping[str, Any]) -> str:
+    """Return what a report says, in a line."""
+    counts = report["counts"]
+    told = ", ".join(f"{counts.get(kind, 0):,} {kind}" for kind in _KINDS)
+    verdict = "" if report["intended"] else f"; not intended: {', '.join(report['unintended'])}"
+    first, last = report["commits"]
+    return (
+        f"shadow run of commits {first} to {last}: {report['delivered']:,} rows were delivered, {report['equal']:,} "
+        f"are equal, {told}{verdict}"
+    )
+
+
+def text(report: Mapping[str, Any]) -> str:
+    """Return a report for people: counts by kind and by column, and examples."""
+    lines = [sentence(report), f"repeated from {report['base']}", f"compared: {', '.join(report['columns'])}"]
+    if report["columns_left_out"]:
+        lines.append(f"not compared: {', '.join(report['columns_left_out'])}")
+    lines += [
+        f"{count:,} changed in {kind.partition('.')[2]}" for kind, count in report["counts"].items() if "." in kind
+    ]
+    for kind in _KINDS:
+        for example in report["examples"].get(kind, []):
+            if kind == "changed":
+                told = "; ".join(
+                    f"{name}: {example['delivered'].get(name)} -> {example['recomputed'].get(name)}"
+                    for name in example["columns"]
+                )
+                lines.append(f"changed  {example['topic']} {example['key']}: {told}  in {example['delivered']}")
+            else:
+                lines.append(f"{kind:<7}  {example['topic']} {example['key']}: {example['content']}")
+    return "\n".join(lines)

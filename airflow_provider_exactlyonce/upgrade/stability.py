@@ -1,0 +1,103 @@
+"""Whether a new version is stable, by what it commits and not by that it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.control import drivers, verdict
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.processes import Ended
+from airflow_provider_exactlyonce.control.status import DriverState, Status
+from airflow_provider_exactlyonce.control.upgrade_plan import Plan
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
+from airflow_provider_exactlyonce.ledger import records
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+
+#: A transaction of the pipeline that is open for longer speaks against it, though it commits now and then.
+_OPEN_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """What is seen of a driver that should become stable.
+
+    :param commits: how many it has made
+    :param lag: source records that are not committed
+    :param stable: what makes it stable, None while it isn't
+    :param unstable: what makes it unstable, None while nothing does
+    """
+
+    commits: int
+    lag: int
+    stable: str | None = None
+    unstable: str | None = None
+
+
+def look(home: Home, plan: Plan, config: Mapping[str, Any]) -> Sight:
+    """Look at the driver that a plan has started.
+
+    :param config: client configuration in librdkafka's names
+    :raises ExactlyOnceError: when the cluster does not answer
+    """
+    token, wanted = str(plan.token), plan.options.stable_after
+    status = verdict.status_of(home, token)
+    if not drivers.is_there(home, token):
+        return Sight(commits=0, lag=0, unstable=f"its driver ended: {how_it_ended(home, plan)}")
+    with LedgerReader(config, plan.pipeline) as reader:
+        tail = reader.tail()
+    lag = _lag(tail, config)
+    commits = status.commits_of_run if status is not None else 0
+    is_running = status is not None and status.state is DriverState.RUNNING
+    seen = Sight(commits=commits, lag=lag)
+    peak = max(plan.lag_peak, lag) if commits == 0 else plan.lag_peak
+    if is_running and commits >= wanted and lag <= peak and _open_seconds(plan.pipeline, config) <= _OPEN_SECONDS:
+        return Sight(commits=commits, lag=lag, stable=f"{commits} commits, {lag:,} source records to go")
+    if time.time() - plan.entered < plan.options.stable_timeout:
+        return seen
+    if is_running and lag == 0:
+        return Sight(commits=commits, lag=lag, stable=f"{commits} commits, and nothing is left to commit")
+    return Sight(commits=commits, lag=lag, unstable=_too_late(plan, status, commits, lag))
+
+
+def how_it_ended(home: Home, plan: Plan) -> str:
+    """Return why the driver that a plan has started ended, with the end of its output."""
+    log = Path(str(plan.log))
+    error = verdict.failure(home, str(plan.token), Ended(exit_code=None), log)
+    said = str(error) if error is not None else "somebody stopped it"
+    return f"{said}\n{tail}" if (tail := verdict.log_tail(log)) else said
+
+
+def _too_late(plan: Plan, status: Status | None, commits: int, lag: int) -> str:
+    state = status.state.value if status is not None else "without an account"
+    return (
+        f"within {plan.options.stable_timeout:g} s it made {commits} of {plan.options.stable_after} commits; it is "
+        f"{state}, {lag:,} source records are not committed ({plan.lag_peak:,} when it started)"
+    )
+
+
+def _lag(tail: LedgerTail | None, config: Mapping[str, Any]) -> int:
+    """Return how many committed source records the last commit has not read."""
+    if tail is None or tail.commit is None:
+        return 0
+    offsets = StableOffsets(config)
+    ends = offsets.last_stable(offsets.partitions(tail.commit.source))
+    read = {(topic, partition): end for topic, of in tail.commit.source.items() for partition, (_, end) in of.items()}
+    return sum(max(0, end - read.get(place, 0)) for place, end in ends.items())
+
+
+def _open_seconds(pipeline: str, config: Mapping[str, Any]) -> float:
+    """Return for how long the pipeline's transaction is open, 0 when none is."""
+    from airflow_provider_exactlyonce.kafka.transactions import Transactions
+    from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
+
+    try:
+        with WireClient(dict(config)) as client:
+            found = Transactions(client, config).describe(records.transactional_id(pipeline))
+    except UnansweredError as error:
+        raise ExactlyOnceError(f"the transactions of {pipeline} can't be seen: {error}") from error
+    return (found.age_seconds() or 0.0) if found is not None and found.is_open else 0.0

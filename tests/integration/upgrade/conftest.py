@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.integration.streaming.harness import World
+from tests.integration.upgrade.harness import Story
+
+
+@pytest.fixture
+def story(
+    tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str], spark_classes: None
+) -> Iterator[Story]:
+    """Give a pipeline that has never run, and end whatever of it runs afterwards."""
+    source, sink = make_topic(partitions=2), make_topic(partitions=2)
+    world = World(config=kafka_config, pipeline=f"p-{source}", source=source, sink=sink, home=tmp_path / "home")
+    made = Story(world, tmp_path)
+    yield made
+    made.end()

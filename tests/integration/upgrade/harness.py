@@ -1,0 +1,228 @@
+"""A windowed pipeline under load, its versions, and a model of Spark's that says what it must have written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+
+from airflow_provider_exactlyonce import cli
+from airflow_provider_exactlyonce.control import lease, releases, status, upgrade_plan
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.upgrade_plan import Plan
+from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
+from tests.integration.streaming.harness import CONF, Record, World, check_ledger, eventually, read_committed
+
+FIRST = Path(__file__).parent / "jobs" / "windows.py"
+WINDOW_SECONDS, LATENESS_SECONDS = 10, 2
+_EPOCH = 1_700_000_000
+#: What each version makes of the first one's text.
+CHANGES: dict[str, dict[str, str]] = {
+    "first": {},
+    # The right second version: a stricter filter, and a column more.
+    "second": {"v >= 1": "v >= 3", '"total", "n")': '"total", "n", F.concat("k", F.lit("!")).alias("shout"))'},
+    "crashes": {'"total", "n")': '"total", F.raise_error(F.lit("no idea")).alias("n"))'},
+    "wrong": {'"total", "n")': '(F.col("total") + 1).alias("total"), "n")'},
+    "never": {
+        "kept = events": "kept = events.where(F.udf(lambda v: __import__('time').sleep(3600) or True, 'boolean')('v'))"
+    },
+    "incompatible": {"F.sum(": "F.max("},
+}
+
+
+def version(folder: Path, name: str) -> Path:
+    """Write a version's file, and return it."""
+    text = FIRST.read_text()
+    for old, new in CHANGES[name].items():
+        assert old in text
+        text = text.replace(old, new)
+    file = folder / f"{name}.py"
+    file.write_text(f"{text}\n# {name}\n")
+    return file
+
+
+@dataclass
+class Story:
+    """One pipeline with its versions.
+
+    :param world: its topics and home
+    :param folder: for the files of its versions
+    """
+
+    world: World
+    folder: Path
+    versions: dict[str, str] = field(default_factory=dict)
+    sent: int = 0
+
+    @property
+    def home(self) -> Home:
+        return Home(self.world.home)
+
+    def file(self, name: str) -> str:
+        return str(version(self.folder, name))
+
+    def environment(self, failpoints: str | None = None) -> dict[str, str]:
+        world = self.world
+        return {
+            **os.environ,
+            "EXACTLYONCE_KAFKA": json.dumps(dict(world.config)),
+            "TEST_PIPELINE": world.pipeline,
+            "TEST_SOURCE": world.source,
+            "TEST_SINK": world.sink,
+            **({FAILPOINTS: failpoints} if failpoints else {}),
+        }
+
+    def run(
+        self, *arguments: str, failpoints: str | None = None, conf: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a subcommand as people do; it may be killed."""
+        command = [sys.executable, "-m", cli.__name__, arguments[0], self.world.pipeline, *arguments[1:], "--json"]
+        if arguments[0] in ("upgrade", "rollback"):
+            command += ["--master", "local[2]"]
+            for name, value in {**CONF, **(conf or {})}.items():
+                command += ["--conf", f"{name}={value}"]
+        return subprocess.run(
+            command,
+            env=self.environment(failpoints),
+            capture_output=True,
+            text=True,
+            timeout=280,
+            start_new_session=True,
+            check=False,
+        )
+
+    def upgrade(self, name: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        return self.run("upgrade", self.file(name), *arguments, **options)
+
+    def start(self) -> None:
+        """Start the first version and wait for its first commit."""
+        self.world.job = self.file("first")
+        self.world.start(until="forever")
+        eventually(lambda: self.world.commits() >= 1, "it commits", timeout_seconds=90)
+
+    def plan(self) -> Plan:
+        found = upgrade_plan.read(self.home)
+        assert found is not None
+        return found
+
+    def in_use(self) -> str | None:
+        """Return the name of the version in use, by its file."""
+        release = releases.read(self.home)
+        if release is None:
+            return None
+        known = releases.application(self.home, release.version)
+        assert known is not None
+        return Path(known.path).stem
+
+    def state(self) -> status.Status:
+        found = status.read(self.home.status)
+        assert found is not None
+        return found
+
+    def end(self) -> None:
+        """Stop whatever runs, at once."""
+        self.world.end()
+        held = lease.read(self.home.lease)
+        if held is not None and lease.life(held) is not lease.Life.GONE:
+            self.run("stop", "--timeout", "60")
+        for token in {plan.token for plan in [upgrade_plan.read(self.home)] if plan is not None and plan.token}:
+            from airflow_provider_exactlyonce.control import processes
+
+            processes.sweep(token)
+
+    def send(self, producer: Producer, records: int) -> None:
+        """Produce records whose times rise by 50 ms each, on three keys."""
+        for number in range(self.sent, self.sent + records):
+            seconds = _EPOCH + number / 20
+            row = {"id": number, "k": f"k{number % 3}", "v": f"{number % 8}.50", "ts": f"{_time(seconds)}"}
+            producer.produce(self.world.source, key=row["k"], value=json.dumps(row), partition=number % 2)
+        assert producer.flush(30) == 0
+        self.sent += records
+
+    @contextmanager
+    def load(self, records_per_second: int = 80) -> Iterator[None]:
+        """Produce all the time."""
+        producer, over = Producer({**self.world.config, "enable.idempotence": True}), threading.Event()
+
+        def work() -> None:
+            while not over.wait(0.25):
+                self.send(producer, records_per_second // 4)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def drain(self) -> None:
+        """Wait until all that was sent is committed."""
+
+        def all_is_in() -> bool:
+            ends: dict[int, int] = {}
+            for commit in self.world.ledger()[0]:
+                ends |= {partition: end for partition, (_, end) in commit.source.get(self.world.source, {}).items()}
+            return sum(ends.values()) == self.sent
+
+        eventually(all_is_in, "all is committed", timeout_seconds=60)
+
+    def check(self, names: Mapping[str, str]) -> list[str]:
+        """Compare the sink with what the right versions give, record by record; returns the commits' versions in order.
+
+        :param names: {version: its name}
+        """
+        commits = check_ledger(self.world)
+        source = {(one.partition, one.offset): json.loads(one.value or b"") for one in _read(self.world, "source")}
+        sums: dict[tuple[int, str], list[Decimal]] = defaultdict(list)
+        expected: list[tuple[int, dict[str, Any]]] = []
+        order: list[str] = []
+        for commit in commits:
+            name = names[commit.version]
+            order += [name] if order[-1:] != [name] else []
+            watermark = commit.watermark / 1000
+            for partition, (start, end) in commit.source[self.world.source].items():
+                for offset in range(start, end):
+                    event = source[partition, offset]
+                    begin = _EPOCH + int(event["id"] / 20) // WINDOW_SECONDS * WINDOW_SECONDS
+                    least = 3 if name == "second" else 1
+                    if Decimal(event["v"]) >= least and begin + WINDOW_SECONDS > watermark:
+                        sums[begin, event["k"]].append(Decimal(event["v"]))
+            for place in sorted(place for place in sums if place[0] + WINDOW_SECONDS <= watermark):
+                begin, key = place
+                values = sums.pop(place)
+                row: dict[str, Any] = {"k": key, "start": begin, "total": sum(values), "n": len(values)}
+                expected.append((commit.commit, {**row, "shout": f"{key}!"} if name == "second" else row))
+        places = {
+            (partition, offset): commit.commit
+            for commit in commits
+            for partition, written in commit.sink.get(self.world.sink, {}).items()
+            for offset in range(written.first, written.last + 1)
+        }
+        found = [
+            (places[one.partition, one.offset], json.loads(one.value or b"", parse_float=Decimal))
+            for one in _read(self.world, "sink")
+        ]
+        assert len(expected) > 10, "the windows close"
+        assert sorted(found, key=str) == sorted(expected, key=str)
+        return order
+
+
+def _read(world: World, which: str) -> list[Record]:
+    return read_committed(world.config, getattr(world, which))
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"

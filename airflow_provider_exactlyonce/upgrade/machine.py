@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Final
 
 from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.request import Taking, not_answered
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.stop import Stop, not_stopped
 from airflow_provider_exactlyonce.control import drivers, launching, releases, stopping, upgrade_plan, verdict
 from airflow_provider_exactlyonce.control import intent as intents

@@ -111,6 +111,10 @@ class BadRecordError(DataError):
     """A source record does not fit the declared schema."""
 
 
+class StateValueError(DataError):
+    """A value does not fit the type that a state, or a function's output, declares."""
+
+
 class RecordTooLargeError(DataError):
     """A record is above what its topic accepts."""
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
     from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointConfig, CheckpointingMode, OnCancellation
     from airflow_provider_exactlyonce.streaming.definition import Pipeline, pipeline
+    from airflow_provider_exactlyonce.streaming.keyed_stream import KeyedStream, key_by
     from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
     from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import AvroFormat
     from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
@@ -21,11 +22,13 @@ __all__ = [
     "CheckpointingMode",
     "KafkaSink",
     "KafkaSource",
+    "KeyedStream",
     "LedgerRetention",
     "OnCancellation",
     "Pipeline",
     "SavepointRetention",
     "StateBackend",
+    "key_by",
     "pipeline",
 ]
 
@@ -35,11 +38,13 @@ _HOMES: Final = {
     "CheckpointingMode": "checkpointing",
     "KafkaSink": "sinks.kafka",
     "KafkaSource": "sources.kafka",
+    "KeyedStream": "keyed_stream",
     "LedgerRetention": "definition",
     "OnCancellation": "checkpointing",
     "Pipeline": "definition",
     "SavepointRetention": "checkpointing",
     "StateBackend": "state_backend",
+    "key_by": "keyed_stream",
     "pipeline": "definition",
 }
 

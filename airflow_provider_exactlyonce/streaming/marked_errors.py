@@ -11,13 +11,15 @@ from airflow_provider_exactlyonce.exceptions import (
     RecordRefusedError,
     RecordTooLargeError,
     RefusedError,
+    StateValueError,
 )
 
 OPEN: Final = "[exactlyonce:"
 CLOSE: Final = "[/exactlyonce]"
 _PATTERN: Final = re.compile(r"\[exactlyonce:(\w+)\](.*?)\[/exactlyonce\]", re.DOTALL)
 _KINDS: Final[dict[str, type[ExactlyOnceError]]] = {
-    kind.__name__: kind for kind in (BadRecordError, RecordRefusedError, RecordTooLargeError, RefusedError)
+    kind.__name__: kind
+    for kind in (BadRecordError, RecordRefusedError, RecordTooLargeError, RefusedError, StateValueError)
 }
 
 

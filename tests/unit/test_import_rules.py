@@ -30,6 +30,7 @@ RUNTIME_HALF = (
     "transactions",
     "doctor",
     "upgrade",
+    "state",
 )
 HEAVY = ("pyspark", "confluent_kafka", "kafka")
 
@@ -42,7 +43,8 @@ BELOW: dict[str, set[str]] = {
     "links": {"control"},
     "assets": {"triggers", "ledger"},
     "transactions": {"control", "ledger", "kafka"},
-    "streaming": {"control", "ledger", "checkpoint", "kafka"},
+    "streaming": {"control", "ledger", "checkpoint", "kafka", "state"},
+    "state": set(),
     "audit": {"ledger", "kafka"},
     "upgrade": {"control", "ledger", "checkpoint", "kafka", "audit", "streaming"},
     "doctor": {"control", "ledger", "checkpoint", "kafka", "audit", "transactions", "streaming.start_checks"},

@@ -1,0 +1,181 @@
+"""Reads types as they are written in Spark's DDL, without Spark: for states, and for what a function gives out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+
+#: By every name that Spark knows it by.
+_NAMES: Final = {
+    "BOOLEAN": "BOOLEAN",
+    "TINYINT": "TINYINT",
+    "BYTE": "TINYINT",
+    "SMALLINT": "SMALLINT",
+    "SHORT": "SMALLINT",
+    "INT": "INT",
+    "INTEGER": "INT",
+    "BIGINT": "BIGINT",
+    "LONG": "BIGINT",
+    "FLOAT": "FLOAT",
+    "REAL": "FLOAT",
+    "DOUBLE": "DOUBLE",
+    "DECIMAL": "DECIMAL",
+    "DEC": "DECIMAL",
+    "NUMERIC": "DECIMAL",
+    "STRING": "STRING",
+    "BINARY": "BINARY",
+    "DATE": "DATE",
+    "TIMESTAMP": "TIMESTAMP",
+    "TIMESTAMP_LTZ": "TIMESTAMP",
+    "TIMESTAMP_NTZ": "TIMESTAMP_NTZ",
+    "ARRAY": "ARRAY",
+    "MAP": "MAP",
+    "STRUCT": "STRUCT",
+}
+#: A quoted name, a text, a word, a mark.
+_TOKEN: Final = re.compile(r"\s*(?:`(?:[^`]|``)+`|'(?:[^']|'')*'|\w+|[<>(),:])")
+_MAX_PRECISION: Final = 38
+
+
+@dataclass(frozen=True)
+class DataType:
+    """A type.
+
+    :param name: Spark's simplest name for it, in capitals
+    :param precision: of a DECIMAL, and its scale
+    :param inner: an ARRAY's elements; a MAP's keys and values
+    :param fields: of a STRUCT
+    """
+
+    name: str
+    precision: tuple[int, int] = (10, 0)
+    inner: tuple[DataType, ...] = ()
+    fields: tuple[Field, ...] = ()
+
+    def __str__(self) -> str:
+        if self.name == "DECIMAL":
+            return f"DECIMAL({self.precision[0]},{self.precision[1]})"
+        if self.inner:
+            return f"{self.name}<{', '.join(map(str, self.inner))}>"
+        return f"STRUCT<{', '.join(map(str, self.fields))}>" if self.name == "STRUCT" else self.name
+
+
+@dataclass(frozen=True)
+class Field:
+    """A named type.
+
+    :param required: declared as NOT NULL
+    """
+
+    name: str
+    type: DataType
+    required: bool = False
+
+    def __str__(self) -> str:
+        quoted = self.name.replace("`", "``")
+        return f"`{quoted}`: {self.type}{' NOT NULL' if self.required else ''}"
+
+
+def parse(text: str) -> DataType:
+    """Return the type that a text declares: a type, or fields as of a table, which make a STRUCT.
+
+    :param text: such as ``"DECIMAL(12,2)"`` or ``"total DECIMAL(18,2), n BIGINT NOT NULL"``
+    :raises RefusedError: when it is neither, with the place
+    """
+    reader = _Reader(text)
+    single = len(reader.left) < 2 or reader.left[1] in ("<", "(")
+    found = reader.type() if single else DataType("STRUCT", fields=reader.fields())
+    reader.end()
+    return found
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.left: list[str] = []
+        place = 0
+        while text[place:].strip():
+            match = _TOKEN.match(text, place)
+            if match is None:
+                raise RefusedError(f"type {text!r}: {text[place:].strip()[:20]!r} is not DDL")
+            self.left.append(match[0].strip())
+            place = match.end()
+
+    def type(self) -> DataType:
+        word = self._next("a type")
+        name = _NAMES.get(word.upper())
+        if name is None:
+            raise RefusedError(
+                f"type {self._text!r}: {word!r} is not a type of states and outputs; there are "
+                f"{', '.join(sorted(set(_NAMES.values())))}"
+            )
+        if name == "DECIMAL" and self._take("("):
+            precision, scale = self._number(), self._number() if self._take(",") else 0
+            self._expect(")")
+            if not (1 <= precision <= _MAX_PRECISION and 0 <= scale <= precision):
+                raise RefusedError(f"type {self._text!r}: DECIMAL({precision},{scale}) has at most 38 digits in all")
+            return DataType(name, precision=(precision, scale))
+        if name not in ("ARRAY", "MAP", "STRUCT"):
+            return DataType(name)
+        self._expect("<")
+        if name == "STRUCT":
+            found = DataType(name, fields=self.fields())
+        else:
+            inner = [self.type()]
+            if name == "MAP":
+                self._expect(",")
+                inner.append(self.type())
+            found = DataType(name, inner=tuple(inner))
+        self._expect(">")
+        return found
+
+    def fields(self) -> tuple[Field, ...]:
+        found = [self._field()]
+        while self._take(","):
+            found.append(self._field())
+        names = [one.name.lower() for one in found]
+        if len(set(names)) < len(names):
+            raise RefusedError(f"type {self._text!r}: two of its fields have one name")
+        return tuple(found)
+
+    def _field(self) -> Field:
+        name = self._next("a field's name")
+        if name.startswith("`"):
+            name = name[1:-1].replace("``", "`")
+        self._take(":")
+        kind = self.type()
+        required = self._take("NOT")
+        if required:
+            self._expect("NULL")
+        if self._take("COMMENT"):
+            self._next("a comment")
+        return Field(name, kind, required)
+
+    def end(self) -> None:
+        if self.left:
+            raise RefusedError(f"type {self._text!r}: {' '.join(self.left)[:40]!r} is too much")
+
+    def _number(self) -> int:
+        word = self._next("a number")
+        if not word.isdecimal():
+            raise RefusedError(f"type {self._text!r}: {word!r} is not a number")
+        return int(word)
+
+    def _next(self, what: str) -> str:
+        if not self.left:
+            raise RefusedError(f"type {self._text!r}: {what} is missing at its end")
+        return self.left.pop(0)
+
+    def _take(self, mark: str) -> bool:
+        if self.left and self.left[0].upper() == mark:
+            self.left.pop(0)
+            return True
+        return False
+
+    def _expect(self, mark: str) -> None:
+        if not self._take(mark):
+            found = self.left[0] if self.left else "its end"
+            raise RefusedError(f"type {self._text!r}: {mark} expected, {found} found")

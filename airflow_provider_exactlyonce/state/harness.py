@@ -1,0 +1,169 @@
+"""Runs a function as Spark does, batch by batch, in memory: for tests of a function, and to look into its state."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.state.collected import ListState, MapState
+from airflow_provider_exactlyonce.state.function import (
+    KeyedProcessFunction,
+    TimeMode,
+    output_of,
+    states_of,
+    time_mode_of,
+)
+from airflow_provider_exactlyonce.state.memory import Key, Memory
+from airflow_provider_exactlyonce.state.operator import KeyedOperator
+from airflow_provider_exactlyonce.state.record import Record
+from airflow_provider_exactlyonce.state.single import AggregatingState, ReducingState, ValueState
+
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+class KeyedHarness:
+    """A keyed stream in memory.
+
+    Each call of :meth:`process` is a micro-batch: a copy of the function is opened, sees the rows key by key, then the
+    timers that are due, and is closed. As in Spark, a batch that raises changes nothing, a row counts as late that is
+    not above the watermark of the batch *before*, and the watermark that a batch leaves is the next batch's.
+
+    :param function: what is run; it stays as it is
+    :param key: the columns of the key, one name or several
+    :param watermark_delay: moves the watermark as ``withWatermark`` does: after each batch to the latest event time so
+        far, less this; None leaves it where :meth:`process` puts it
+    """
+
+    def __init__(
+        self,
+        function: KeyedProcessFunction[Any, Any],
+        key: str | Sequence[str],
+        *,
+        watermark_delay: dt.timedelta | None = None,
+    ) -> None:
+        self._function = function
+        self._mode = time_mode_of(function)
+        self._names = (key,) if isinstance(key, str) else tuple(key)
+        self._output_names = tuple(one.name for one in output_of(function).fields)
+        if watermark_delay is not None and self._mode is not TimeMode.EVENT_TIME:
+            raise RefusedError(f"watermark_delay={watermark_delay}: {type(function).__name__} has no event_time")
+        self._delay = watermark_delay
+        self._memory = Memory()
+        self._states = states_of(function)
+        #: The next batch's watermark and the last one's, in milliseconds.
+        self.watermark = self._late = 0
+
+    @property
+    def processing_time(self) -> int:
+        """When the last batch began, in milliseconds."""
+        return self._memory.processing_time
+
+    def process(
+        self,
+        rows: Iterable[Any] = (),
+        *,
+        processing_time: int | None = None,
+        watermark: int | None = None,
+    ) -> list[Record]:
+        """Run a micro-batch and return what the function gave out.
+
+        :param rows: mappings, or anything with the columns as attributes; none for a batch that only fires timers
+        :param processing_time: when it begins, in milliseconds; by default as the batch before
+        :param watermark: the batch's watermark, in milliseconds; by default what the batches before have left
+        :raises RefusedError: when a clock would go back
+        """
+        self._set_clocks(processing_time, watermark)
+        given = [Record.of(row) if isinstance(row, Mapping) else row for row in rows]
+        before = copy.deepcopy(self._memory)
+        try:
+            produced = list(self._batch([row for row in given if not self._is_late(row)]))
+        except BaseException:
+            self._memory = before
+            raise
+        self._late = self.watermark
+        if self._delay is not None:
+            latest = max((self._event_time(row) for row in given if self._has_event_time(row)), default=0)
+            self.watermark = max(self.watermark, latest - self._delay // dt.timedelta(milliseconds=1))
+        return [Record(self._output_names, row) for row in produced]
+
+    def state(self, name: str, key: Any) -> Any:
+        """Return a key's state: a value, a result, a list, or a map as a dictionary.
+
+        :param name: the attribute of the function's class
+        :param key: the key's value, a tuple if it has several columns
+        """
+        if name not in self._states:
+            raise RefusedError(f"state {name!r}: {type(self._function).__name__} has {', '.join(self._states)}")
+        self._memory.key = self._key(key)
+        state = self._states[name].bound(self._memory)
+        if isinstance(state, ValueState):
+            return state.value()
+        if isinstance(state, ReducingState | AggregatingState | ListState):
+            return state.get()
+        assert isinstance(state, MapState)
+        return dict(state.items())
+
+    def timers(self, key: Any) -> list[int]:
+        """Return the times for which a key has timers, in milliseconds, in order."""
+        return sorted(self._memory.timers.get(self._key(key), ()))
+
+    def keys(self) -> set[Key]:
+        """Return the keys that have state or timers."""
+        with_timers = {key for key, times in self._memory.timers.items() if times}
+        with_state = {key for by_key in self._memory.states.values() for key, held in by_key.items() if held}
+        return with_timers | with_state
+
+    def _batch(self, rows: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        memory = self._memory
+        operator = KeyedOperator(copy.deepcopy(self._function), self._names, memory)
+        operator.set_clocks(memory.processing_time, self.watermark)
+        by_key: dict[Key, list[Any]] = {}
+        for row in rows:
+            by_key.setdefault(tuple([getattr(row, name) for name in self._names]), []).append(row)
+        for key, its_rows in by_key.items():
+            memory.key = key
+            yield from operator.rows(key, iter(its_rows))
+        for timestamp, key in memory.due(self._due_until()):
+            memory.key = key
+            yield from operator.timer(key, timestamp)
+            memory.delete_timer(timestamp)
+        operator.close()
+
+    def _due_until(self) -> int:
+        if self._mode is TimeMode.NONE:
+            return -1
+        return self.watermark if self._mode is TimeMode.EVENT_TIME else self._memory.processing_time
+
+    def _set_clocks(self, processing_time: int | None, watermark: int | None) -> None:
+        if processing_time is not None:
+            if processing_time < self._memory.processing_time:
+                raise RefusedError(f"processing_time={processing_time} is before {self._memory.processing_time}")
+            self._memory.processing_time = processing_time
+        if watermark is not None:
+            if self._mode is not TimeMode.EVENT_TIME:
+                raise RefusedError(f"watermark={watermark}: {type(self._function).__name__} has no event_time")
+            if watermark < self.watermark:
+                raise RefusedError(f"watermark={watermark} is before {self.watermark}")
+            self.watermark = watermark
+
+    def _has_event_time(self, row: Any) -> bool:
+        column = self._function.event_time
+        return column is not None and getattr(row, column) is not None
+
+    def _event_time(self, row: Any) -> int:
+        column = self._function.event_time
+        assert column is not None
+        value: dt.datetime = getattr(row, column)
+        if value.tzinfo is None:
+            raise RefusedError(f"{column}={value!r} has no time zone; say tzinfo=datetime.UTC")
+        return (value - _EPOCH) // dt.timedelta(milliseconds=1)
+
+    def _is_late(self, row: Any) -> bool:
+        return self._has_event_time(row) and self._event_time(row) <= self._late
+
+    @staticmethod
+    def _key(key: Any) -> Key:
+        return key if type(key) is tuple else (key,)

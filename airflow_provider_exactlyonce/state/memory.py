@@ -1,0 +1,128 @@
+"""Stores in memory, which behave as Spark's: their time to live, their timers, and nothing shared with the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_exactlyonce.state.declared import Shape
+from airflow_provider_exactlyonce.state.stores import Row
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    row: Row
+    #: In milliseconds; None for never.
+    expires: int | None
+
+
+@dataclass
+class Memory:
+    """The state of all keys.
+
+    :param processing_time: the batch's, in milliseconds
+    :param key: the one that is being processed
+    :param states: by name, then by key: an entry, a list of entries, or entries by the map's own keys
+    :param timers: by key
+    """
+
+    processing_time: int = 0
+    key: Key = ()
+    states: dict[str, dict[Key, Any]] = field(default_factory=dict)
+    timers: dict[Key, set[int]] = field(default_factory=dict)
+
+    def value_store(self, name: str, shape: Shape, ttl_milliseconds: int | None) -> MemoryValueStore:
+        """Open a store of one row a key."""
+        return MemoryValueStore(self, name, ttl_milliseconds)
+
+    def list_store(self, name: str, shape: Shape, ttl_milliseconds: int | None) -> MemoryListStore:
+        """Open a store of a list a key."""
+        return MemoryListStore(self, name, ttl_milliseconds)
+
+    def map_store(self, name: str, key_shape: Shape, shape: Shape, ttl_milliseconds: int | None) -> MemoryMapStore:
+        """Open a store of a map a key."""
+        return MemoryMapStore(self, name, ttl_milliseconds)
+
+    def register_timer(self, timestamp_milliseconds: int) -> None:
+        """Register a timer of the current key."""
+        self.timers.setdefault(self.key, set()).add(timestamp_milliseconds)
+
+    def delete_timer(self, timestamp_milliseconds: int) -> None:
+        """Delete a timer of the current key."""
+        self.timers.get(self.key, set()).discard(timestamp_milliseconds)
+
+    def due(self, until_milliseconds: int) -> list[tuple[int, Key]]:
+        """Return the timers that are due, in the order of their times."""
+        found = [(at, key) for key, times in self.timers.items() for at in times if at <= until_milliseconds]
+        return sorted(found, key=lambda one: one[0])
+
+
+class _MemoryStore:
+    def __init__(self, memory: Memory, name: str, ttl_milliseconds: int | None) -> None:
+        self._memory = memory
+        self._by_key: dict[Key, Any] = memory.states.setdefault(name, {})
+        self._ttl = ttl_milliseconds
+
+    def clear(self) -> None:
+        """Remove what the key has."""
+        self._by_key.pop(self._memory.key, None)
+
+    def _entry(self, row: Row) -> _Entry:
+        return _Entry(row, None if self._ttl is None else self._memory.processing_time + self._ttl)
+
+    def _lives(self, entry: _Entry | None) -> bool:
+        return entry is not None and (entry.expires is None or entry.expires > self._memory.processing_time)
+
+
+class MemoryValueStore(_MemoryStore):
+    """A row a key."""
+
+    def get(self) -> Row | None:
+        """Return the key's row, None when there is none."""
+        entry = self._by_key.get(self._memory.key)
+        return entry.row if entry is not None and self._lives(entry) else None
+
+    def update(self, row: Row) -> None:
+        """Set the key's row."""
+        self._by_key[self._memory.key] = self._entry(row)
+
+
+class MemoryListStore(_MemoryStore):
+    """A list of rows a key."""
+
+    def get(self) -> list[Row]:
+        """Return the key's rows."""
+        return [entry.row for entry in self._by_key.get(self._memory.key, ()) if self._lives(entry)]
+
+    def put(self, rows: list[Row]) -> None:
+        """Replace them."""
+        self._by_key[self._memory.key] = [self._entry(row) for row in rows]
+
+    def append(self, rows: list[Row]) -> None:
+        """Add rows."""
+        self._by_key.setdefault(self._memory.key, []).extend(self._entry(row) for row in rows)
+
+
+class MemoryMapStore(_MemoryStore):
+    """A map of rows a key."""
+
+    def get(self, key: Row) -> Row | None:
+        """Return an entry's row, None when there is none."""
+        entry = self._by_key.get(self._memory.key, {}).get(key)
+        return entry.row if entry is not None and self._lives(entry) else None
+
+    def put(self, key: Row, row: Row) -> None:
+        """Set an entry."""
+        self._by_key.setdefault(self._memory.key, {})[key] = self._entry(row)
+
+    def remove(self, key: Row) -> None:
+        """Remove an entry, if there is one."""
+        self._by_key.get(self._memory.key, {}).pop(key, None)
+
+    def items(self) -> Iterator[tuple[Row, Row]]:
+        """Return all entries."""
+        entries = self._by_key.get(self._memory.key, {})
+        return iter([(key, entry.row) for key, entry in entries.items() if self._lives(entry)])

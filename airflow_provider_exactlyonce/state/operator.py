@@ -1,0 +1,112 @@
+"""Runs a function for one key at a time: what Spark and the harness share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from airflow_provider_exactlyonce.exceptions import StateValueError
+from airflow_provider_exactlyonce.state import values
+from airflow_provider_exactlyonce.state.ddl import DataType
+from airflow_provider_exactlyonce.state.function import (
+    Context,
+    KeyedProcessFunction,
+    TimerService,
+    output_of,
+    states_of,
+    time_mode_of,
+)
+from airflow_provider_exactlyonce.state.stores import Handle, Row
+
+
+class KeyedOperator:
+    """A function that is open over the stores of one state partition, for one batch.
+
+    :param function: an instance of its own, whose declared states are replaced by open ones
+    :param key_names: the columns of the key
+    """
+
+    def __init__(self, function: KeyedProcessFunction[Any, Any], key_names: Sequence[str], handle: Handle) -> None:
+        self._function = function
+        self._handle = handle
+        self._states = []
+        for attribute, declared in states_of(function).items():
+            state = declared.bound(handle)
+            setattr(function, attribute, state)
+            self._states.append(state)
+        self._timers = TimerService(time_mode_of(function))
+        self._context = Context(key_names, self._timers)
+        self._row = row_maker(type(function).__name__, output_of(function))
+        self._is_open = False
+
+    def set_clocks(self, processing_time: int, watermark: int) -> None:
+        """Set what the batch's clocks show, in milliseconds."""
+        self._timers.set_clocks(processing_time, watermark)
+
+    def rows(self, key: tuple[Any, ...], rows: Iterable[Any]) -> Iterator[Row]:
+        """Process a key's rows of a batch; its states are written when all of them were taken from the result.
+
+        :raises StateValueError: when a value does not fit the type that was declared for it
+        """
+        self._begin(key)
+        process, context, row = self._function.process_element, self._context, self._row
+        for one in self._sorted(rows):
+            produced = process(one, context)
+            if produced is not None:
+                for given in produced:
+                    yield row(given)
+        self._flush()
+
+    def timer(self, key: tuple[Any, ...], timestamp: int) -> Iterator[Row]:
+        """Process a timer of a key, as :meth:`rows`."""
+        self._begin(key)
+        for given in self._function.on_timer(timestamp, self._context) or ():
+            yield self._row(given)
+        self._flush()
+
+    def close(self) -> None:
+        """Close the function, if it was opened."""
+        if self._is_open:
+            self._function.close()
+
+    def _sorted(self, rows: Iterable[Any]) -> Iterable[Any]:
+        names = self._function.order_by
+        if not names:
+            return rows
+        return sorted(rows, key=lambda row: [(row[name] is not None, row[name]) for name in names])
+
+    def _begin(self, key: tuple[Any, ...]) -> None:
+        if not self._is_open:  # not where Spark only asks which states there are
+            self._is_open = True
+            self._function.open()
+        self._context.set_key(key)
+        for state in self._states:
+            state.begin()
+
+    def _flush(self) -> None:
+        for state in self._states:
+            state.flush()
+        for timestamp, registered in self._timers.take_changes().items():
+            if registered:
+                self._handle.register_timer(timestamp)
+            else:
+                self._handle.delete_timer(timestamp)
+
+
+def row_maker(whose: str, kind: DataType) -> Callable[[Any], Row]:
+    """Return what makes a row of output of what a function gives out.
+
+    :param whose: begins the message of an error
+    """
+    fit = values.fit(kind)
+
+    def row(given: Any) -> Row:
+        if given is None:
+            raise StateValueError(f"output of {whose}: None is no row; let it give out nothing instead")
+        try:
+            made: Row = fit(given)
+        except values.MisfitError as error:
+            raise StateValueError(f"output of {whose}: {error}") from None
+        return made
+
+    return row

@@ -1,0 +1,247 @@
+"""Makes of a value what Spark would give back of it, or refuses it.
+
+Spark stores null for a value that is not of the declared type, and rounds a decimal with too many places. And a state
+that is read in the batch that wrote it is not read from the store. A value is therefore fitted when it is written: what
+is read is the same in that batch and in any later one, in Spark and in the harness.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from decimal import ROUND_HALF_EVEN, Context, Decimal
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.state.ddl import DataType, Field
+
+#: Returns the value as it will be read, or raises :class:`MisfitError`; None stays None.
+Fit = Callable[[Any], Any]
+
+_INTEGER_BITS: Final = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
+#: Wide enough for any sum of two decimals of 38 digits.
+_DECIMALS: Final = Context(prec=80, rounding=ROUND_HALF_EVEN)
+
+
+class MisfitError(ValueError):
+    """A value is not of its type. Callers say whose value it is."""
+
+    def __init__(self, value: object, kind: object, why: str = "") -> None:
+        super().__init__(f"{value!r} does not fit {kind}{': ' if why else ''}{why}")
+
+
+def fit(kind: DataType) -> Fit:
+    """Return what fits values to a type."""
+    if kind.name in _INTEGER_BITS:
+        return _integer(kind)
+    if kind.name == "DECIMAL":
+        return _decimal(kind)
+    if kind.name == "ARRAY":
+        return _array(kind)
+    if kind.name == "MAP":
+        return _map(kind)
+    if kind.name == "STRUCT":
+        return _struct(kind)
+    return _SIMPLE[kind.name]
+
+
+def load(kind: DataType) -> Fit | None:
+    """Return what makes a value of Spark's store what was fitted; None when Spark gives back the very same."""
+    if kind.name == "TIMESTAMP":  # Spark's is without a zone, in the worker's own
+        return lambda value: None if value is None else value.astimezone(dt.UTC)
+    if kind.name == "BINARY":
+        return lambda value: None if value is None else bytes(value)
+    if kind.name == "STRUCT":
+        return _loaded_struct(kind)
+    if kind.name == "ARRAY" and (inner := load(kind.inner[0])):
+        return lambda value: None if value is None else [inner(one) for one in value]
+    if kind.name == "MAP" and any(load(one) for one in kind.inner):
+        key, of = (load(one) or _same for one in kind.inner)
+        return lambda value: None if value is None else {key(one): of(other) for one, other in value.items()}
+    return None
+
+
+def is_mutable(kind: DataType) -> bool:
+    """Tell whether a caller could change a fitted value."""
+    return kind.name in ("ARRAY", "MAP") or any(is_mutable(one.type) for one in kind.fields)
+
+
+def check_key(kind: DataType, whose: str) -> None:
+    """Check that a type can be a map's key.
+
+    :param whose: begins the message
+    :raises RefusedError: when it can't
+    """
+    if is_mutable(kind):
+        raise RefusedError(f"{whose}: {kind} can't be a map's key; Python can't look it up")
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _integer(kind: DataType) -> Fit:
+    bits = _INTEGER_BITS[kind.name]
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
+    def fitted(value: Any) -> Any:
+        if value is None or (type(value) is int and low <= value <= high):
+            return value
+        raise MisfitError(value, kind, f"{bits} bits" if type(value) is int else "")
+
+    return fitted
+
+
+def _decimal(kind: DataType) -> Fit:
+    precision, scale = kind.precision
+    places, limit = Decimal(1).scaleb(-scale), Decimal(10) ** (precision - scale)
+
+    def fitted(value: Any) -> Any:
+        if value is None:
+            return None
+        if type(value) is not Decimal:
+            if type(value) is not int:
+                raise MisfitError(value, kind)
+            value = Decimal(value)
+        if not value.is_finite() or abs(value) >= limit:
+            raise MisfitError(value, kind, f"at most {precision - scale} digits before the point")
+        result = value.quantize(places, context=_DECIMALS)
+        if result != value:
+            raise MisfitError(value, kind, "it would be rounded; quantize it")
+        return result
+
+    return fitted
+
+
+def _of(kind: type, name: str) -> Fit:
+    def fitted(value: Any) -> Any:
+        if type(value) is kind or value is None:
+            return value
+        raise MisfitError(value, name)
+
+    return fitted
+
+
+def _double(value: Any) -> Any:
+    if type(value) is float or value is None:
+        return value
+    if type(value) is int and int(float(value)) == value:
+        return float(value)
+    raise MisfitError(value, "DOUBLE", "it would be rounded" if type(value) is int else "")
+
+
+def _float(value: Any) -> Any:
+    """Round to 32 bits, as whoever declares a FLOAT asks for."""
+    if value is None:
+        return None
+    if type(value) not in (float, int):
+        raise MisfitError(value, "FLOAT")
+    try:
+        return struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        raise MisfitError(value, "FLOAT", "32 bits") from None
+
+
+def _binary(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray) or value is None:
+        return None if value is None else bytes(value)
+    raise MisfitError(value, "BINARY")
+
+
+def _timestamp(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, dt.datetime):
+        raise MisfitError(value, "TIMESTAMP")
+    if value.tzinfo is None:
+        raise MisfitError(value, "TIMESTAMP", "it has no time zone; say tzinfo=datetime.UTC, or declare TIMESTAMP_NTZ")
+    return value.astimezone(dt.UTC)
+
+
+def _local_timestamp(value: Any) -> Any:
+    if value is None or (isinstance(value, dt.datetime) and value.tzinfo is None):
+        return value
+    raise MisfitError(value, "TIMESTAMP_NTZ", "it has a time zone" if isinstance(value, dt.datetime) else "")
+
+
+_SIMPLE: Final[Mapping[str, Fit]] = {
+    "BOOLEAN": _of(bool, "BOOLEAN"),
+    "STRING": _of(str, "STRING"),
+    "DATE": _of(dt.date, "DATE"),
+    "FLOAT": _float,
+    "DOUBLE": _double,
+    "BINARY": _binary,
+    "TIMESTAMP": _timestamp,
+    "TIMESTAMP_NTZ": _local_timestamp,
+}
+
+
+def _array(kind: DataType) -> Fit:
+    inner = fit(kind.inner[0])
+
+    def fitted(value: Any) -> Any:
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple):
+            raise MisfitError(value, kind)
+        return [inner(one) for one in value]
+
+    return fitted
+
+
+def _map(kind: DataType) -> Fit:
+    key, of = (fit(one) for one in kind.inner)
+
+    def fitted(value: Any) -> Any:
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise MisfitError(value, kind)
+        if None in value:
+            raise MisfitError(value, kind, "None is no key")
+        return {key(one): of(other) for one, other in value.items()}
+
+    return fitted
+
+
+def _struct(kind: DataType) -> Fit:
+    fields = [(one, fit(one.type)) for one in kind.fields]
+    count = len(fields)
+    names = [one.name for one in kind.fields]
+
+    def fitted(value: Any) -> Any:
+        if value is None:
+            return None
+        found = value if type(value) is tuple else values_of(value, names)
+        if found is None or len(found) != count:
+            raise MisfitError(value, kind, f"{count} fields")
+        return tuple([_required(field, fits(one)) for (field, fits), one in zip(fields, found, strict=True)])
+
+    return fitted
+
+
+def values_of(value: Any, names: Sequence[str]) -> Sequence[Any] | None:
+    """Return a row's values in the order of its type's fields, None when it is no row of these fields.
+
+    A mapping, and whatever has names of its own as Spark's Row, goes by the names; a bare tuple or list goes in order.
+    """
+    if isinstance(value, Mapping):
+        return [value[name] for name in names] if set(value) == set(names) else None
+    if not isinstance(value, list | tuple):
+        return None
+    own = getattr(value, "__fields__", None) or getattr(value, "_fields", None)
+    if own is None or list(own) == list(names):
+        return value
+    return [value[list(own).index(name)] for name in names] if set(own) == set(names) else None
+
+
+def _required(field: Field, value: Any) -> Any:
+    if value is None and field.required:
+        raise MisfitError(value, f"field {field.name}", "it is NOT NULL")
+    return value
+
+
+def _loaded_struct(kind: DataType) -> Fit:
+    loads = [load(one.type) or _same for one in kind.fields]
+    return lambda value: None if value is None else tuple([one(other) for one, other in zip(loads, value, strict=True)])

@@ -1,0 +1,182 @@
+"""Runs a keyed function on Spark's transformWithState."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import Row, StructType
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.state.declared import Shape
+from airflow_provider_exactlyonce.state.function import (
+    KeyedProcessFunction,
+    TimeMode,
+    output_of,
+    states_of,
+    time_mode_of,
+)
+from airflow_provider_exactlyonce.state.operator import KeyedOperator
+from airflow_provider_exactlyonce.streaming.marked_errors import mark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.stateful_processor import (
+        ExpiredTimerInfo,
+        StatefulProcessorHandle,
+        TimerValues,
+        ValueState,
+    )
+
+#: Where Spark notes that a column has a watermark.
+_WATERMARK: Final = "spark.watermarkDelayMs"
+
+
+def key_by(frame: DataFrame, *columns: str) -> KeyedStream:
+    """Key a stream: what follows sees the rows of one key together.
+
+    :param frame: the stream, or a batch in a test
+    :param columns: of the key
+    :raises RefusedError: when there is none, or it is no column of the frame
+    """
+    unknown = [name for name in columns if name not in frame.columns]
+    if unknown or not columns:
+        found = ", ".join(unknown) or "none given"
+        raise RefusedError(f"key_by(): {found}; the frame's columns are {', '.join(frame.columns)}")
+    return KeyedStream(frame, columns)
+
+
+class KeyedStream:
+    """A stream with a key; made by :func:`key_by`."""
+
+    def __init__(self, frame: DataFrame, columns: Sequence[str]) -> None:
+        self._frame = frame
+        self._columns = tuple(columns)
+
+    def process(self, function: KeyedProcessFunction[Any, Any], *, output_mode: str = "append") -> DataFrame:
+        """Return what a function gives out for the stream's rows and its timers.
+
+        :param function: an instance; a copy of it runs for each state partition of each batch
+        :param output_mode: the pipeline's
+        :raises RefusedError: when the function's declarations can't be
+        """
+        for column in (function.event_time, *function.order_by):
+            if column is not None and column not in self._frame.columns:
+                raise RefusedError(
+                    f"{type(function).__name__}: {column} is no column of the stream, which has "
+                    f"{', '.join(self._frame.columns)}"
+                )
+        mode = time_mode_of(function)
+        if mode is TimeMode.EVENT_TIME and _WATERMARK not in self._frame.schema[str(function.event_time)].metadata:
+            raise RefusedError(
+                f"{type(function).__name__} runs by event time, and {function.event_time} has no watermark; say "
+                f'.withWatermark("{function.event_time}", "…") before key_by()'
+            )
+        names = tuple(one.name for one in output_of(function).fields)
+        return self._frame.groupBy(*self._columns).transformWithState(
+            _Processor(function, self._columns, names, _schemas(function)),
+            _struct(function.output),
+            output_mode,
+            mode.value,
+        )
+
+
+def _schemas(function: KeyedProcessFunction[Any, Any]) -> Mapping[str, StructType]:
+    """Return Spark's type of every declaration; made here, because a Python worker would ask the JVM for it."""
+    texts = {shape.ddl for state in states_of(function).values() for shape in state.shapes}
+    return {text: _struct(text) for text in texts}
+
+
+def _struct(text: str) -> StructType:
+    return cast("StructType", StructType.fromDDL(text))
+
+
+class _Processor(StatefulProcessor):
+    """What Spark calls: a function behind its interface."""
+
+    def __init__(
+        self,
+        function: KeyedProcessFunction[Any, Any],
+        key_names: Sequence[str],
+        output_names: Sequence[str],
+        schemas: Mapping[str, StructType],
+    ) -> None:
+        self._function = function
+        self._key_names = key_names
+        self._output_names = output_names
+        self._schemas = schemas
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the states; Spark calls it on the driver too, to learn of them."""
+        self._row = Row(*self._output_names)
+        self._operator = KeyedOperator(self._function, self._key_names, _SparkHandle(handle, self._schemas))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
+        """Process a key's rows of a batch."""
+        self._set_clocks(timerValues)
+        return starmap(self._row, _marked(self._operator.rows(key, rows)))
+
+    def handleExpiredTimer(  # noqa: N802
+        self,
+        key: Any,
+        timerValues: TimerValues,  # noqa: N803
+        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
+    ) -> Iterator[Row]:
+        """Process a timer."""
+        self._set_clocks(timerValues)
+        timestamp = expiredTimerInfo.getExpiryTimeInMs()
+        return starmap(self._row, _marked(self._operator.timer(tuple(key), timestamp)))
+
+    def close(self) -> None:
+        """Close the function."""
+        self._operator.close()
+
+    def _set_clocks(self, times: TimerValues) -> None:
+        self._operator.set_clocks(times.getCurrentProcessingTimeInMs(), times.getCurrentWatermarkInMs())
+
+
+def _marked(rows: Iterator[Any]) -> Iterator[Any]:
+    """Pass rows on, and name an error of ours so that the driver knows it: Spark passes on nothing but text."""
+    try:
+        yield from rows
+    except ExactlyOnceError as error:
+        raise type(error)(mark(type(error), str(error))) from error
+
+
+class _SparkHandle:
+    """Spark's stores and timers."""
+
+    def __init__(self, handle: StatefulProcessorHandle, schemas: Mapping[str, StructType]) -> None:
+        self._handle = handle
+        self._schemas = schemas
+        self.register_timer = handle.registerTimer
+        self.delete_timer = handle.deleteTimer
+
+    def value_store(self, name: str, shape: Shape, ttl_milliseconds: int | None) -> ValueState:
+        return self._handle.getValueState(name, self._schemas[shape.ddl], ttl_milliseconds)
+
+    def list_store(self, name: str, shape: Shape, ttl_milliseconds: int | None) -> _SparkList:
+        return _SparkList(self._handle.getListState(name, self._schemas[shape.ddl], ttl_milliseconds))
+
+    def map_store(self, name: str, key_shape: Shape, shape: Shape, ttl_milliseconds: int | None) -> _SparkMap:
+        schemas = self._schemas[key_shape.ddl], self._schemas[shape.ddl]
+        return _SparkMap(self._handle.getMapState(name, *schemas, ttl_milliseconds))
+
+
+class _SparkList:
+    def __init__(self, state: Any) -> None:
+        self.get = state.get
+        self.put = state.put
+        self.append = state.appendList
+        self.clear = state.clear
+
+
+class _SparkMap:
+    def __init__(self, state: Any) -> None:
+        self.get = state.getValue
+        self.put = state.updateValue
+        self.remove = state.removeKey
+        self.items = state.iterator
+        self.clear = state.clear

@@ -65,7 +65,8 @@ class ListState(State, Generic[T]):
         :raises StateValueError: when an element is None, or does not fit the declared type
         """
         self._added = [self._element(one) for one in elements]
-        self._was_empty = self._was_empty or self._before == []
+        if not self._replaced:
+            self._was_empty = self._before == []
         self._before, self._replaced = [], True
 
     def clear(self) -> None:

@@ -93,6 +93,16 @@ class TimerService:
         changes, self._changes = self._changes, {}
         return changes
 
+    def is_due(self, timestamp: int) -> bool:
+        """Tell whether the batch's clock is at a time."""
+        return timestamp <= (self._watermark if self._mode is TimeMode.EVENT_TIME else self._processing_time)
+
+    def take_due_changes(self) -> Mapping[int, bool]:
+        """Return those of :meth:`take_changes` that are due."""
+        changes = self.take_changes()
+        self._changes = {at: registered for at, registered in changes.items() if not self.is_due(at)}
+        return {at: registered for at, registered in changes.items() if self.is_due(at)}
+
     def _check(self, needed: TimeMode, call: str) -> None:
         if self._mode is not needed:
             says = 'event_time = "<column>"' if needed is TimeMode.EVENT_TIME else "processing_time = True"

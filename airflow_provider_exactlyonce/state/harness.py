@@ -128,7 +128,7 @@ class KeyedHarness:
             yield from operator.rows(key, iter(its_rows))
         for timestamp, key in memory.due(self._due_until()):
             memory.key = key
-            yield from operator.timer(key, timestamp)
+            yield from operator.timers(key)
             memory.delete_timer(timestamp)
         operator.close()
 

@@ -46,6 +46,10 @@ class Memory:
         """Open a store of a map a key."""
         return MemoryMapStore(self, name, ttl_milliseconds)
 
+    def list_timers(self) -> list[int]:
+        """Return the timers of the current key."""
+        return list(self.timers.get(self.key, ()))
+
     def register_timer(self, timestamp_milliseconds: int) -> None:
         """Register a timer of the current key."""
         self.timers.setdefault(self.key, set()).add(timestamp_milliseconds)

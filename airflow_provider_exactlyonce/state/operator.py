@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ class KeyedOperator:
         self._context = Context(key_names, self._timers)
         self._row = row_maker(type(function).__name__, output_of(function))
         self._is_open = False
+        self._fired: set[tuple[Any, ...]] = set()
 
     def set_clocks(self, processing_time: int, watermark: int) -> None:
         """Set what the batch's clocks show, in milliseconds."""
@@ -57,11 +59,35 @@ class KeyedOperator:
                     yield row(given)
         self._flush()
 
-    def timer(self, key: tuple[Any, ...], timestamp: int) -> Iterator[Row]:
-        """Process a timer of a key, as :meth:`rows`."""
+    def timers(self, key: tuple[Any, ...]) -> Iterator[Row]:
+        """Process all timers of a key that are due, in the order of their times, as :meth:`rows`.
+
+        Spark goes through the timers that were due when it began. So that a timer which one of them registers fires if
+        it is due as well, and one which is deleted does not, the first call for a key processes all; later ones nothing.
+        """
+        if key in self._fired:
+            return
+        self._fired.add(key)
         self._begin(key)
-        for given in self._function.on_timer(timestamp, self._context) or ():
-            yield self._row(given)
+        due = [at for at in self._handle.list_timers() if self._timers.is_due(at)]
+        heapq.heapify(due)
+        seen, deleted = set(due), set[int]()
+        while due:
+            at = heapq.heappop(due)
+            if at in deleted:
+                deleted.remove(at)
+                seen.remove(at)
+                continue
+            for given in self._function.on_timer(at, self._context) or ():
+                yield self._row(given)
+            for changed, registered in self._timers.take_due_changes().items():
+                if not registered:
+                    deleted.add(changed)
+                    continue
+                deleted.discard(changed)
+                if changed not in seen:  # each time fires once, so that this ends
+                    seen.add(changed)
+                    heapq.heappush(due, changed)
         self._flush()
 
     def close(self) -> None:

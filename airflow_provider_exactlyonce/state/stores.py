@@ -74,6 +74,9 @@ class Handle(Protocol):
     def map_store(self, name: str, key_shape: Shape, shape: Shape, ttl_milliseconds: int | None) -> MapStore:
         """Open a store of a map a key."""
 
+    def list_timers(self) -> Iterable[int]:
+        """Return the key's timers."""
+
     def register_timer(self, timestamp_milliseconds: int) -> None:
         """Make the key's function be called at a time; a second registration of it changes nothing."""
 

@@ -8,6 +8,7 @@ is read is the same in that batch and in any later one, in Spark and in the harn
 from __future__ import annotations
 
 import datetime as dt
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_HALF_EVEN, Context, Decimal
@@ -104,7 +105,7 @@ def _decimal(kind: DataType) -> Fit:
             if type(value) is not int:
                 raise MisfitError(value, kind)
             value = Decimal(value)
-        if not value.is_finite() or abs(value) >= limit:
+        if not value.is_finite() or value.copy_abs() >= limit:
             raise MisfitError(value, kind, f"at most {precision - scale} digits before the point")
         result = value.quantize(places, context=_DECIMALS)
         if result != value:
@@ -137,10 +138,10 @@ def _float(value: Any) -> Any:
         return None
     if type(value) not in (float, int):
         raise MisfitError(value, "FLOAT")
-    try:
-        return struct.unpack("f", struct.pack("f", value))[0]
-    except OverflowError:
-        raise MisfitError(value, "FLOAT", "32 bits") from None
+    rounded = struct.unpack("f", struct.pack("f", value))[0]
+    if math.isinf(rounded) and not math.isinf(value):
+        raise MisfitError(value, "FLOAT", "32 bits")
+    return rounded
 
 
 def _binary(value: Any) -> Any:

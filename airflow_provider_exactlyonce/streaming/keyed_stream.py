@@ -55,11 +55,10 @@ class KeyedStream:
         self._frame = frame
         self._columns = tuple(columns)
 
-    def process(self, function: KeyedProcessFunction[Any, Any], *, output_mode: str = "append") -> DataFrame:
+    def process(self, function: KeyedProcessFunction[Any, Any]) -> DataFrame:
         """Return what a function gives out for the stream's rows and its timers.
 
         :param function: an instance; a copy of it runs for each state partition of each batch
-        :param output_mode: the pipeline's
         :raises RefusedError: when the function's declarations can't be
         """
         for column in (function.event_time, *function.order_by):
@@ -78,7 +77,7 @@ class KeyedStream:
         return self._frame.groupBy(*self._columns).transformWithState(
             _Processor(function, self._columns, names, _schemas(function)),
             _struct(function.output),
-            output_mode,
+            "append",  # what it gives out is given out once, whatever the query's own mode
             mode.value,
         )
 
@@ -124,10 +123,9 @@ class _Processor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[Row]:
-        """Process a timer."""
+        """Process all timers of a key at the first of them."""
         self._set_clocks(timerValues)
-        timestamp = expiredTimerInfo.getExpiryTimeInMs()
-        return starmap(self._row, _marked(self._operator.timer(tuple(key), timestamp)))
+        return starmap(self._row, _marked(self._operator.timers(tuple(key))))
 
     def close(self) -> None:
         """Close the function."""
@@ -151,6 +149,7 @@ class _SparkHandle:
     def __init__(self, handle: StatefulProcessorHandle, schemas: Mapping[str, StructType]) -> None:
         self._handle = handle
         self._schemas = schemas
+        self.list_timers = handle.listTimers
         self.register_timer = handle.registerTimer
         self.delete_timer = handle.deleteTimer
 

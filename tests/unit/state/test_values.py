@@ -1,0 +1,93 @@
+"""What a store gives back of a value, known when it is written."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import pytest
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.state import MapState, Record
+from airflow_provider_exactlyonce.state.ddl import parse
+from airflow_provider_exactlyonce.state.values import MisfitError, fit
+
+NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+
+
+class Average(NamedTuple):
+    total: Decimal
+    n: int
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "kept"),
+    [
+        ("TINYINT", -128, -128),
+        ("BIGINT", 2**63 - 1, 2**63 - 1),
+        ("DECIMAL(12,2)", Decimal(5), Decimal("5.00")),
+        ("DECIMAL(12,2)", 5, Decimal("5.00")),
+        ("DECIMAL(12,2)", Decimal("1.500"), Decimal("1.50")),
+        ("DECIMAL(38,2)", Decimal("9" * 36 + ".99"), Decimal("9" * 36 + ".99")),
+        ("DOUBLE", 5, 5.0),
+        ("FLOAT", 0.1, 0.10000000149011612),
+        ("STRING", "é", "é"),
+        ("BINARY", bytearray(b"x"), b"x"),
+        ("DATE", dt.date(2026, 3, 1), dt.date(2026, 3, 1)),
+        ("TIMESTAMP", NOON.astimezone(dt.timezone(dt.timedelta(hours=5))), NOON),
+        ("TIMESTAMP_NTZ", NOON.replace(tzinfo=None), NOON.replace(tzinfo=None)),
+        ("ARRAY<INT>", (1, None), [1, None]),
+        ("MAP<STRING, DECIMAL(4,1)>", {"a": 1}, {"a": Decimal("1.0")}),
+        ("total DECIMAL(18,2), n BIGINT", [Decimal(3), 2], (Decimal("3.00"), 2)),
+        ("total DECIMAL(18,2), n BIGINT", {"n": 2, "total": 3}, (Decimal("3.00"), 2)),
+        ("total DECIMAL(18,2), n BIGINT", Average(Decimal(3), 2), (Decimal("3.00"), 2)),
+        ("total DECIMAL(18,2), n BIGINT", Record(("n", "total"), (2, Decimal(3))), (Decimal("3.00"), 2)),
+        ("a STRUCT<b: STRUCT<c: INT>>", (((1,),),), (((1,),),)),
+        ("n BIGINT NOT NULL", None, None),
+    ],
+)
+def test_a_value_is_kept_as_the_store_gives_it_back(kind: str, value: Any, kept: Any) -> None:
+    found = fit(parse(kind))(value)
+    assert (found, repr(found), type(found)) == (kept, repr(kept), type(kept))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "why"),
+    [
+        ("INT", 2**31, "32 bits"),
+        ("BIGINT", True, "True does not fit BIGINT"),
+        ("BIGINT", 1.0, "1.0 does not fit BIGINT"),
+        ("BIGINT", "1", "'1' does not fit BIGINT"),
+        ("DECIMAL(12,2)", Decimal("1.005"), "it would be rounded; quantize it"),
+        ("DECIMAL(12,2)", Decimal("10000000000"), "at most 10 digits before the point"),
+        ("DECIMAL(12,2)", Decimal("NaN"), "NaN"),
+        ("DECIMAL(12,2)", 1.5, "1.5 does not fit DECIMAL"),
+        ("DOUBLE", 2**53 + 1, "it would be rounded"),
+        ("DOUBLE", Decimal(1), "does not fit DOUBLE"),
+        ("FLOAT", 1e300, "32 bits"),
+        ("STRING", b"x", "b'x' does not fit STRING"),
+        ("BOOLEAN", 1, "1 does not fit BOOLEAN"),
+        ("DATE", NOON, "does not fit DATE"),
+        ("TIMESTAMP", NOON.replace(tzinfo=None), "it has no time zone"),
+        ("TIMESTAMP", 5, "5 does not fit TIMESTAMP"),
+        ("TIMESTAMP_NTZ", NOON, "it has a time zone"),
+        ("ARRAY<INT>", "ab", "'ab' does not fit ARRAY<INT>"),
+        ("ARRAY<INT>", ["a"], "'a' does not fit INT"),
+        ("MAP<STRING, INT>", {None: 1}, "None is no key"),
+        ("a INT, b INT", (1,), "2 fields"),
+        ("a INT, b INT", 1, "2 fields"),
+        ("a INT, b INT", {"a": 1, "c": 2}, "2 fields"),
+        ("a INT, b INT", Average(Decimal(1), 2), "2 fields"),
+        ("a INT NOT NULL", (None,), "field a: it is NOT NULL"),
+    ],
+)
+def test_a_value_that_spark_would_change_or_drop_is_refused(kind: str, value: Any, why: str) -> None:
+    with pytest.raises(MisfitError) as raised:
+        fit(parse(kind))(value)
+    assert why in str(raised.value)
+
+
+def test_a_type_that_python_cannot_look_up_is_no_key_of_a_map() -> None:
+    with pytest.raises(RefusedError, match=r"ARRAY<INT> can't be a map's key"):
+        MapState("ARRAY<INT>", "INT")

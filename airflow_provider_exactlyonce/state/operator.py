@@ -62,8 +62,8 @@ class KeyedOperator:
     def timers(self, key: tuple[Any, ...]) -> Iterator[Row]:
         """Process all timers of a key that are due, in the order of their times, as :meth:`rows`.
 
-        Spark goes through the timers that were due when it began. So that a timer which one of them registers fires if
-        it is due as well, and one which is deleted does not, the first call for a key processes all; later ones nothing.
+        Spark goes through the timers that were due when it began. So that one which a timer registers fires if it is
+        due as well, and one that is deleted does not, a key's first call processes all of them; later ones nothing.
         """
         if key in self._fired:
             return

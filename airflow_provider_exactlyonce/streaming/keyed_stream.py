@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import Row, StructType
+from pyspark.sql.types import ArrayType, MapType, Row, StructType, TimestampType
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.state.declared import Shape
@@ -45,6 +46,9 @@ def key_by(frame: DataFrame, *columns: str) -> KeyedStream:
     if unknown or not columns:
         found = ", ".join(unknown) or "none given"
         raise RefusedError(f"key_by(): {found}; the frame's columns are {', '.join(frame.columns)}")
+    for name in columns:
+        if isinstance(kind := frame.schema[name].dataType, ArrayType | MapType):
+            raise RefusedError(f"key_by(): {name} is {kind.simpleString()}; Python can't look up such a key")
     return KeyedStream(frame, columns)
 
 
@@ -54,6 +58,10 @@ class KeyedStream:
     def __init__(self, frame: DataFrame, columns: Sequence[str]) -> None:
         self._frame = frame
         self._columns = tuple(columns)
+
+    def _key(self) -> Mapping[str, bool]:
+        """Return which columns of the key are timestamps."""
+        return {name: isinstance(self._frame.schema[name].dataType, TimestampType) for name in self._columns}
 
     def process(self, function: KeyedProcessFunction[Any, Any]) -> DataFrame:
         """Return what a function gives out for the stream's rows and its timers.
@@ -75,7 +83,7 @@ class KeyedStream:
             )
         names = tuple(one.name for one in output_of(function).fields)
         return self._frame.groupBy(*self._columns).transformWithState(
-            _Processor(function, self._columns, names, _schemas(function)),
+            _Processor(function, self._key(), names, _schemas(function)),
             _struct(function.output),
             "append",  # what it gives out is given out once, whatever the query's own mode
             mode.value,
@@ -98,19 +106,19 @@ class _Processor(StatefulProcessor):
     def __init__(
         self,
         function: KeyedProcessFunction[Any, Any],
-        key_names: Sequence[str],
+        key: Mapping[str, bool],
         output_names: Sequence[str],
         schemas: Mapping[str, StructType],
     ) -> None:
         self._function = function
-        self._key_names = key_names
+        self._key = key
         self._output_names = output_names
         self._schemas = schemas
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the states; Spark calls it on the driver too, to learn of them."""
         self._row = Row(*self._output_names)
-        self._operator = KeyedOperator(self._function, self._key_names, _SparkHandle(handle, self._schemas))
+        self._operator = KeyedOperator(self._function, tuple(self._key), _SparkHandle(handle, self._schemas))
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
         """Process a key's rows of a batch."""
@@ -125,7 +133,12 @@ class _Processor(StatefulProcessor):
     ) -> Iterator[Row]:
         """Process all timers of a key at the first of them."""
         self._set_clocks(timerValues)
-        return starmap(self._row, _marked(self._operator.timers(tuple(key))))
+        # Spark's store gives a timestamp without its zone, in the worker's own; in a row it has one.
+        zoned = (
+            one.astimezone(dt.UTC) if one is not None and is_timestamp else one
+            for one, is_timestamp in zip(key, self._key.values(), strict=True)
+        )
+        return starmap(self._row, _marked(self._operator.timers(tuple(zoned))))
 
     def close(self) -> None:
         """Close the function."""

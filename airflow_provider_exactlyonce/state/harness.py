@@ -77,7 +77,7 @@ class KeyedHarness:
         """
         self._set_clocks(processing_time, watermark)
         given = [Record.of(row) if isinstance(row, Mapping) else row for row in rows]
-        before = copy.deepcopy(self._memory)
+        before = self._memory.copy()
         try:
             produced = list(self._batch([row for row in given if not self._is_late(row)]))
         except BaseException:

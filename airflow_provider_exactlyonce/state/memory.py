@@ -34,6 +34,15 @@ class Memory:
     states: dict[str, dict[Key, Any]] = field(default_factory=dict)
     timers: dict[Key, set[int]] = field(default_factory=dict)
 
+    def copy(self) -> Memory:
+        """Return the same state, to go back to."""
+        states = {
+            name: {key: held if isinstance(held, _Entry) else held.copy() for key, held in by_key.items()}
+            for name, by_key in self.states.items()
+        }
+        timers = {key: times.copy() for key, times in self.timers.items()}
+        return Memory(self.processing_time, self.key, states, timers)
+
     def value_store(self, name: str, shape: Shape, ttl_milliseconds: int | None) -> MemoryValueStore:
         """Open a store of one row a key."""
         return MemoryValueStore(self, name, ttl_milliseconds)

@@ -44,6 +44,8 @@ class KafkaSource:
     :param schema: columns in Spark's DDL, for example ``"id STRING NOT NULL, price DECIMAL(12,2)"``
     :param starting_offsets: ``"earliest"`` or ``"latest"``, where a new pipeline begins
     :param max_offsets_per_trigger: at most so many records a batch, None for no limit
+    :param offset_column: beside the schema's columns, one of this name with the record's offset: the order of records
+        that have one key, which are in one partition
     :param options: more options of Spark's Kafka source
     """
 
@@ -51,7 +53,15 @@ class KafkaSource:
     schema: str | None = None
     starting_offsets: str = "earliest"
     max_offsets_per_trigger: int | None = None
+    offset_column: str | None = field(default=None, repr=False)  # the version of a pipeline without it stays
     options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.offset_column is not None and self.schema is None:
+            raise RefusedError(
+                f"offset_column={self.offset_column!r} of KafkaSource({self.topic!r}): without a schema the stream has "
+                "Spark's own columns, with offset"
+            )
 
     def read(self, spark: SparkSession, config: Mapping[str, str], *, leave_out_bad: bool = False) -> DataFrame:
         """Return the stream.
@@ -78,6 +88,8 @@ class KafkaSource:
             name.lower() == "includeheaders" and value.lower() == "true" for name, value in self.options.items()
         )
         schema = self.schema or _KAFKA_COLUMNS + (f", headers {_HEADERS}" if headers else "")
+        if self.offset_column is not None:
+            schema += f", `{self.offset_column}` BIGINT"
         # A path with a wildcard need not exist.
         return self._marked(spark.readStream.format("parquet").schema(schema).load("/exactlyonce/planning/only/*"))
 
@@ -146,6 +158,8 @@ class KafkaSource:
         # A filter is never pruned and runs before the user's own; without a misfit it costs one comparison a row.
         raises = F.when(reason.isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
         columns = [F.col(f"{_PARSED}.`{one.name}`").cast(one.dataType).alias(one.name) for one in self._struct().fields]
+        if self.offset_column is not None:
+            columns.append(F.col("offset").alias(self.offset_column))
         return checked.where(reason.isNull() if leave_out_bad else raises).select(*columns)
 
     def _checked(self, records: DataFrame) -> tuple[DataFrame, Column]:

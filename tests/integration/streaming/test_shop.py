@@ -1,0 +1,116 @@
+"""The example jobs that keep state, killed and started again, against plain Python."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
+from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from tests import shop
+from tests.integration.streaming.harness import World, read_committed
+
+JOBS = Path(__file__).parents[3] / "dags" / "jobs"
+SOURCE = "shop.events"
+
+
+@pytest.fixture
+def kafka(tmp_path: Path) -> Iterator[Mapping[str, str]]:
+    """Give a broker of its own, because the jobs name their topics."""
+    with EmbeddedBroker(tmp_path / "broker") as running:
+        yield {"bootstrap.servers": running.bootstrap_servers}
+
+
+def create(config: Mapping[str, str], topics: Sequence[str]) -> None:
+    admin = AdminClient(dict(config))
+    for future in admin.create_topics(
+        [NewTopic(name, num_partitions=3, replication_factor=1) for name in topics]
+    ).values():
+        future.result(30)
+
+
+def send(config: Mapping[str, str], events: Sequence[shop.Event]) -> None:
+    producer = Producer({**config, "enable.idempotence": True, "queue.buffering.max.messages": 1_000_000})
+    for event in events:
+        producer.produce(SOURCE, key=event.uuid, value=json.dumps(event.json()))
+    assert producer.flush(60) == 0
+
+
+def found(config: Mapping[str, str], topic: str, key: Sequence[str]) -> shop.Rows:
+    """Return what a job has written, each key's rows in the order of the topic."""
+    rows: shop.Rows = defaultdict(list)
+    for record in sorted(read_committed(config, topic), key=lambda one: (one.partition, one.offset)):
+        value = json.loads(record.value or b"", parse_float=Decimal)
+        rows[tuple(value[name] for name in key)].append(tuple(value.values()))
+    return rows
+
+
+def check(world: World, job: str, events: Sequence[shop.Event]) -> None:
+    assert found(world.config, world.sink, shop.JOBS[job][1]) == plain(shop.EXPECTED[job](events))
+    report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
+    assert report.is_clean, [str(violation) for violation in report.found]
+
+
+def plain(rows: shop.Rows) -> Any:
+    return {key: [tuple(row) for row in ofkey] for key, ofkey in rows.items()}
+
+
+def world_of(job: str, config: Mapping[str, str], folder: Path) -> World:
+    name = job.replace("_", "-")
+    return World(
+        config=config,
+        pipeline=name,
+        source=SOURCE,
+        sink=job.replace("_", "."),
+        home=folder / name,
+        job=str(JOBS / f"{job}.py"),
+    )
+
+
+@pytest.mark.timeout(240)
+def test_an_alert_comes_once_though_its_adds_lie_on_both_sides_of_a_kill(
+    kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
+) -> None:
+    world = world_of("shop_alerts", kafka, tmp_path)
+    create(kafka, [SOURCE, world.sink])
+    events = list(shop.events(600, users=12, seed=3))
+    send(kafka, events[:300])
+    try:
+        killed = world.start(failpoints="after-end-transaction:run=1:batch=0")
+        assert killed.wait() == -signal.SIGKILL, killed.output()[-3000:]
+        send(kafka, events[300:])
+        last = world.start()
+        assert last.wait() == 0, last.output()[-3000:]
+    finally:
+        world.end()
+    check(world, "shop_alerts", events)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("job", shop.JOBS)
+def test_a_shop_job_of_200_000_events_survives_two_kills(
+    job: str, kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
+) -> None:
+    world = world_of(job, kafka, tmp_path)
+    create(kafka, [SOURCE, world.sink])
+    events = list(shop.events(200_000, users=5000, seed=20260301))
+    send(kafka, events)
+    try:
+        for failpoint in ("after-pre-commit:run=1:batch=3", "after-end-transaction:run=2:batch=6"):
+            driver = world.start(failpoints=failpoint)
+            assert driver.wait(400) == -signal.SIGKILL, driver.output()[-3000:]
+        driver = world.start()
+        assert driver.wait(400) == 0, driver.output()[-3000:]
+    finally:
+        world.end()
+    check(world, job, events)

@@ -157,6 +157,13 @@ class KeyedProcessFunction(ABC, Generic[IN, OUT]):
         :return: rows of ``output``: tuples in its order, or mappings by its names. A generator as a rule
         """
 
+    def finish_batch(self, context: Context) -> Iterable[OUT] | None:
+        """Give out what a key comes to after its last row of a batch; a row per key costs less than one per row.
+
+        :return: as :meth:`process_element`; by default nothing
+        """
+        return None
+
     def on_timer(self, timestamp: int, context: Context) -> Iterable[OUT] | None:
         """Process a timer of the current key.
 

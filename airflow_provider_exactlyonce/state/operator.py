@@ -57,6 +57,8 @@ class KeyedOperator:
             if produced is not None:
                 for given in produced:
                     yield row(given)
+        for given in self._function.finish_batch(context) or ():
+            yield row(given)
         self._flush()
 
     def timers(self, key: tuple[Any, ...]) -> Iterator[Row]:

@@ -1,0 +1,100 @@
+"""An aggregation of a keyed stream: a function in Python, of which each batch gives a row for every key that it touches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.state.ddl import parse
+from airflow_provider_exactlyonce.state.declared import Shape
+from airflow_provider_exactlyonce.state.function import Context, KeyedProcessFunction
+from airflow_provider_exactlyonce.state.single import AggregatingState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregation:
+    """What rows are aggregated to, in Python.
+
+    :param accumulator: its type, in Spark's DDL: a type, or fields, whose values are tuples
+    :param create: returns an accumulator to which nothing was added
+    :param add: returns the accumulator with one row more
+    :param merge: makes one accumulator of two. It must not matter in which order and in which groups rows are added and
+        accumulators merged: rows are then aggregated before they are shuffled. None if it would
+    :param get: returns the accumulator's result: a tuple, or a value if ``output`` is one column
+    :param output: the columns of the result, in Spark's DDL
+    """
+
+    accumulator: str
+    create: Callable[[], Any]
+    add: Callable[[Any, Any], Any]
+    get: Callable[[Any], Any]
+    output: str
+    merge: Callable[[Any, Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        Shape(self.accumulator)
+        if parse(self.output).name != "STRUCT":
+            raise RefusedError(f'Aggregation(output={self.output!r}): name its columns, as in "average DECIMAL(12,2)"')
+
+
+def reduction(column: str, type: str, reduce: Callable[[Any, Any], Any]) -> Aggregation:
+    """Return the aggregation that reduces a column's values to one of the same type; nulls are left out.
+
+    :param column: in the stream and in the result
+    :param type: of both, in Spark's DDL
+    :param reduce: makes one value of two; associative and commutative
+    """
+
+    def add(before: tuple[Any], row: Any) -> tuple[Any]:
+        value = row[column]
+        return before if value is None else merge(before, (value,))
+
+    def merge(one: tuple[Any], other: tuple[Any]) -> tuple[Any]:
+        if one[0] is None or other[0] is None:
+            return other if one[0] is None else one
+        return (reduce(one[0], other[0]),)
+
+    fields = f"`{column}` {type}"
+    return Aggregation(
+        accumulator=fields, create=lambda: (None,), add=add, get=lambda value: value, merge=merge, output=fields
+    )
+
+
+def function_of(
+    aggregation: Aggregation, key_output: str, partial: Sequence[str] | None
+) -> KeyedProcessFunction[Any, Any]:
+    """Return the keyed function that runs an aggregation.
+
+    :param key_output: the key's columns, in Spark's DDL
+    :param partial: the columns of the accumulators that its rows hold; None when they are the stream's own rows
+    """
+    is_row = Shape(aggregation.accumulator).is_row
+    one_column = len(parse(aggregation.output).fields) == 1
+
+    class Aggregating(KeyedProcessFunction[Any, Any]):
+        output: ClassVar[str] = f"{key_output}, {aggregation.output}"
+        accumulator: AggregatingState[Any, Any, Any] = AggregatingState(
+            aggregation.accumulator,
+            create=aggregation.create,
+            add=aggregation.add,
+            get=aggregation.get,
+            merge=aggregation.merge,
+        )
+
+        def process_element(self, value: Any, context: Context) -> None:
+            if partial is None:
+                self.accumulator.add(value)
+            else:
+                self.accumulator.merge(
+                    tuple([value[name] for name in partial]) if is_row else value[partial[0]],
+                )
+
+        def finish_batch(self, context: Context) -> Iterator[Any]:
+            result = self.accumulator.get()
+            if one_column and not isinstance(result, tuple):
+                result = (result,)
+            yield (*context.key, *result)
+
+    return Aggregating()

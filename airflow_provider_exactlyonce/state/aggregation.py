@@ -1,4 +1,4 @@
-"""An aggregation of a keyed stream: a function in Python, of which each batch gives a row for every key that it touches."""
+"""An aggregation of a keyed stream in Python: each batch gives a row for every key that it touches."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def function_of(
                 )
 
         def finish_batch(self, context: Context) -> Iterator[Any]:
-            result = self.accumulator.get()
+            result: Any = self.accumulator.get()
             if one_column and not isinstance(result, tuple):
                 result = (result,)
             yield (*context.key, *result)

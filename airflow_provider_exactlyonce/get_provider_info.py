@@ -40,11 +40,19 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "hooks": [
             _modules(
-                "hooks.home", "hooks.kafka", "hooks.launch", "hooks.metrics", "hooks.packages", "hooks.spark_submit"
+                "hooks.home",
+                "hooks.kafka",
+                "hooks.launch",
+                "hooks.lineage",
+                "hooks.metrics",
+                "hooks.packages",
+                "hooks.spark_submit",
             )
         ],
         "asset-uris": [{"schemes": ["exactlyonce"], "handler": f"{_PACKAGE}.assets.pipeline.sanitize_uri"}],
         "extra-links": [
+            f"{_PACKAGE}.links.pipeline.PipelineStatusLink",
+            f"{_PACKAGE}.links.pipeline.SavepointLink",
             f"{_PACKAGE}.links.spark.SparkApplicationLink",
             f"{_PACKAGE}.links.spark.SparkUILink",
         ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,10 +13,12 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_exactlyonce.control.waiting import Wait
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, NotAnsweredError
+from airflow_provider_exactlyonce.links.pipeline import SavepointLink
+from airflow_provider_exactlyonce.links.pushed import xcom_page
 from airflow_provider_exactlyonce.triggers.driver import DriverTrigger
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import BaseOperatorLink, Context
 
     from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
     from airflow_provider_exactlyonce.checkpoint.request import Taking
@@ -63,6 +65,8 @@ class _AskingOperator(_PipelineOperator):
     is done is found before it is asked for. So a retry, and the return from the triggerer, begin like the first try.
     """
 
+    operator_extra_links: Collection[BaseOperatorLink] = (SavepointLink(),)
+
     def __init__(
         self,
         *,
@@ -75,6 +79,7 @@ class _AskingOperator(_PipelineOperator):
         self.timeout = timeout
         self.deferrable = deferrable
         self.poll_interval = poll_interval
+        self.pushed_links: dict[str, str] = {}
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Ask, and wait for it.
@@ -103,6 +108,8 @@ class _AskingOperator(_PipelineOperator):
         except ExactlyOnceError as error:
             _raise(error)
         self.log.info("%s", found)
+        if found.get("savepoint") is not None:
+            self.pushed_links[SavepointLink().xcom_key] = xcom_page(context["ti"])
         return found
 
     def _defer(self, home: Home, wait: Wait, deadline: float) -> NoReturn:

@@ -19,7 +19,8 @@ from airflow_provider_exactlyonce.exceptions import (
     WorkerShutdownError,
 )
 from airflow_provider_exactlyonce.health import HealthRules
-from airflow_provider_exactlyonce.links import spark as links
+from airflow_provider_exactlyonce.hooks.lineage import PipelineLineage
+from airflow_provider_exactlyonce.links import pipeline as links
 from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
 from airflow_provider_exactlyonce.restart import RestartStrategy
 from airflow_provider_exactlyonce.triggers.pipeline import PipelineTrigger
@@ -52,7 +53,7 @@ _SLOT_SECONDS: Final = 60.0
 _WORTH_DEFERRING_SECONDS: Final = 3.0
 
 
-class StreamingPipelineOperator(BaseOperator):
+class StreamingPipelineOperator(PipelineLineage, BaseOperator):
     """Run a pipeline's driver, supervise it, and start it again from the retained checkpoint when it dies.
 
     The driver is a process of its own and outlives the worker. The next try of the task, on this host or on another,
@@ -277,11 +278,12 @@ class _Stay:
         from airflow_provider_exactlyonce.hooks import metrics
 
         last: Status | None = None
+        pushing = links.Pushing(self._task.pushed_links, self._context["ti"])
         with metrics.reporting(self._home):
             for status in self._supervisor.run():
                 last = status
                 self._task.log.info("%s", progress.sentence(status))
-                links.push(links.LINKS, status, self._task.pushed_links, self._context["ti"])
+                pushing.push(status)
                 intent = self._supervisor.intent
                 if status.state is DriverState.RUNNING and intent is not None and not self._task.is_signalled:
                     if self._until == untils.RUNNING:

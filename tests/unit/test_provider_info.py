@@ -43,18 +43,14 @@ def test_every_module_is_listed_and_can_be_imported(kind: str) -> None:
 
 
 def test_every_link_is_listed_and_is_a_link() -> None:
-    from airflow.sdk import BaseOperatorLink
+    from airflow_provider_exactlyonce.links import pipeline, spark
+    from airflow_provider_exactlyonce.links.pushed import PushedLink
 
-    from airflow_provider_exactlyonce.links import spark
-
-    listed = get_provider_info()["extra-links"]
-    public = {f"{PACKAGE}.links.spark.{type(link).__name__}" for link in spark.LINKS}
-    assert set(listed) == public
-    for path in listed:
-        module, _, name = path.rpartition(".")
-        link = getattr(importlib.import_module(module), name)
-        assert inspect.isclass(link)
-        assert issubclass(link, BaseOperatorLink)
+    links = {one for module in (pipeline, spark) for one in vars(module).values() if inspect.isclass(one)}
+    public = {
+        f"{one.__module__}.{one.__name__}" for one in links if issubclass(one, PushedLink) and one is not PushedLink
+    }
+    assert set(get_provider_info()["extra-links"]) == public
 
 
 def test_integrations_that_are_named_exist() -> None:

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from confluent_kafka import IsolationLevel
 
 from airflow_provider_exactlyonce.control import restarts
 from tests.integration.airflow.conftest import Airflow, names_of
-from tests.integration.streaming.harness import World, check_counts
+from tests.integration.streaming.harness import World, check_counts, end_offsets
 
 RUN = """
 import sys
@@ -28,7 +29,14 @@ def test_a_killed_driver_costs_nothing_and_the_gate_lets_through_what_is_readabl
 ) -> None:
     world.send(1000)
     result = tmp_path / "result.json"
-    names = names_of(world, result, TEST_FAILPOINTS="after-commit:run=1:batch=1")
+    events = tmp_path / "openlineage.json"
+    names = names_of(
+        world,
+        result,
+        TEST_FAILPOINTS="after-commit:run=1:batch=1",
+        AIRFLOW__OPENLINEAGE__TRANSPORT=json.dumps({"type": "file", "log_file_path": str(events), "append": True}),
+        AIRFLOW__OPENLINEAGE__NAMESPACE="tests",
+    )
     airflow.run(
         [sys.executable, "-c", RUN, airflow.environment["AIRFLOW__CORE__DAGS_FOLDER"], "stream_then_gate"], names
     )
@@ -53,4 +61,14 @@ def test_a_killed_driver_costs_nothing_and_the_gate_lets_through_what_is_readabl
     assert restart.relaunched is not None
     assert restart.relaunched - restart.died < 0.5
     links = dict(airflow.query("SELECT key, value FROM xcom WHERE key LIKE '_link_%' AND task_id = 'stream'"))
-    assert set(links) == {"_link_SparkUILink", "_link_SparkApplicationLink"}
+    assert set(links) == {"_link_PipelineStatusLink", "_link_SparkUILink", "_link_SparkApplicationLink"}
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    [event] = [one for one in told if (one["job"]["name"], one["eventType"]) == ("stream_then_gate.stream", "COMPLETE")]
+    [read], [written] = event["inputs"], event["outputs"]
+    assert (read["name"], written["name"]) == (world.source, world.sink)
+    ends = end_offsets(world.config, world.source, IsolationLevel.READ_COMMITTED)
+    taken = {
+        one["partition"]: (one["start"], one["end"]) for one in read["inputFacets"]["exactlyonce_offsets"]["partitions"]
+    }
+    assert taken == {partition: (0, end) for partition, end in ends.items()}
+    assert written["outputFacets"]["outputStatistics"]["rowCount"] == sum(commit.rows for commit in commits)

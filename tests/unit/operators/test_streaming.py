@@ -142,7 +142,10 @@ def test_links_are_pushed_while_the_driver_runs_and_again_at_the_end(tmp_path: P
     task = operator(tmp_path, "take-lease commit sleep=1 end=finished")
     with alarm(0.8, lambda: seen.update(ti.pushed)):
         execute(task, ti)
+    told = seen.pop("pipeline_status")
+    assert (told["pipeline"], told["state"]) == ("shop", "running")
     assert seen == {
+        "_link_PipelineStatusLink": "http://localhost:8080/dags/shop/runs/run1/tasks/stream/xcom",
         "_link_SparkUILink": "http://127.0.0.1:4040",
         "_link_SparkApplicationLink": "http://127.0.0.1:4040/StreamingQuery/#local-1",
     }

@@ -1,0 +1,203 @@
+"""What OpenLineage is told of a task that runs a pipeline: topics as datasets, with the offsets that went in and out.
+
+All of it is read from the ledger, so it is what is committed and readable, whoever's driver did it. OpenLineage's
+client is asked for inside functions only: without Airflow's OpenLineage provider nobody calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
+    from openlineage.client.event_v2 import InputDataset, OutputDataset
+
+    from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+    from airflow_provider_exactlyonce.ledger.records import CommitRecord
+
+    Lineage = OperatorLineage[Any, Any]
+
+#: Of a task that has made more commits than this, the newest are told.
+COMMITS_LIMIT: Final = 10_000
+
+_FIRST_WINDOW: Final = 64
+_OFFSETS_FACET: Final = "exactlyonce_offsets"
+_PIPELINE_FACET: Final = "exactlyonce_pipeline"
+
+#: {(topic, partition): [first offset, offset after the last, rows]}
+_Ranges = dict[tuple[str, int], list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Committed:
+    """What a task has committed.
+
+    :param last: the pipeline's newest commit, by whomever
+    :param commits: the task's own, oldest first
+    """
+
+    last: CommitRecord
+    commits: Sequence[CommitRecord]
+
+
+def committed_since(config: Mapping[str, Any], pipeline: str, since: int | None) -> Committed | None:
+    """Return what a pipeline has committed from a time on, None when it has never committed.
+
+    :param config: client configuration in librdkafka's names
+    :param since: milliseconds since the epoch, None for nothing but the newest commit
+    :raises ExactlyOnceError: when the cluster does not answer
+    """
+    from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+
+    with LedgerReader(config, pipeline) as reader:
+        tail = reader.tail()
+        if tail is None or tail.commit is None:
+            return None
+        return Committed(last=tail.commit, commits=[] if since is None else _newest(reader, tail, since))
+
+
+def _newest(reader: LedgerReader, tail: LedgerTail, since: int) -> list[CommitRecord]:
+    """Read backwards in growing windows until a commit is older, or there are enough."""
+    from airflow_provider_exactlyonce.ledger.records import CommitRecord
+
+    window = _FIRST_WINDOW
+    while True:
+        start = max(0, tail.commit_offset - window)
+        found = [record for _, record in reader.records(start) if isinstance(record, CommitRecord)]
+        if start == 0 or found[0].committed < since or len(found) > COMMITS_LIMIT:
+            return [record for record in found if record.committed >= since][-COMMITS_LIMIT:]
+        window *= 4
+
+
+def lineage_of(bootstrap_servers: str, known: Committed | None) -> Lineage:
+    """Return the datasets and facets of a task.
+
+    :param bootstrap_servers: of the pipeline's cluster; its first is the datasets' namespace, as the specification says
+    :param known: what it has committed, None for a pipeline that has never committed
+    """
+    from airflow.providers.openlineage.extractors import OperatorLineage
+    from openlineage.client.generated.base import RunFacet
+
+    if known is None:
+        return OperatorLineage()
+    namespace = f"kafka://{bootstrap_servers.split(',')[0].strip()}"
+    last, commits = known.last, known.commits
+    pipeline = RunFacet().with_additional_properties(
+        pipeline=last.pipeline,
+        run=last.run,
+        lineage=last.lineage,
+        version=last.version,
+        watermark=last.watermark or None,
+        commits=_span(commits),
+        rows=sum(record.rows for record in commits),
+    )
+    return OperatorLineage(
+        inputs=_inputs(namespace, last, commits),
+        outputs=_outputs(namespace, last, commits),
+        run_facets={_PIPELINE_FACET: pipeline},
+    )
+
+
+def _inputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]) -> list[InputDataset]:
+    from openlineage.client.event_v2 import InputDataset
+    from openlineage.client.generated.base import InputDatasetFacet
+
+    read = _merged(
+        ((topic, partition), start, end, end - start)
+        for record in commits
+        for topic, ranges in record.source.items()
+        for partition, (start, end) in ranges.items()
+    )
+    made = []
+    for topic in sorted(last.source):
+        facet: Any = InputDatasetFacet().with_additional_properties(
+            commits=_span(commits), partitions=_rows(topic, read)
+        )
+        made.append(
+            InputDataset(namespace=namespace, name=topic, inputFacets={_OFFSETS_FACET: facet} if commits else {})
+        )
+    return made
+
+
+def _outputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]) -> list[OutputDataset]:
+    from openlineage.client.event_v2 import OutputDataset
+    from openlineage.client.generated.base import OutputDatasetFacet
+    from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
+
+    written = _merged(
+        ((topic, partition), found.first, found.last + 1, found.rows)
+        for record in commits
+        for topic, ranges in record.sink.items()
+        for partition, found in ranges.items()
+    )
+    made = []
+    for topic in sorted({topic for topic, _ in written} | set(last.sink)):
+        facets: dict[str, Any] = {
+            "outputStatistics": OutputStatisticsOutputDatasetFacet(
+                rowCount=sum(rows for (name, _), (_, _, rows) in written.items() if name == topic)
+            ),
+            _OFFSETS_FACET: OutputDatasetFacet().with_additional_properties(
+                commits=_span(commits), partitions=_rows(topic, written)
+            ),
+        }
+        made.append(OutputDataset(namespace=namespace, name=topic, outputFacets=facets if commits else {}))
+    return made
+
+
+def _merged(ranges: Iterable[tuple[tuple[str, int], int, int, int]]) -> _Ranges:
+    """Add up ranges of offsets, an empty one leaves no trace."""
+    found: _Ranges = {}
+    for place, start, end, rows in ranges:
+        if start == end:
+            continue
+        known = found.setdefault(place, [start, end, 0])
+        found[place] = [min(known[0], start), max(known[1], end), known[2] + rows]
+    return found
+
+
+def _rows(topic: str, ranges: _Ranges) -> list[dict[str, int]]:
+    return [
+        {"partition": partition, "start": start, "end": end, "rows": rows}
+        for (name, partition), (start, end, rows) in sorted(ranges.items())
+        if name == topic
+    ]
+
+
+def _span(commits: Sequence[CommitRecord]) -> dict[str, int] | None:
+    return {"first": commits[0].commit, "last": commits[-1].commit} if commits else None
+
+
+class PipelineLineage:
+    """Gives an operator with the fields of a pipeline the methods that Airflow's OpenLineage provider calls."""
+
+    checkpoint: Any
+    kafka_conn_id: str
+
+    def get_openlineage_facets_on_start(self) -> Lineage:
+        """Return the topics that the pipeline has read and written so far."""
+        return self._lineage(None)
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Lineage:
+        """Return the topics with the offsets that were committed while the task ran."""
+        started = getattr(task_instance, "start_date", None)
+        return self._lineage(None if started is None else int(started.timestamp() * 1000))
+
+    def get_openlineage_facets_on_failure(self, task_instance: Any) -> Lineage:
+        """Return the same: what is committed stays committed."""
+        return self.get_openlineage_facets_on_complete(task_instance)
+
+    def _lineage(self, since: int | None) -> Lineage:
+        from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
+        from airflow_provider_exactlyonce.hooks import home
+        from airflow_provider_exactlyonce.hooks.kafka import client_config
+
+        config = client_config(self.kafka_conn_id)
+        name = getattr(self, "pipeline", None)
+        try:
+            _, pipeline = home.find(self.kafka_conn_id, pipeline=name, checkpoint=self.checkpoint)
+            known = committed_since(config, pipeline, since)
+        except UnknownPipelineError:
+            known = None
+        return lineage_of(config["bootstrap.servers"], known)

@@ -1,0 +1,74 @@
+"""Links to what a task says of its pipeline.
+
+A pipeline has no web page of its own, and its home is no URL. What the task knows is pushed, and shown by Airflow: the
+links lead to that page.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.links import pushed
+from airflow_provider_exactlyonce.links.pushed import PushedLink, xcom_page
+from airflow_provider_exactlyonce.links.spark import SparkApplicationLink, SparkUILink
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.control.status import Status
+
+#: XCom key of the driver's last account of itself.
+STATUS_KEY: Final = "pipeline_status"
+#: How often it is pushed, in seconds; a change of the driver's state is pushed at once.
+STATUS_SECONDS: Final = 10.0
+
+
+class PipelineStatusLink(PushedLink):
+    """The driver's last account of itself, as the task has pushed it."""
+
+    name = "Pipeline status"
+
+    def url(self, status: Status, task_instance: Any) -> str:
+        """Return the page of the task's XComs."""
+        return xcom_page(task_instance)
+
+
+class SavepointLink(PushedLink):
+    """The savepoint that a task has taken: its id, path, commit and size."""
+
+    name = "Savepoint"
+
+    def url(self, status: Status, task_instance: Any) -> str | None:
+        """Return nothing: a driver's status knows of no savepoint."""
+        return None
+
+
+#: Of a task that runs a pipeline.
+LINKS: Final = (PipelineStatusLink(), SparkUILink(), SparkApplicationLink())
+
+
+class Pushing:
+    """Pushes a task's links and its pipeline's status, as often as somebody may want to see them.
+
+    Made when a driver is about to be submitted: the link to the status is there from then on.
+
+    :param links: the operator's ``pushed_links``
+    """
+
+    def __init__(self, links: dict[str, str], task_instance: Any) -> None:
+        self._links: Final = links
+        self._task_instance: Final = task_instance
+        self._state: tuple[str, str] | None = None
+        self._next = 0.0
+        link = PipelineStatusLink()
+        links[link.xcom_key] = xcom_page(task_instance)
+        task_instance.xcom_push(key=link.xcom_key, value=links[link.xcom_key])
+
+    def push(self, status: Status) -> None:
+        """Push what has become known."""
+        pushed.push(LINKS, status, self._links, self._task_instance)
+        state = (status.token, status.state.value)
+        if state == self._state and time.monotonic() < self._next:
+            return
+        self._state, self._next = state, time.monotonic() + STATUS_SECONDS
+        self._task_instance.xcom_push(key=STATUS_KEY, value={**asdict(status), "state": status.state.value})

@@ -1,0 +1,54 @@
+"""Links that are there while the task still runs: pushed as soon as they are known."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from airflow.sdk import BaseOperatorLink, conf
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+    from airflow.sdk.types import TaskInstanceKey
+
+    from airflow_provider_exactlyonce.control.status import Status
+
+
+class PushedLink(BaseOperatorLink):
+    """A link that an operator has pushed, or has noted in its ``pushed_links``.
+
+    Airflow's own push comes after ``execute``, from :meth:`get_link`, and replaces what is there. So that must be
+    repeated: by a task that was deferred, too, whose operator knows nothing of what it pushed before.
+    """
+
+    @abstractmethod
+    def url(self, status: Status, task_instance: Any) -> str | None:
+        """Return the address, None while it is unknown."""
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        """Return what was pushed, empty when nothing was: a link without an address isn't shown."""
+        pushed: dict[str, str] = getattr(operator, "pushed_links", {})
+        if self.xcom_key in pushed:
+            return pushed[self.xcom_key]
+        pull = getattr(ti_key, "xcom_pull", None)  # in the worker it is the task instance itself
+        return str(pull(key=self.xcom_key) or "") if pull is not None else ""
+
+
+def push(links: Iterable[PushedLink], status: Status, pushed: dict[str, str], task_instance: Any) -> None:
+    """Push each link that has become known or has changed."""
+    for link in links:
+        url = link.url(status, task_instance)
+        if url is not None and pushed.get(link.xcom_key) != url:
+            task_instance.xcom_push(key=link.xcom_key, value=url)
+            pushed[link.xcom_key] = url
+
+
+def xcom_page(task_instance: Any) -> str:
+    """Return the address of the page on which Airflow shows what a task instance has pushed."""
+    base = conf.get("api", "base_url", fallback="http://localhost:8080/").rstrip("/")
+    index = task_instance.map_index
+    mapped = f"/mapped/{index}" if index is not None and index >= 0 else ""
+    places = [quote(name, safe="") for name in (task_instance.dag_id, task_instance.run_id, task_instance.task_id)]
+    return "{}/dags/{}/runs/{}/tasks/{}{}/xcom".format(base, *places, mapped)

@@ -1,0 +1,152 @@
+"""What OpenLineage is told: from a real ledger, as its real client writes it down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.providers.openlineage.extractors import OperatorLineage
+from openlineage.client import OpenLineageClient
+from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
+from openlineage.client.transport.file import FileConfig, FileTransport
+from openlineage.client.uuid import generate_new_uuid
+
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.hooks import lineage
+from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
+from tests.integration.ledger.crafted import CraftedPipeline, rows_of
+
+COMMITS = 90
+FIRST = 71  # of the task; far enough from the end for a second window
+PARTITIONS = 2
+
+
+@pytest.fixture(scope="module")
+def pipeline(kafka_config: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[CraftedPipeline]:
+    """Give a pipeline that has made a commit per second, and rows in every other."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient(dict(kafka_config))
+    admin.create_topics([NewTopic("lineage.sink", PARTITIONS)])["lineage.sink"].result(30)
+    with CraftedPipeline(kafka_config, "lineage", "lineage.sink") as made:
+        made.claim()
+        for number in range(1, COMMITS + 1):
+            made.session.begin()
+            rows = rows_of(number, PARTITIONS) if number % 2 else {}
+            made.end(made.record(made.append(rows), committed=number * 1000, watermark=number * 10))
+        yield made
+
+
+def task(pipeline: CraftedPipeline, folder: Path, monkeypatch: pytest.MonkeyPatch) -> StreamingPipelineOperator:
+    Home(folder / "home").create("lineage")
+    connection = {"conn_type": "kafka", "extra": pipeline.config}
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps(connection))
+    return StreamingPipelineOperator(task_id="stream", application="job.py", checkpoint=str(folder / "home"))
+
+
+def told(found: OperatorLineage[Any, Any], folder: Path) -> dict[str, Any]:
+    """Send it with OpenLineage's client; gives the event as a consumer would read it."""
+    file = folder / "events.json"
+    client = OpenLineageClient(transport=FileTransport(FileConfig(log_file_path=str(file), append=True)))
+    client.emit(
+        RunEvent(
+            eventType=RunState.COMPLETE,
+            eventTime=datetime.now(UTC).isoformat(),
+            run=Run(runId=str(generate_new_uuid()), facets=found.run_facets),
+            job=Job(namespace="tests", name="shop.stream"),
+            inputs=found.inputs,
+            outputs=found.outputs,
+        )
+    )
+    [line] = file.read_text().splitlines()
+    event = json.loads(line)
+    assert isinstance(event, dict)
+    return event
+
+
+def test_a_task_that_is_done_tells_the_offsets_that_were_committed_meanwhile(
+    pipeline: CraftedPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = datetime.fromtimestamp(FIRST, UTC)
+    operator = task(pipeline, tmp_path, monkeypatch)
+    event = told(operator.get_openlineage_facets_on_complete(SimpleNamespace(start_date=began)), tmp_path)
+    span = {"first": FIRST, "last": COMMITS}
+    [read], [written] = event["inputs"], event["outputs"]
+    namespace = f"kafka://{pipeline.config['bootstrap.servers'].split(',')[0]}"
+    assert (read["namespace"], read["name"]) == (namespace, "in")
+    assert (written["namespace"], written["name"]) == (namespace, "lineage.sink")
+    offsets = read["inputFacets"]["exactlyonce_offsets"]
+    assert offsets["commits"] == span
+    taken = 10 * (COMMITS - FIRST + 1)
+    assert offsets["partitions"] == [{"partition": 0, "start": 10 * (FIRST - 1), "end": 10 * COMMITS, "rows": taken}]
+    own = [number for number in range(FIRST, COMMITS + 1) if number % 2]
+    facets = written["outputFacets"]
+    assert facets["outputStatistics"]["rowCount"] == 5 * PARTITIONS * len(own)
+    for partition, found in enumerate(facets["exactlyonce_offsets"]["partitions"]):
+        assert (found["partition"], found["rows"]) == (partition, 5 * len(own))
+        # Five rows and a marker for each commit that wrote rows.
+        assert found["start"] == 6 * ((FIRST - 1) // 2)
+        assert found["end"] == 6 * (COMMITS // 2) - 1
+    run = event["run"]["facets"]["exactlyonce_pipeline"]
+    assert (run["pipeline"], run["run"], run["commits"], run["rows"]) == ("lineage", 1, span, 10 * len(own))
+    assert run["watermark"] == COMMITS * 10
+    for facet in (offsets, facets["exactlyonce_offsets"], run):
+        assert facet["_schemaURL"].startswith("https://openlineage.io/spec/")
+        assert facet["_producer"]
+
+
+def test_a_task_that_fails_tells_the_same(
+    pipeline: CraftedPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = task(pipeline, tmp_path, monkeypatch)
+    done = SimpleNamespace(start_date=datetime.fromtimestamp(1, UTC))
+    assert operator.get_openlineage_facets_on_failure(done) == operator.get_openlineage_facets_on_complete(done)
+
+
+def test_a_task_that_begins_names_the_topics_and_no_offsets(
+    pipeline: CraftedPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = told(task(pipeline, tmp_path, monkeypatch).get_openlineage_facets_on_start(), tmp_path)
+    [read] = event["inputs"]
+    assert (read["name"], read.get("inputFacets", {})) == ("in", {})
+    assert event["run"]["facets"]["exactlyonce_pipeline"]["commits"] is None
+
+
+def test_a_pipeline_that_has_never_run_has_no_datasets_yet(
+    kafka_config: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": dict(kafka_config)}))
+    operator = StreamingPipelineOperator(task_id="s", application="job.py", checkpoint=str(tmp_path / "nowhere"))
+    assert operator.get_openlineage_facets_on_start() == OperatorLineage()
+
+
+@pytest.mark.parametrize("since", [1, FIRST, COMMITS, COMMITS + 1])
+def test_reading_backwards_finds_the_same_as_reading_all(pipeline: CraftedPipeline, since: int) -> None:
+    known = lineage.committed_since(pipeline.config, "lineage", since * 1000)
+    assert known is not None
+    assert [record.commit for record in known.commits] == list(range(since, COMMITS + 1))
+
+
+def test_of_a_long_task_the_newest_commits_are_told(pipeline: CraftedPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineage, "COMMITS_LIMIT", 20)
+    known = lineage.committed_since(pipeline.config, "lineage", 1000)
+    assert known is not None
+    assert [record.commit for record in known.commits] == list(range(COMMITS - 19, COMMITS + 1))
+
+
+def test_airflows_own_extractor_finds_the_methods(
+    pipeline: CraftedPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.providers.openlineage.extractors.base import DefaultExtractor
+
+    extractor = DefaultExtractor(task(pipeline, tmp_path, monkeypatch))
+    begun = extractor.extract()
+    done = extractor.extract_on_complete(SimpleNamespace(start_date=datetime.fromtimestamp(1, UTC)))
+    assert begun is not None
+    assert done is not None
+    assert [one.name for one in begun.inputs] == [one.name for one in done.inputs] == ["in"]

@@ -7,7 +7,6 @@ client is asked for inside functions only: without Airflow's OpenLineage provide
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
     Lineage = OperatorLineage[Any, Any]
+    Committed = tuple[CommitRecord, Sequence[CommitRecord]]
 
 #: Of a task that has made more commits than this, the newest are told.
 COMMITS_LIMIT: Final = 10_000
@@ -30,20 +30,8 @@ _PIPELINE_FACET: Final = "exactlyonce_pipeline"
 _Ranges = dict[tuple[str, int], list[int]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Committed:
-    """What a task has committed.
-
-    :param last: the pipeline's newest commit, by whomever
-    :param commits: the task's own, oldest first
-    """
-
-    last: CommitRecord
-    commits: Sequence[CommitRecord]
-
-
 def committed_since(config: Mapping[str, Any], pipeline: str, since: int | None) -> Committed | None:
-    """Return what a pipeline has committed from a time on, None when it has never committed.
+    """Return a pipeline's newest commit, and those since a time, oldest first; None when it has never committed.
 
     :param config: client configuration in librdkafka's names
     :param since: milliseconds since the epoch, None for nothing but the newest commit
@@ -55,7 +43,7 @@ def committed_since(config: Mapping[str, Any], pipeline: str, since: int | None)
         tail = reader.tail()
         if tail is None or tail.commit is None:
             return None
-        return Committed(last=tail.commit, commits=[] if since is None else _newest(reader, tail, since))
+        return tail.commit, [] if since is None else _newest(reader, tail, since)
 
 
 def _newest(reader: LedgerReader, tail: LedgerTail, since: int) -> list[CommitRecord]:
@@ -83,7 +71,7 @@ def lineage_of(bootstrap_servers: str, known: Committed | None) -> Lineage:
     if known is None:
         return OperatorLineage()
     namespace = f"kafka://{bootstrap_servers.split(',')[0].strip()}"
-    last, commits = known.last, known.commits
+    last, commits = known
     pipeline = RunFacet().with_additional_properties(
         pipeline=last.pipeline,
         run=last.run,

@@ -183,11 +183,11 @@ def test_the_runtime_half_really_runs_without_airflow(tmp_path: Path) -> None:
     seconds_to_import(tmp_path, [], [(["airflow"], names_of(RUNTIME_HALF))])
 
 
-def test_the_airflow_half_loads_no_spark_and_no_kafka_client_and_costs_a_dag_file_less_than_50_ms(
+def test_the_airflow_half_loads_no_spark_and_no_kafka_client_and_costs_a_dag_file_less_than_100_ms(
     tmp_path: Path,
 ) -> None:
     imports = names_of(("operators", "sensors", "triggers"))
     cost = ([], imports)
     rule = (list(HEAVY), names_of(AIRFLOW_HALF))
     seconds = seconds_to_import(tmp_path, ["airflow.sdk"], [cost, cost, cost, cost, cost, rule])
-    assert statistics.median(seconds[:5]) < 0.050, seconds
+    assert statistics.median(seconds[:5]) < 0.100, seconds

@@ -378,8 +378,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     axes.axvline(1, color="black", linewidth=1)
     axes.set_yticks(range(len(results)), [str(Case(**one["case"])) for one in reversed(results)], family="monospace")
     axes.set_xlabel("speed of this sink / speed of Spark's own Kafka sink, tuned (addBatch, medians; dots: rounds)")
-    figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, dpi=80, bbox_inches="tight")
 
 
 def open_session() -> SparkSession:
@@ -426,8 +425,8 @@ def main() -> int:
             print(line(results[-1]), flush=True)
             (given.output / "sink.json").write_text(json.dumps(results, indent=1))
         spark.stop()
-    draw(results, given.output / "sink.svg")
-    print(f"raw figures and plot: {given.output}/sink.json, {given.output}/sink.svg")
+    draw(results, given.output / "sink.png")
+    print(f"raw figures and plot: {given.output}/sink.json, {given.output}/sink.png")
     return 0
 
 

@@ -49,6 +49,20 @@ def build_launch(home: Home, settings: DriverSettings, *, until: str, goal: str 
     :raises RefusedError: when a setting or a connection can't be used
     :raises AirflowNotFoundException: when there is no such connection
     """
+    arguments = [
+        *("--home", str(home.path), "--until", until),
+        *(("--goal", goal) if goal is not None else ()),
+        *settings.application_args,
+    ]
+    return launch_of(settings, arguments)
+
+
+def launch_of(settings: DriverSettings, arguments: Sequence[str]) -> Launch:
+    """Return how a file is submitted as a driver is, with other arguments than the settings'.
+
+    :raises RefusedError: when a setting or a connection can't be used
+    :raises AirflowNotFoundException: when there is no such connection
+    """
     from airflow_provider_exactlyonce.control.supervisor import Launch
     from airflow_provider_exactlyonce.hooks import kafka, spark_submit
     from airflow_provider_exactlyonce.streaming.settings import KAFKA_VARIABLE
@@ -56,11 +70,7 @@ def build_launch(home: Home, settings: DriverSettings, *, until: str, goal: str 
     submission = spark_submit.Submission(
         application=settings.application,
         name=settings.name,
-        arguments=[
-            *("--home", str(home.path), "--until", until),
-            *(("--goal", goal) if goal is not None else ()),
-            *settings.application_args,
-        ],
+        arguments=arguments,
         conf=settings.conf,
         jars=settings.jars,
         packages=settings.packages,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import releases, upgrade_plan
@@ -91,6 +95,36 @@ def begin_rollback(
         return plan
 
 
+def what_to_compare(asked: Sequence[str] | str | Callable[..., Any]) -> tuple[tuple[str, ...], str | None]:
+    """Return the columns that a shadow run compares, and the place of the function that it applies to rows.
+
+    :param asked: columns, also in one text with commas; or a function of a module, also as ``FILE.py:NAME``
+    :raises RefusedError: when another process could not import the function
+    """
+    if callable(asked):
+        file, name = inspect.getsourcefile(asked), getattr(asked, "__qualname__", "")
+        if file is None or not name.isidentifier():
+            raise RefusedError(f"compare={asked!r}: a function of a module, which another process can import")
+        return (), f"{os.path.abspath(file)}:{name}"
+    if isinstance(asked, str):
+        if ".py:" in asked:
+            return (), os.path.abspath(asked)
+        asked = asked.split(",")
+    return tuple(name.strip() for name in asked if name.strip()), None
+
+
+def check_allowed(allow: Mapping[str, int | None]) -> None:
+    """Check the differences that are said to be intended.
+
+    :raises RefusedError: when there is no such kind, or a number isn't one
+    """
+    for kind, number in allow.items():
+        if kind not in ("missing", "extra", "changed") and not kind.startswith("changed."):
+            raise RefusedError(f"allowed difference {kind!r}: missing, extra, changed or changed.COLUMN")
+        if number is not None and (not isinstance(number, int) or number < 0):
+            raise RefusedError(f"allowed difference {kind!r}: {number!r} is no number of rows")
+
+
 def _target(
     home: Home, pipeline: str, found: Plan | None, version: str | None, savepoint: str | None
 ) -> tuple[str, str]:
@@ -126,6 +160,7 @@ def _pinned_by(home: Home, found: Plan | None) -> tuple[str, ...]:
 def _check(options: Options) -> None:
     if options.on_unstable not in _ON_UNSTABLE:
         raise RefusedError(f"on_unstable={options.on_unstable!r}: one of {', '.join(_ON_UNSTABLE)}")
+    check_allowed(options.allow)
     for name in ("shadow_commits", "stable_after", "stable_timeout", "stop_timeout"):
         if getattr(options, name) < 0:
             raise RefusedError(f"{name}={getattr(options, name)}: not negative")

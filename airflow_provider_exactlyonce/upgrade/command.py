@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.upgrade import shadow_run
-from airflow_provider_exactlyonce.upgrade.begin import begin_rollback, begin_upgrade
+from airflow_provider_exactlyonce.upgrade.begin import begin_rollback, begin_upgrade, what_to_compare
 from airflow_provider_exactlyonce.upgrade.machine import Upgrade, facts_of, raise_outcome
 from airflow_provider_exactlyonce.upgrade.tools import Tools
 
@@ -52,6 +51,7 @@ def add_upgrade_parser(subparsers: Any, submit: Submit) -> None:
     parser.add_argument("--shadow-commits", type=int, default=0, metavar="K", help="repeat the newest K commits first")
     parser.add_argument(
         "--compare",
+        default="",
         metavar="COLUMNS",
         help="what the shadow run compares: columns separated by commas, or FILE.py:FUNCTION, which makes of a row "
         "what is compared, or None (default: the columns that both versions have)",
@@ -100,13 +100,13 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _upgrade(given: argparse.Namespace, submit: Submit) -> int:
-    home, is_function = home_of(given), given.compare is not None and ".py:" in given.compare
+    home, (columns, function) = home_of(given), what_to_compare(given.compare)
     options = Options(
         savepoint=given.savepoint,
         shadow_commits=given.shadow_commits,
-        compare=tuple(given.compare.split(",")) if given.compare and not is_function else (),
-        function=os.path.abspath(given.compare) if is_function else None,
-        allow=allowances(given.allow),
+        compare=columns,
+        function=function,
+        allow=_allowances(given.allow),
         stable_after=given.stable_after,
         stable_timeout=given.stable_timeout,
         on_unstable=given.on_unstable,
@@ -156,17 +156,15 @@ def _carry_out(given: argparse.Namespace, home: Home, plan: Plan, submit: Submit
     return 0
 
 
-def allowances(items: Sequence[str]) -> dict[str, int | None]:
+def _allowances(items: Sequence[str]) -> dict[str, int | None]:
     """Read the differences that are intended.
 
     :param items: ``KIND`` or ``KIND=N`` each
-    :raises RefusedError: when there is no such kind, or N is no number
+    :raises RefusedError: when N is no number
     """
     found: dict[str, int | None] = {}
     for item in items:
         kind, _, number = item.partition("=")
-        if kind not in ("missing", "extra", "changed") and not kind.startswith("changed."):
-            raise RefusedError(f"allowed difference {item!r}: missing, extra, changed or changed.COLUMN")
         if number and not number.isdecimal():
             raise RefusedError(f"allowed difference {item!r}: {number!r} is no number of rows")
         found[kind] = int(number) if number else None

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import product
 from typing import Any, Final
 
 #: Values by column.
@@ -153,16 +154,18 @@ def _unequal(
 
 
 def _judge(found: Differences, columns: Sequence[str], left: list[Row], right: list[Row], *, may_pair: bool) -> None:
+    paired: set[int] = set()
     for one, other in _pairs(columns, left, right) if may_pair else []:
         differ = [name for name in columns if _value(one.content.get(name)) != _value(other.content.get(name))]
         found.counts["changed"] += 1
         found.counts.update(f"changed.{name}" for name in differ)
         example = {**_shown(one), "recomputed": other.content, "columns": differ}
         _keep(found, "changed", {"delivered" if name == "content" else name: of for name, of in example.items()})
-        left.remove(one)
-        right.remove(other)
+        paired |= {id(one), id(other)}
     for kind, rows in (("missing", left), ("extra", right)):
         for row in rows:
+            if id(row) in paired:
+                continue
             found.counts[kind] += 1
             _keep(found, kind, _shown(row))
 
@@ -170,12 +173,18 @@ def _judge(found: Differences, columns: Sequence[str], left: list[Row], right: l
 def _pairs(columns: Sequence[str], left: list[Row], right: list[Row]) -> list[tuple[Row, Row]]:
     if len(left) * len(right) > _PAIRS_TRIED:
         return list(zip(left, right, strict=False))
-    pairs, free = [], list(right)
-    for one in left[: len(right)]:
-        values = {name: _value(one.content.get(name)) for name in columns}
-        best = max(free, key=lambda other: sum(_value(other.content.get(name)) == of for name, of in values.items()))
-        free.remove(best)
-        pairs.append((one, best))
+    values = [[[_value(row.content.get(name)) for name in columns] for row in rows] for rows in (left, right)]
+
+    def in_common(pair: tuple[int, int]) -> int:
+        return sum(one == other for one, other in zip(values[0][pair[0]], values[1][pair[1]], strict=True))
+
+    taken: tuple[set[int], set[int]] = set(), set()
+    pairs = []
+    for one, other in sorted(product(range(len(left)), range(len(right))), key=in_common, reverse=True):
+        if one not in taken[0] and other not in taken[1]:
+            taken[0].add(one)
+            taken[1].add(other)
+            pairs.append((left[one], right[other]))
     return pairs
 
 
@@ -195,4 +204,8 @@ def _text(row: Row, columns: Sequence[str]) -> str:
 
 def _value(value: Any) -> str:
     """Return a text that is equal for equal values: 1.50 and 1.5 are."""
-    return json.dumps(value, sort_keys=True, default=lambda number: f"{number.normalize():f}")
+    return json.dumps(value, sort_keys=True, default=_plain)
+
+
+def _plain(number: Decimal) -> Any:
+    return int(number) if number == number.to_integral_value() else {"decimal": f"{number.normalize():f}"}

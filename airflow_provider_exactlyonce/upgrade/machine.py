@@ -151,13 +151,11 @@ class Upgrade:
         fitting = [
             one
             for one in savepoints.list()
-            if one.version == old
-            and lineage is not None
-            and one.lineage == lineage.id
-            and not savepoints.verify(one.id)
+            if lineage is not None and one.version == old and (one.lineage == lineage.id or one.id == lineage.savepoint)
         ]
-        if fitting:
-            return fitting[-1]
+        good = [one for one in fitting if not savepoints.verify(one.id)]
+        if good:
+            return good[-1]
         taking = Taking(self._home, plan.pipeline, self._tools.config, request=f"{plan.id}a", label="before an upgrade")
         taken = taking.advance()
         if taken is not None:

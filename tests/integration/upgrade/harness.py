@@ -28,26 +28,33 @@ from tests.integration.streaming.harness import CONF, Record, World, check_ledge
 FIRST = Path(__file__).parent / "jobs" / "windows.py"
 WINDOW_SECONDS, LATENESS_SECONDS = 10, 2
 _EPOCH = 1_700_000_000
+SHOUT = {'"total", "n")': '"total", "n", F.concat("k", F.lit("!")).alias("shout"))'}
+#: The right second version: a stricter filter, and a column more.
+SECOND = {"v >= 1": "v >= 3", **SHOUT}
+_SLEEP = "F.udf(lambda v: __import__('time').sleep(3600) or True, 'boolean')('v')"
 #: What each version makes of the first one's text.
-CHANGES: dict[str, dict[str, str]] = {
-    "first": {},
-    # The right second version: a stricter filter, and a column more.
-    "second": {"v >= 1": "v >= 3", '"total", "n")': '"total", "n", F.concat("k", F.lit("!")).alias("shout"))'},
-    "crashes": {'"total", "n")': '"total", F.raise_error(F.lit("no idea")).alias("n"))'},
-    "wrong": {'"total", "n")': '(F.col("total") + 1).alias("total"), "n")'},
-    "never": {
-        "kept = events": "kept = events.where(F.udf(lambda v: __import__('time').sleep(3600) or True, 'boolean')('v'))"
-    },
-    "incompatible": {"F.sum(": "F.max("},
+CHANGES: dict[str, list[dict[str, str]]] = {
+    "first": [],
+    "shouts": [SHOUT],
+    "second": [SECOND],
+    "incompatible": [SECOND, {"F.sum(": "F.max("}],
+    "wrong": [SECOND, {'"total", "n"': '(F.col("total") + 1).alias("total"), "n"'}],
+    # Its first batches, which close no window, are committed.
+    "crashes": [
+        SECOND,
+        {'"total", "n"': '"total", F.when(F.col("n") > 0, F.raise_error(F.lit("no idea"))).alias("n")'},
+    ],
+    "never": [SECOND, {"kept = events": f"kept = events.where({_SLEEP})"}],
 }
 
 
 def version(folder: Path, name: str) -> Path:
     """Write a version's file, and return it."""
     text = FIRST.read_text()
-    for old, new in CHANGES[name].items():
-        assert old in text
-        text = text.replace(old, new)
+    for changes in CHANGES[name]:
+        for old, new in changes.items():
+            assert old in text
+            text = text.replace(old, new)
     file = folder / f"{name}.py"
     file.write_text(f"{text}\n# {name}\n")
     return file
@@ -73,14 +80,15 @@ class Story:
     def file(self, name: str) -> str:
         return str(version(self.folder, name))
 
-    def environment(self, failpoints: str | None = None) -> dict[str, str]:
+    def names_for_jobs(self) -> dict[str, str]:
         world = self.world
+        return {"TEST_PIPELINE": world.pipeline, "TEST_SOURCE": world.source, "TEST_SINK": world.sink}
+
+    def environment(self, failpoints: str | None = None) -> dict[str, str]:
         return {
             **os.environ,
-            "EXACTLYONCE_KAFKA": json.dumps(dict(world.config)),
-            "TEST_PIPELINE": world.pipeline,
-            "TEST_SOURCE": world.source,
-            "TEST_SINK": world.sink,
+            "EXACTLYONCE_KAFKA": json.dumps(dict(self.world.config)),
+            **self.names_for_jobs(),
             **({FAILPOINTS: failpoints} if failpoints else {}),
         }
 
@@ -179,12 +187,22 @@ class Story:
 
         eventually(all_is_in, "all is committed", timeout_seconds=60)
 
-    def check(self, names: Mapping[str, str]) -> list[str]:
-        """Compare the sink with what the right versions give, record by record; returns the commits' versions in order.
+    def names(self) -> dict[str, str]:
+        """Return which version has which name, from the copies in the home."""
+        found = {}
+        for directory in (self.home.path / "applications").iterdir():
+            known = releases.application(self.home, directory.name)
+            assert known is not None
+            found[directory.name] = Path(known.path).stem
+        return found
 
-        :param names: {version: its name}
+    def check(self) -> list[str]:
+        """Compare the sink with what the right versions give, record by record; returns the versions' names in order.
+
+        A model of the windows computes it from the source's records, each with the version and the watermark of the
+        commit that has read it.
         """
-        commits = check_ledger(self.world)
+        commits, names = check_ledger(self.world), self.names()
         source = {(one.partition, one.offset): json.loads(one.value or b"") for one in _read(self.world, "source")}
         sums: dict[tuple[int, str], list[Decimal]] = defaultdict(list)
         expected: list[tuple[int, dict[str, Any]]] = []
@@ -197,14 +215,14 @@ class Story:
                 for offset in range(start, end):
                     event = source[partition, offset]
                     begin = _EPOCH + int(event["id"] / 20) // WINDOW_SECONDS * WINDOW_SECONDS
-                    least = 3 if name == "second" else 1
+                    least = 1 if name in ("first", "shouts") else 3
                     if Decimal(event["v"]) >= least and begin + WINDOW_SECONDS > watermark:
                         sums[begin, event["k"]].append(Decimal(event["v"]))
             for place in sorted(place for place in sums if place[0] + WINDOW_SECONDS <= watermark):
                 begin, key = place
                 values = sums.pop(place)
                 row: dict[str, Any] = {"k": key, "start": begin, "total": sum(values), "n": len(values)}
-                expected.append((commit.commit, {**row, "shout": f"{key}!"} if name == "second" else row))
+                expected.append((commit.commit, row if name == "first" else {**row, "shout": f"{key}!"}))
         places = {
             (partition, offset): commit.commit
             for commit in commits

@@ -3,36 +3,84 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 
 from tests.integration.upgrade.harness import Story
 
-
-def names(story: Story) -> dict[str, str]:
-    """Return which version has which name, from the copies in the home."""
-    from pathlib import Path
-
-    from airflow_provider_exactlyonce.control import releases
-
-    found = {}
-    for directory in (story.home.path / "applications").iterdir():
-        known = releases.application(story.home, directory.name)
-        assert known is not None
-        found[directory.name] = Path(known.path).stem
-    return found
+INTENDED = ["--compare", "k,start,total,n", "--allow", "changed", "--allow", "missing"]
 
 
 @pytest.mark.timeout(300)
 def test_an_upgrade_under_load_loses_and_doubles_nothing(story: Story) -> None:
     with story.load():
         story.start()
-        intended = ["--compare", "k,start,total,n", "--allow", "changed", "--allow", "missing"]
-        done = story.upgrade("second", "--shadow-commits", "3", *intended, "--stable-after", "2")
+        done = story.upgrade("second", "--shadow-commits", "3", *INTENDED, "--stable-after", "2")
         assert done.returncode == 0, done.stderr[-5000:]
     answer = json.loads(done.stdout)
     assert (answer["outcome"], answer["changed"], story.in_use()) == ("done", True, "second")
     assert answer["shadow"]["columns"] == ["k", "start", "total", "n"]
     story.drain()
     assert story.run("stop").returncode == 0
-    assert story.check(names(story)) == ["first", "second"]
+    assert story.check() == ["first", "second"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_good_upgrade_and_all_kinds_of_bad_ones_leave_what_the_right_versions_give(story: Story) -> None:
+    with story.load():
+        story.start()
+        done = story.upgrade("second", "--shadow-commits", "3", *INTENDED, "--stable-after", "2")
+        assert done.returncode == 0, done.stderr[-5000:]
+        driver = story.state().token
+
+        done = story.upgrade("incompatible")
+        assert (done.returncode, done.stderr.splitlines()[-1].partition(":")[0]) == (64, "IncompatibleVersionError")
+        done = story.upgrade("wrong", "--shadow-commits", "5")
+        assert (done.returncode, "ShadowDiffersError" in done.stderr) == (64, True), done.stderr[-5000:]
+        shadow = json.loads(done.stdout)["shadow"]
+        assert shadow["unintended"] == ["changed.total"], shadow
+        assert shadow["counts"]["changed"] == shadow["counts"]["changed.total"] == shadow["delivered"] > 0
+        [example, *_] = shadow["examples"]["changed"]
+        assert example["recomputed"]["total"] == example["delivered"]["total"] + 1
+        assert story.state().token == driver, "nothing was touched"
+
+        done = story.upgrade("crashes", "--stable-after", "200")
+        assert (done.returncode, "no idea" in done.stderr) == (71, True), done.stderr[-5000:]
+        assert (json.loads(done.stdout)["outcome"], story.in_use()) == ("rolled-back", "second")
+        done = story.upgrade("never", "--stable-timeout", "25", "--stop-timeout", "10")
+        assert (done.returncode, "it made 0 of 3 commits" in done.stderr) == (71, True), done.stderr[-5000:]
+        assert (json.loads(done.stdout)["outcome"], story.in_use()) == ("rolled-back", "second")
+    story.drain()
+    assert story.run("stop").returncode == 0
+    order = story.check()
+    assert [name for name in order if name != "crashes"][:2] == ["first", "second"]
+    assert set(order) <= {"first", "second", "crashes"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_upgrade_and_a_way_back_that_are_killed_at_each_step_go_on_there(story: Story) -> None:
+    with story.load():
+        story.start()
+        for step in ("check", "compare", "stop", "start", "watch"):
+            for when in ("", "-taken"):
+                killed = story.upgrade("shouts", "--shadow-commits", "2", failpoints=f"upgrade-{step}{when}")
+                assert killed.returncode == -signal.SIGKILL, (step, killed.stderr[-3000:])
+                assert story.plan().step == step
+        done = story.upgrade("shouts", "--shadow-commits", "2")
+        assert done.returncode == 0, done.stderr[-5000:]
+        for step in ("start", "stop-new", "restore", "start-old", "watch-old"):
+            for when in ("", "-taken"):
+                killed = story.upgrade("crashes", "--stable-after", "200", failpoints=f"upgrade-{step}{when}")
+                assert killed.returncode == -signal.SIGKILL, (step, killed.stderr[-3000:])
+                assert story.plan().step == step
+        done = story.upgrade("crashes", "--stable-after", "200")
+        assert (done.returncode, story.plan().step, story.in_use()) == (71, "rolled-back", "shouts")
+    story.drain()
+    assert story.run("stop").returncode == 0
+    assert [name for name in story.check() if name != "crashes"][:2] == ["first", "shouts"]
+    _, runs = story.world.ledger()
+    assert [story.names()[run.version] for run in runs] == ["first", "shouts", "crashes", "shouts"]
+    assert list((story.home.control / "shadow").glob("*")) == []

@@ -1,0 +1,315 @@
+"""The operators that give a pipeline another version of its job, and the old one back."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from airflow.sdk import BaseOperator, conf
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
+from airflow_provider_exactlyonce.triggers.upgrade import UpgradeTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_exactlyonce.control.home import Home
+    from airflow_provider_exactlyonce.control.supervisor import Launch
+    from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
+    from airflow_provider_exactlyonce.control.waiting import Wait
+    from airflow_provider_exactlyonce.upgrade.tools import Tools
+
+__all__ = ["RollbackPipelineOperator", "UpgradePipelineOperator"]
+
+#: Airflow's own time-out of the deferral comes this much after ours.
+_BACKSTOP_SECONDS: Final = 60.0
+
+
+class _PlanOperator(BaseOperator):
+    """Carries out a plan that is on disk: a retry, and the return from the triggerer, go on where it is."""
+
+    template_fields: Sequence[str] = (
+        "pipeline",
+        "checkpoint",
+        "conn_id",
+        "kafka_conn_id",
+        "conf",
+        "jars",
+        "packages",
+        "application_args",
+        "env_vars",
+    )
+    template_fields_renderers: ClassVar[dict[str, str]] = {"conf": "json", "env_vars": "json"}
+    ui_color = "#d8e4f0"
+
+    def __init__(
+        self,
+        *,
+        pipeline: str | None = None,
+        checkpoint: str | None = None,
+        conn_id: str = "spark_default",
+        kafka_conn_id: str = "kafka_default",
+        conf: Mapping[str, Any] | None = None,
+        jars: str | None = None,
+        packages: str | None = None,
+        application_args: Sequence[str] | None = None,
+        env_vars: Mapping[str, str] | None = None,
+        stop_timeout: timedelta | float = timedelta(minutes=5),
+        accept_nondeterminism: bool = False,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        poll_interval: timedelta | float = timedelta(seconds=1),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if pipeline is None and checkpoint is None:
+            raise ValueError(f"{self.task_id}: give pipeline or checkpoint")
+        self.pipeline = pipeline
+        self.checkpoint = checkpoint
+        self.conn_id = conn_id
+        self.kafka_conn_id = kafka_conn_id
+        self.conf = conf
+        self.jars = jars
+        self.packages = packages
+        self.application_args = application_args
+        self.env_vars = env_vars
+        self.stop_timeout = stop_timeout
+        self.accept_nondeterminism = accept_nondeterminism
+        self.deferrable = deferrable
+        self.poll_interval = poll_interval
+        self.retry_policy = self.retry_policy or StreamingRetryPolicy()
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Take the plan's steps to its end, or defer where it waits.
+
+        :raises ExactlyOnceError: one of :mod:`airflow_provider_exactlyonce.exceptions`; what is known of the plan is
+            the XCom ``plan`` then
+        """
+        from airflow_provider_exactlyonce.control.task_request import TaskRequest
+        from airflow_provider_exactlyonce.control.waiting import Wait
+        from airflow_provider_exactlyonce.hooks.home import find
+        from airflow_provider_exactlyonce.upgrade.machine import Upgrade, facts_of, raise_outcome
+
+        ti = context["ti"]
+        clears = getattr(context.get("dag_run"), "clear_number", 0) or 0
+        home, pipeline = find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
+        request = TaskRequest(home, (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)), clears=clears)
+        upgrade = Upgrade(home, self._begin(home, pipeline, request.name), self._tools())
+        while isinstance(found := upgrade.advance(), Wait):
+            if self.deferrable:
+                self._defer(home, found)
+            time.sleep(_seconds(self.poll_interval))
+        request.done()
+        facts = facts_of(found)
+        try:
+            raise_outcome(found)
+        except Exception:
+            ti.xcom_push("plan", facts)
+            raise
+        return facts
+
+    def resume_from_trigger(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on where the trigger has found something to do."""
+        return self.execute(context)
+
+    def _defer(self, home: Home, wait: Wait) -> None:
+        deadline = time.time() + wait.seconds
+        self.defer(
+            trigger=UpgradeTrigger(
+                home=str(home.path),
+                token=wait.token,
+                request=wait.request,
+                commits=wait.commits,
+                poll_interval=_seconds(self.poll_interval),
+                deadline=deadline,
+            ),
+            method_name="resume_from_trigger",
+            timeout=timedelta(seconds=wait.seconds + _BACKSTOP_SECONDS),
+        )
+
+    def _tools(self) -> Tools:
+        from airflow_provider_exactlyonce.hooks.kafka import client_config
+        from airflow_provider_exactlyonce.upgrade.tools import Tools
+
+        return Tools(
+            config=lambda: client_config(self.kafka_conn_id),
+            launch=self._launch,
+            driver_arguments=self.application_args or (),
+            conf={name: str(value) for name, value in (self.conf or {}).items()},
+            tell=lambda text: self.log.info("%s", text),
+        )
+
+    def _launch(self, application: str, arguments: Sequence[str]) -> Launch:
+        from airflow_provider_exactlyonce.hooks.launch import DriverSettings, launch_of
+
+        settings = DriverSettings(
+            application=application,
+            name=f"{self.dag_id}.{self.task_id}",
+            conn_id=self.conn_id,
+            kafka_conn_id=self.kafka_conn_id,
+            conf=self.conf or {},
+            jars=self.jars,
+            packages=self.packages,
+            env_vars=self.env_vars or {},
+        )
+        return launch_of(settings, arguments)
+
+    @abstractmethod
+    def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
+        """Return the plan of this task."""
+
+
+class UpgradePipelineOperator(_PlanOperator):
+    """Bring a running pipeline to another version of its job; back, if that turns out not to be stable.
+
+    Checks the new version against a savepoint, compares its output on the newest commits if asked to, stops the driver
+    with a savepoint, starts the new version's, and waits until it is stable: ``docs/upgrades.md``. The driver goes on
+    when the task is done; a ``StreamingPipelineOperator`` with ``until="forever"`` takes it over. A task that is killed
+    leaves its plan where it is; the next try goes on there.
+
+    Returns ``pipeline``, ``outcome`` (``done``), ``changed`` (False if the version was in use already), ``old`` and
+    ``new`` version, ``savepoint``, ``reason``, ``log``, ``seconds``, ``check`` and ``shadow`` (the reports). A task
+    that fails pushes the same as the XCom ``plan``; its outcome is ``refused``, ``rolled-back``, ``unstable`` or
+    ``failed``.
+
+    :param application: the new version's file; a relative path is looked up beside the DAG's file. (templated)
+    :param pipeline: the pipeline's name; its home is looked up in its ledger. (templated)
+    :param checkpoint: the pipeline's home, instead. (templated)
+    :param savepoint: True, or a label, takes a savepoint at the stop. False goes back to the newest one that there is,
+        if it has to. (templated)
+    :param shadow_commits: how many of the newest commits the new version repeats before anything is touched, 0 for
+        none. (templated)
+    :param compare: what is compared of the rows: columns; or a function that makes of a row, a dictionary, what is
+        compared, or None to leave it out: a function of a module, or ``FILE.py:NAME``. Default: the columns that both
+        versions have. (templated)
+    :param allow: intended differences, {kind: at most so many rows, None for any number}; kinds are ``missing``,
+        ``extra``, ``changed`` and ``changed.<column>``. (templated)
+    :param stable_after: how many commits the new version has to make. (templated)
+    :param stable_timeout: within which time
+    :param on_unstable: ``rollback`` starts the old version again, ``fail`` leaves the new one as it is
+    :param conn_id: connection of type ``spark``. (templated)
+    :param kafka_conn_id: connection of type ``kafka``. (templated)
+    :param conf: Spark settings of both versions. (templated)
+    :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it. (templated)
+    :param packages: comma-separated Maven coordinates, instead of the same. (templated)
+    :param application_args: further arguments of the job. (templated)
+    :param env_vars: further environment variables of the driver. (templated)
+    :param stop_timeout: how long a driver may take to end its batch; in a rollback it is ended by force then
+    :param accept_nondeterminism: commits that a rollback replays may give other rows than were committed
+    :param deferrable: wait in the triggerer, which must see the home; default from ``[operators] default_deferrable``
+    :param poll_interval: how often it is looked
+    """
+
+    template_fields: Sequence[str] = (
+        "application",
+        *_PlanOperator.template_fields,
+        "savepoint",
+        "shadow_commits",
+        "compare",
+        "allow",
+        "stable_after",
+    )
+
+    def __init__(
+        self,
+        *,
+        application: str,
+        savepoint: bool | str = True,
+        shadow_commits: int | str = 0,
+        compare: Sequence[str] | str | Callable[[dict[str, Any]], dict[str, Any] | None] = (),
+        allow: Mapping[str, int | None] | None = None,
+        stable_after: int | str = 3,
+        stable_timeout: timedelta | float = timedelta(minutes=10),
+        on_unstable: str = "rollback",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.application = application
+        self.savepoint = savepoint
+        self.shadow_commits = shadow_commits
+        self.compare = compare
+        self.allow = allow
+        self.stable_after = stable_after
+        self.stable_timeout = stable_timeout
+        self.on_unstable = on_unstable
+
+    def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
+        from airflow_provider_exactlyonce.hooks.launch import find_application
+        from airflow_provider_exactlyonce.upgrade.begin import begin_upgrade
+
+        dag = self.get_dag()
+        application = find_application(self.application, dag.fileloc if dag is not None else None)
+        return begin_upgrade(home, pipeline, application, self._options(), request=request)
+
+    def _options(self) -> Options:
+        from airflow_provider_exactlyonce.control.upgrade_plan import Options
+        from airflow_provider_exactlyonce.upgrade.begin import what_to_compare
+
+        columns, function = what_to_compare(self.compare)
+        return Options(
+            savepoint=self.savepoint,
+            shadow_commits=_whole("shadow_commits", self.shadow_commits),
+            compare=columns,
+            function=function,
+            allow=dict(self.allow or {}),
+            stable_after=_whole("stable_after", self.stable_after),
+            stable_timeout=_seconds(self.stable_timeout),
+            on_unstable=self.on_unstable,
+            stop_timeout=_seconds(self.stop_timeout),
+            accept_nondeterminism=self.accept_nondeterminism,
+        )
+
+
+class RollbackPipelineOperator(_PlanOperator):
+    """Bring a pipeline back to an earlier version of its job, by default to what the last upgrade has replaced.
+
+    Stops what runs, restores the savepoint (what was committed since is replayed without writing it again) and starts
+    the version from the copy of its file in the home: ``docs/upgrades.md``. It may roll back an upgrade that somebody
+    has left half-done. A task that is killed leaves its plan where it is; the next try goes on there.
+
+    Returns what :class:`UpgradePipelineOperator` does; ``outcome`` is ``rolled-back``.
+
+    :param pipeline: the pipeline's name; its home is looked up in its ledger. (templated)
+    :param checkpoint: the pipeline's home, instead. (templated)
+    :param savepoint: the id of the savepoint to go back to; default the one that the last upgrade has kept, or the
+        newest of ``version``. (templated)
+    :param version: the version to go back to; default the savepoint's, or the one before the last upgrade. (templated)
+    :param conn_id: connection of type ``spark``. (templated)
+    :param kafka_conn_id: connection of type ``kafka``. (templated)
+    :param conf: Spark settings. (templated)
+    :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it. (templated)
+    :param packages: comma-separated Maven coordinates, instead of the same. (templated)
+    :param application_args: further arguments of the job. (templated)
+    :param env_vars: further environment variables of the driver. (templated)
+    :param stop_timeout: how long the driver may take to end its batch; it is ended by force then
+    :param accept_nondeterminism: commits that are replayed may give other rows than were committed
+    :param deferrable: wait in the triggerer, which must see the home; default from ``[operators] default_deferrable``
+    :param poll_interval: how often it is looked
+    """
+
+    template_fields: Sequence[str] = (*_PlanOperator.template_fields, "savepoint", "version")
+
+    def __init__(self, *, savepoint: str | None = None, version: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.savepoint = savepoint
+        self.version = version
+
+    def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
+        from airflow_provider_exactlyonce.control.upgrade_plan import Options
+        from airflow_provider_exactlyonce.upgrade.begin import begin_rollback
+
+        options = Options(stop_timeout=_seconds(self.stop_timeout), accept_nondeterminism=self.accept_nondeterminism)
+        return begin_rollback(home, pipeline, options, request=request, version=self.version, savepoint=self.savepoint)
+
+
+def _whole(name: str, value: int | str) -> int:
+    if not str(value).isdecimal():
+        raise RefusedError(f"{name}={value!r}: a whole number, 0 or more")
+    return int(value)
+
+
+def _seconds(value: timedelta | float) -> float:
+    return value.total_seconds() if isinstance(value, timedelta) else float(value)

@@ -1,0 +1,70 @@
+"""Waits in the triggerer until an upgrade has something to do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+
+class UpgradeTrigger(BaseTrigger):
+    """Fire when a driver has answered, runs and has made its commits, or is gone; or when the time is over.
+
+    It reads the control directory, so the triggerer must see the pipeline's home. The event says nothing: the task
+    looks for itself, so that an event that came late or twice changes nothing.
+
+    :param home: the pipeline's home, a path
+    :param token: start token of the driver
+    :param request: the savepoint that it is asked for, None for none
+    :param commits: how many commits it has to make, None to wait for its end
+    :param poll_interval: seconds between two looks
+    :param deadline: seconds since the epoch
+    """
+
+    def __init__(
+        self,
+        *,
+        home: str,
+        token: str,
+        request: str | None,
+        commits: int | None,
+        poll_interval: float,
+        deadline: float,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.home = home
+        self.token = token
+        self.request = request
+        self.commits = commits
+        self.poll_interval = poll_interval
+        self.deadline = deadline
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return class path and arguments; the arguments are a wire format, older ones stay readable."""
+        names = ("home", "token", "request", "commits", "poll_interval", "deadline")
+        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until there is something to do; yields one event, and not at once: the task has just looked."""
+        while (left := self.deadline - time.time()) > 0:
+            await asyncio.sleep(min(self.poll_interval, left))
+            if not await asyncio.to_thread(self._is_waiting):
+                break
+        yield TriggerEvent({})  # type: ignore[no-untyped-call]
+
+    def _is_waiting(self) -> bool:
+        from airflow_provider_exactlyonce.control import commands, drivers, verdict
+        from airflow_provider_exactlyonce.control.home import Home
+        from airflow_provider_exactlyonce.control.status import DriverState
+
+        home = Home(self.home)
+        if self.request is not None and commands.savepoint_answer(home, self.request) is not None:
+            return False
+        status = verdict.status_of(home, self.token)
+        if self.commits is not None and status is not None and status.state is DriverState.RUNNING:
+            replays = status.replay is not None and status.replay.pending
+            return replays or status.commits_of_run < self.commits
+        return drivers.is_there(home, self.token)

@@ -1,0 +1,111 @@
+"""Which version may start, and which file is started."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.control import releases, upgrade_plan
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.releases import Release
+from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
+from airflow_provider_exactlyonce.control.upgrade_plan import ENDS, Options, Plan, Step
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, VersionRefusedError
+from airflow_provider_exactlyonce.restart import RestartStrategy
+
+PLAN = Plan(id="a1", pipeline="p", step=Step.CHECK, options=Options(), application="/jobs/new.py", token="mine")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.create("p")
+    return home
+
+
+def job(tmp_path: Path, text: str, name: str = "job.py") -> Path:
+    file = tmp_path / name
+    file.write_text(text)
+    return file
+
+
+def test_before_the_first_upgrade_every_version_may_start(home: Home) -> None:
+    releases.check_start(home, "any", "token")
+
+
+def test_an_older_version_never_undoes_an_upgrade(home: Home) -> None:
+    releases.write(home, Release(version="new", since=1, previous="old", savepoint="1-a"))
+    releases.check_start(home, "new", "token")
+    with pytest.raises(VersionRefusedError, match=r"this is version old.*was brought to version new"):
+        releases.check_start(home, "old", "token")
+
+
+@pytest.mark.parametrize("step", list(Step))
+def test_while_an_upgrade_is_under_way_only_its_own_driver_may_start(home: Home, step: Step) -> None:
+    upgrade_plan.write(home, replace(PLAN, step=step))
+    releases.check_start(home, "new", "mine")
+    if step in ENDS or step in (Step.CHECK, Step.COMPARE):
+        releases.check_start(home, "new", "another")
+        return
+    with pytest.raises(AlreadyRunningError, match=rf"at step {step}.*exactlyonce rollback p"):
+        releases.check_start(home, "new", "another")
+
+
+def test_the_file_is_started_where_it_was_while_it_is_the_same_there_and_from_the_copy_after(
+    home: Home, tmp_path: Path
+) -> None:
+    file = job(tmp_path, "old")
+    releases.keep(home, "v1", file)
+    releases.keep(home, "v1", file)
+    known = releases.application(home, "v1")
+    assert known is not None
+    assert known.file == file
+    job(tmp_path, "new")
+    assert known.file == home.path / "applications" / "v1" / "job.py"
+    assert known.file.read_text() == "old"
+    known.kept.write_text("changed by hand")
+    assert releases.application(home, "v1") is None
+    assert releases.application(home, "v0") is None
+
+
+def test_what_runs_is_the_version_in_use_whatever_file_is_asked_for(home: Home, tmp_path: Path) -> None:
+    old, new = job(tmp_path, "old", "old.py"), job(tmp_path, "new", "new.py")
+    assert releases.application_to_run(home, str(old)) == str(old), "it was never upgraded"
+    releases.keep(home, "v2", new)
+    releases.write(home, Release(version="v2", since=1, previous="v1", savepoint="1-a"))
+    assert releases.application_to_run(home, str(old)) == str(new)
+    copied = job(tmp_path, "new", "copied.py")
+    assert releases.application_to_run(home, str(copied)) == str(copied), "the same file elsewhere"
+    job(tmp_path, "newer", "new.py")
+    assert Path(releases.application_to_run(home, str(new))).read_text() == "new", "it was edited in place"
+    assert releases.application_to_run(home, "s3://jobs/job.py") == "s3://jobs/job.py"
+
+
+def test_a_supervisor_starts_nothing_while_an_upgrade_is_under_way_and_goes_on_after_it(home: Home) -> None:
+    upgrade_plan.write(home, replace(PLAN, step=Step.START))
+    launch = Launch(command=["true"], printable="true", environment={})
+    supervisor = Supervisor(
+        home, launch, owner="o", until="forever", strategy=RestartStrategy.none(), poll_seconds=0.05
+    )
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            list(supervisor.run())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.5)
+    assert not home.intent.exists()
+    assert list(home.logs.glob("*")) == []
+    upgrade_plan.write(home, replace(PLAN, step=Step.DONE))
+    thread.join(20)
+    assert not thread.is_alive()
+    [error] = errors
+    assert "without an account" in str(error) or "never said" in str(error), "it has started what it was given"

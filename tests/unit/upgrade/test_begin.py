@@ -1,0 +1,144 @@
+"""How upgrades and rollbacks begin: what is refused, and what is gone on with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.control import releases, upgrade_plan
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.releases import Release
+from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, Step
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
+from airflow_provider_exactlyonce.upgrade.begin import begin_rollback, begin_upgrade, what_to_compare
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.create("p")
+    return home
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> str:
+    file = tmp_path / "job.py"
+    file.write_text("new")
+    return str(file)
+
+
+def begin(home: Home, job: str, request: str = "a1", **options: object) -> Plan:
+    return begin_upgrade(home, "p", job, Options(**options), request=request)  # type: ignore[arg-type]
+
+
+def test_the_plan_is_on_disk_and_the_same_request_finds_it(home: Home, job: str) -> None:
+    plan = begin(home, job, savepoint="night", compare=("a", "b"), allow={"missing": 3})
+    assert upgrade_plan.read(home) == plan
+    assert (plan.step, plan.options.compare) == (Step.CHECK, ("a", "b"))
+    Path(job).unlink()
+    assert begin(home, job) == plan, "also when the file is gone meanwhile"
+
+
+def test_another_request_for_the_same_file_goes_on_and_for_another_file_is_refused(home: Home, job: str) -> None:
+    plan = begin(home, job)
+    assert begin(home, job, "b2") == plan
+    Path(job).write_text("newer")
+    with pytest.raises(AlreadyRunningError, match=r"at step check.*exactlyonce rollback p"):
+        begin(home, job, "b2")
+    upgrade_plan.write(home, replace(plan, step=Step.ROLLED_BACK))
+    assert begin(home, job, "b2").id == "b2"
+
+
+def test_a_dry_run_leaves_the_plan_and_who_waits_for_it_alone(home: Home, job: str) -> None:
+    plan = begin(home, job)
+    other = Path(job).with_name("other.py")
+    other.write_text("other")
+    dry = begin_upgrade(home, "p", str(other), Options(), request="d1", dry_run=True)
+    assert (upgrade_plan.read(home), upgrade_plan.read(home, dry_run=True)) == (plan, dry)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"on_unstable": "pray"}, "on_unstable='pray'"),
+        ({"stable_after": -1}, "stable_after=-1"),
+        ({"allow": {"wrong": None}}, "'wrong': missing, extra, changed or changed.COLUMN"),
+        ({"allow": {"missing": "many"}}, "'many' is no number"),
+    ],
+)
+def test_an_option_that_cant_be_is_refused(home: Home, job: str, options: dict[str, object], said: str) -> None:
+    with pytest.raises(RefusedError, match=said):
+        begin(home, job, **options)
+    assert upgrade_plan.read(home) is None
+
+
+def test_a_file_that_is_not_there_is_refused(home: Home) -> None:
+    with pytest.raises(RefusedError, match="no job file"):
+        begin(home, "/nowhere/job.py")
+
+
+def test_nobody_else_works_on_a_plan_until_its_process_has_ended(home: Home) -> None:
+    hold = (
+        "import sys, time\n"
+        "from airflow_provider_exactlyonce.control import upgrade_plan\n"
+        "from airflow_provider_exactlyonce.control.home import Home\n"
+        "with upgrade_plan.working_on(Home(sys.argv[1])):\n"
+        "    print('held', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", hold, str(home.path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    with pytest.raises(AlreadyRunningError, match="another process works on"), upgrade_plan.working_on(home):
+        pass
+    process.kill()
+    process.wait(10)
+    process.stdout.close()
+    with upgrade_plan.working_on(home):
+        pass
+
+
+def keep(home: Home, tmp_path: Path, version: str) -> None:
+    file = tmp_path / f"{version}.py"
+    file.write_text(version)
+    releases.keep(home, version, file)
+
+
+def test_a_rollback_goes_to_what_the_last_upgrade_has_replaced(home: Home, tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="no upgrade to roll back"):
+        begin_rollback(home, "p", Options(), request="c3")
+    releases.write(home, Release(version="new", since=1, previous="old", savepoint="7-ab", pinned=True))
+    with pytest.raises(RefusedError, match="no copy of the job's file of version old"):
+        begin_rollback(home, "p", Options(), request="c3")
+    keep(home, tmp_path, "old")
+    plan = begin_rollback(home, "p", Options(), request="c3")
+    assert (plan.step, plan.old, plan.savepoint, plan.unpin) == (Step.STOP_NEW, "old", "7-ab", ("7-ab",))
+    assert begin_rollback(home, "p", Options(), request="c3") == plan
+
+
+def test_a_rollback_in_the_midst_of_an_upgrade_goes_to_where_that_has_begun(
+    home: Home, tmp_path: Path, job: str
+) -> None:
+    keep(home, tmp_path, "old")
+    plan = begin(home, job)
+    upgrade_plan.write(home, replace(plan, step=Step.WATCH, old="old", savepoint="9-cd", pinned=True))
+    back = begin_rollback(home, "p", Options(), request="c3")
+    assert (back.old, back.savepoint, back.unpin) == ("old", "9-cd", ("9-cd",))
+
+
+def module_function(row: dict[str, object]) -> dict[str, object] | None:
+    return row
+
+
+def test_what_is_compared_is_columns_or_the_place_of_a_function() -> None:
+    assert what_to_compare(()) == ((), None)
+    assert what_to_compare("a, b") == (("a", "b"), None)
+    assert what_to_compare(["a"]) == (("a",), None)
+    assert what_to_compare("/x/job.py:same") == ((), "/x/job.py:same")
+    assert what_to_compare(module_function) == ((), f"{Path(__file__).resolve()}:module_function")
+    with pytest.raises(RefusedError, match="a function of a module"):
+        what_to_compare(lambda row: row)

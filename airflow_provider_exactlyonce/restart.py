@@ -140,8 +140,8 @@ class ExponentialDelay(RestartStrategy):
     def _delay(self, past: Sequence[Outage], died: float) -> timedelta | None:
         first, longest = self.initial.total_seconds(), self.maximum.total_seconds()
         backoff = first
-        deaths = [*(outage.died for outage in past[1:]), died]
-        for outage, next_death in zip(past, deaths, strict=True):
+        deaths = [*(outage.died for outage in past), died]
+        for outage, next_death in zip(past, deaths[1:], strict=True):
             began = outage.died if outage.relaunched is None else outage.relaunched
             grown = min(backoff * self.multiplier, longest)
             backoff = first if next_death - began >= self.reset_after.total_seconds() else grown

@@ -144,11 +144,12 @@ class Supervisor:
         self._attached: _Attached | None = None
         self._previous: Intent | None = None  # the driver of ours that died last
         self._ended = Ended(exit_code=None)
+        self._is_over = False
 
     @property
-    def intent(self) -> Intent | None:
-        """The driver that is watched, ours or somebody else's."""
-        return self._attached.intent if self._attached is not None else None
+    def living(self) -> Intent | None:
+        """The driver that is watched, ours or somebody else's, as long as it has not ended."""
+        return self._attached.intent if self._attached is not None and not self._is_over else None
 
     def run(self) -> Iterator[Status]:
         """Yield the driver's status whenever something in it has changed, until the work is done.
@@ -241,8 +242,6 @@ class Supervisor:
         """
         while True:
             self._look_up()
-            if self.stopping is not None:
-                raise StopRequestedError(f"stopped before a driver was started: {self.stopping}")
             intent = intents.read(self.home.intent)
             held, life = leases.settle(self.home.lease)
             if held is not None and life is Life.ALIVE:
@@ -255,6 +254,7 @@ class Supervisor:
             plan = upgrade_plan.read(self.home)
             if plan is not None and plan.holds_starts:
                 _log.info("%s; waiting for its end", plan.sentence)
+                self._check_stopping()
                 time.sleep(self.poll_seconds)
                 continue
             if intent is None:
@@ -264,7 +264,12 @@ class Supervisor:
             if not drivers.may_be_starting(self.home, intent, held):
                 return self._ended_unseen(intent)
             _log.info("a driver was started on %s and has not reported yet; waiting for it", intent.host)
+            self._check_stopping()
             time.sleep(self.poll_seconds)
+
+    def _check_stopping(self) -> None:
+        if self.stopping is not None:
+            raise StopRequestedError(f"stopped before a driver was started: {self.stopping}")
 
     def _find_here(self, intent: Intent, silent: Lease | None) -> _Attached | None:
         driver = processes.leader(intent.token)
@@ -353,6 +358,8 @@ class Supervisor:
     # -- starting -------------------------------------------------------------------------------------------------
 
     def _start(self) -> _Attached:
+        self._look_up()
+        self._check_stopping()
         token = str(uuid.uuid4())
         previous = self._previous
         log = launching.next_log(self.home)
@@ -419,7 +426,7 @@ class Supervisor:
             return
         entry = next(one for one in restarts.of_series(self.home.restarts, dead.series) if one.token == dead.token)
         self.restarts = entry.number
-        self._pause(dead, entry.due)
+        paused = False
         while True:
             self._look_up()
             # A stop that was meant for the driver that died is meant for its successor, too.
@@ -428,6 +435,9 @@ class Supervisor:
                 raise StopRequestedError(
                     f"stopped before restart {entry.number}: {reason}; the driver had died: {entry.cause}"
                 )
+            if not paused:
+                self._pause(dead, entry.due)
+            paused = True
             left = min(entry.due - time.time(), entry.due - entry.died)  # the clock may be set back
             if left <= 0:
                 return
@@ -448,10 +458,13 @@ class Supervisor:
         while True:
             self._look_up()
             ended = driver.ended()
+            self._is_over = ended is not None
             now = time.monotonic()
             if ended is not None or now >= next_look:
                 next_look = now + self.poll_seconds
                 status = verdict.status_of(self.home, driver.token)
+                if ended is None and attached.ours and self.stopping is None:
+                    self._check_health(attached)
                 if status is not None and progress.moved(shown, status):
                     shown = status
                     yield status
@@ -461,8 +474,6 @@ class Supervisor:
                 if life is Life.SILENT and not warned:
                     _log.warning("the driver has given no sign of life for %.0f s", leases.STALE_SECONDS)
                 warned = life is Life.SILENT
-                if ended is None and attached.ours and self.stopping is None:
-                    self._check_health(attached)
             if ended is not None:
                 self._ended = ended
                 return

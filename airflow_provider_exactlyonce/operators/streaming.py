@@ -284,7 +284,7 @@ class _Stay:
                 last = status
                 self._task.log.info("%s", progress.sentence(status))
                 pushing.push(status)
-                intent = self._supervisor.intent
+                intent = self._supervisor.living
                 if status.state is DriverState.RUNNING and intent is not None and not self._task.is_signalled:
                     if self._until == untils.RUNNING:
                         break
@@ -330,7 +330,7 @@ class _Stay:
             self._answer_signal()
         if self._is_overdue():
             self._supervisor.stop("the task's execution time-out has passed")
-        intent = self._supervisor.intent
+        intent = self._supervisor.living
         if self._task.deferrable and intent is not None and not self._task.is_signalled:
             if self._attached is None or self._attached[0] != intent.token:
                 self._attached = intent.token, time.monotonic()
@@ -374,7 +374,7 @@ class _Stay:
     def _ask_for_savepoint(self) -> None:
         from airflow_provider_exactlyonce.control import commands
 
-        intent = self._supervisor.intent
+        intent = self._supervisor.living
         if intent is None:
             return
         request = commands.SavepointRequest(

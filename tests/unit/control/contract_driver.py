@@ -67,6 +67,13 @@ class Driver:
     def sleep(self, seconds: str) -> None:
         time.sleep(float(seconds))
 
+    def idle(self, seconds: str) -> None:
+        """Have nothing to commit for so long."""
+        end = time.time() + float(seconds)
+        while time.time() < end:
+            self.write(lag=0, progressed=time.time())
+            time.sleep(0.1)
+
     def freeze(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -98,7 +105,11 @@ class Driver:
     def end(self, state: str) -> None:
         self.write(state=DriverState(state))
         self.release()
-        os._exit(0)
+        if "linger" not in sys.argv[-1]:
+            os._exit(0)
+
+    def linger(self, seconds: str) -> None:
+        time.sleep(float(seconds))
 
     def release(self) -> None:
         status.write(self.home.account(self.token), self.status)

@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.status import DriverState, Status
-from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
+from airflow_provider_exactlyonce.control.supervisor import IfRunning, Launch, Supervisor
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     DataError,
@@ -32,7 +32,9 @@ from airflow_provider_exactlyonce.exceptions import (
     FencedError,
     RefusedError,
     StopRequestedError,
+    UnhealthyError,
 )
+from airflow_provider_exactlyonce.health import HealthRules
 from airflow_provider_exactlyonce.restart import RestartStrategy
 from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE
 
@@ -483,3 +485,179 @@ def test_what_a_dead_leader_leaves_behind_is_killed_before_the_next_start(home: 
     list(one.run())
     assert len(notes(home, "started")) == 2
     assert all(cmdline(int(str(note["pid"]))) == "" for note in notes(home, "started"))
+
+
+def forever_of_another_task(home: Home) -> Intent:
+    first_supervisor_killed(home, "take-lease commit note=up until-stop", until_note="up")
+    intent = intents.read(home.intent)
+    assert intent is not None
+    intents.write(home.intent, replace(intent, until="forever"))
+    return replace(intent, until="forever")
+
+
+def another(home: Home, *plans: str, if_running: IfRunning, until: str = "available") -> Supervisor:
+    return Supervisor(
+        home,
+        launch(home, *plans, until=until),
+        owner="shop/stream/run2/-1",
+        until=until,
+        strategy=RestartStrategy.none(),
+        if_running=if_running,
+        poll_seconds=0.05,
+        stop_timeout_seconds=5,
+    )
+
+
+@pytest.mark.parametrize("until", ["available", "forever"])
+def test_another_tasks_driver_is_replaced_when_that_is_wanted(home: Home, until: str) -> None:
+    intent = forever_of_another_task(home)
+    two = another(home, "exit=1", "take-lease commit end=finished", if_running=IfRunning.REPLACE, until=until)
+    assert [status.commit for status in two.run()][-1] == 2
+    assert commands.stop_requested(home, intent.token) == "shop/stream/run2/-1 replaces it"
+    assert processes.members(intent.token) == []
+    assert len(notes(home, "started")) == 2
+
+
+def test_another_tasks_driver_fails_the_task_when_that_is_wanted(home: Home) -> None:
+    intent = forever_of_another_task(home)
+    with pytest.raises(AlreadyRunningError, match=r"a driver of shop/stream/run1/-1 runs this pipeline, .* is fail"):
+        list(another(home, "exit=1", if_running=IfRunning.FAIL, until="forever").run())
+    assert processes.leader(intent.token) is not None
+    stopping.ask_and_enforce(home, intent.token, reason="test", timeout_seconds=5)
+
+
+def test_a_persons_driver_is_replaced_when_that_is_wanted(home: Home) -> None:
+    home.control.mkdir(parents=True)
+    process = processes.start(
+        launch(home, "take-lease note=up until-stop").command,
+        token="of-a-person",
+        environment={},
+        directory=home.control,
+        log=home.control / "log",
+    )
+    wait_for(lambda: notes(home, "up"))
+    list(another(home, "exit=1", "take-lease end=finished", if_running=IfRunning.REPLACE).run())
+    assert process.ended() == processes.Ended(exit_code=0)
+
+
+@pytest.mark.parametrize("if_running", list(IfRunning))
+def test_the_own_driver_is_taken_over_whatever_is_to_happen_to_others(home: Home, if_running: IfRunning) -> None:
+    first_supervisor_killed(
+        home, "take-lease commit note=up sleep=1 end=finished", until_note="up", owner="shop/stream/run2/-1"
+    )
+    assert list(another(home, "exit=1", if_running=if_running).run())[-1].commit == 1
+    assert len(notes(home, "started")) == 1
+
+
+def test_a_driver_that_finished_unseen_is_done_and_not_started_again(home: Home) -> None:
+    first_supervisor_killed(home, "take-lease commit note=up sleep=0.3 end=finished", until_note="up")
+    intent = intents.read(home.intent)
+    assert intent is not None
+    wait_for(lambda: not processes.members(intent.token))
+    assert list(supervisor(home, "exit=1").run())[-1].commit == 1
+    assert len(notes(home, "started")) == 1
+    assert intents.read(home.intent) is None
+    list(supervisor(home, "exit=1", "take-lease end=finished").run())
+    assert len(notes(home, "started")) == 2, "only the first time"
+
+
+def test_an_end_that_nobody_saw_counts_only_until_the_task_is_cleared(home: Home) -> None:
+    first_supervisor_killed(home, "take-lease commit note=up sleep=0.3 end=finished", until_note="up")
+    intent = intents.read(home.intent)
+    assert intent is not None
+    wait_for(lambda: not processes.members(intent.token))
+    cleared = Supervisor(
+        home,
+        launch(home, "exit=1", "take-lease commit end=finished"),
+        owner="shop/stream/run1/-1",
+        until="available",
+        strategy=AT_ONCE,
+        clears=1,
+        poll_seconds=0.05,
+    )
+    assert list(cleared.run())[-1].commit == 2
+
+
+def test_a_new_task_that_runs_for_ever_does_not_end_with_the_stop_of_an_old_one(home: Home) -> None:
+    intent = forever_of_another_task(home)
+    commands.request_stop(home, intent.token, reason="maintenance")
+    wait_for(lambda: not processes.members(intent.token))
+    two = another(home, "exit=1", "take-lease commit end=finished", if_running=IfRunning.ADOPT, until="forever")
+    assert list(two.run())[-1].commit == 2
+
+
+def watched(home: Home, *plans: str, health: HealthRules, strategy: RestartStrategy = AT_ONCE) -> Supervisor:
+    return Supervisor(
+        home,
+        launch(home, *plans),
+        owner="o",
+        until="available",
+        strategy=strategy,
+        health=health,
+        poll_seconds=0.05,
+        stop_timeout_seconds=1,
+    )
+
+
+def test_too_many_restarts_within_the_window_are_unhealthy(home: Home) -> None:
+    rules = HealthRules(max_restarts=2, restart_window=timedelta(minutes=1))
+    with pytest.raises(UnhealthyError, match=r"3 drivers died within 60 s; max_restarts is 2; .*signal 9"):
+        list(watched(home, "take-lease die", health=rules, strategy=RestartStrategy.exponential(jitter=0)).run())
+    assert len(notes(home, "started")) == 3
+
+
+def test_restarts_outside_the_window_are_healthy(home: Home) -> None:
+    rules = HealthRules(max_restarts=1, restart_window=timedelta(seconds=0.4))
+    plans = ["take-lease sleep=0.6 die", "take-lease sleep=0.6 die", "take-lease end=finished"]
+    list(watched(home, *plans, health=rules).run())
+    assert len(notes(home, "started")) == 3
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ("take-lease commit sleep=60", "after commit 1, lag unknown"),
+        ("sleep=60", "since the driver was started"),
+        ("take-lease commit freeze", "after commit 1"),
+    ],
+)
+def test_a_driver_that_does_not_commit_is_stopped_and_unhealthy(home: Home, plan: str, message: str) -> None:
+    rules = HealthRules(no_commit_within=timedelta(seconds=1.5))
+    with pytest.raises(UnhealthyError, match=rf"no commit for [12] s {message}"):
+        list(watched(home, plan, health=rules).run())
+    assert len(notes(home, "started")) == 1
+    assert processes.members(str(notes(home)[0]["token"])) == []
+
+
+def test_a_pipeline_without_new_records_or_that_has_finished_is_healthy(home: Home) -> None:
+    rules = HealthRules(no_commit_within=timedelta(seconds=0.6))
+    list(watched(home, "take-lease commit idle=1.5 end=finished linger=1", health=rules).run())
+
+
+def test_an_exponential_delay_grows_over_supervisors(home: Home) -> None:
+    first_supervisor_killed(home, "take-lease commit note=up sleep=0.5 die", until_note="up")
+    intent = intents.read(home.intent)
+    assert intent is not None
+    now = time.time()
+    for number in (1, 2, 3):
+        earlier = restarts.Restart(
+            series=intent.series,
+            number=number,
+            token=str(number),
+            run=1,
+            commit=0,
+            cause="x",
+            exit_code=1,
+            died=now - 10 + number,
+            relaunched=now - 9.5 + number,
+        )
+        restarts.append(home.restarts, earlier)
+    intents.write(home.intent, replace(intent, restarts=3))
+    strategy = RestartStrategy.exponential(initial=timedelta(seconds=0.2), multiplier=2, jitter=0)
+    two = supervisor(home, "exit=1", "take-lease end=finished", strategy=strategy)
+    list(two.run())
+    last = restarts.read(home.restarts)[-1]
+    assert (last.number, two.restarts) == (4, 4)
+    assert last.due == pytest.approx(last.died + 1.6)
+    assert last.relaunched is not None
+    assert last.relaunched >= last.due

@@ -22,7 +22,7 @@ def get_provider_info() -> dict[str, Any]:
                 "tags": ["apache", "software"],
             }
         ],
-        "operators": [_modules("operators.retry", "operators.savepoint", "operators.streaming")],
+        "operators": [_modules("operators.audit", "operators.retry", "operators.savepoint", "operators.streaming")],
         "sensors": [
             _modules("sensors.commit_gate", "sensors.kafka_transactions", "sensors.pipeline_state", "sensors.polling")
         ],
@@ -51,6 +51,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "asset-uris": [{"schemes": ["exactlyonce"], "handler": f"{_PACKAGE}.assets.pipeline.sanitize_uri"}],
         "extra-links": [
+            f"{_PACKAGE}.links.audit.AuditReportLink",
             f"{_PACKAGE}.links.pipeline.PipelineStatusLink",
             f"{_PACKAGE}.links.pipeline.SavepointLink",
             f"{_PACKAGE}.links.spark.SparkApplicationLink",

@@ -1,4 +1,4 @@
-"""A nightly maintenance window of a stream that runs for ever: save it, stop it, work, clean up.
+"""A nightly maintenance window of a stream that runs for ever: save it, stop it, audit it, work, clean up.
 
 The task that runs the stream (``until="forever"``) ends in success when it is stopped; start it again afterwards.
 """
@@ -6,6 +6,7 @@ The task that runs the stream (``until="forever"``) ends in success when it is s
 # [START dag_shop_maintenance]
 from airflow.sdk import DAG, task
 
+from airflow_provider_exactlyonce.operators.audit import AuditPipelineOperator
 from airflow_provider_exactlyonce.operators.savepoint import (
     CleanUpSavepointsOperator,
     SavepointOperator,
@@ -29,11 +30,13 @@ with DAG(
     stopped = PipelineStateSensor(task_id="stopped", **PIPELINE, states=["stopped", "finished"], timeout=60)
     decided = KafkaTransactionsSensor(task_id="decided", topics=["{{ params.sink }}"], timeout=900, deferrable=True)
 
+    audit = AuditPipelineOperator(task_id="audit", **PIPELINE)
+
     @task
     def work(stopped_at: dict[str, object]) -> str:
         return f"nobody writes; all is readable up to commit {stopped_at['commit']}"
 
     clean_up = CleanUpSavepointsOperator(task_id="clean_up", **PIPELINE, count=10, days=7)
 
-    running >> save >> stop >> stopped >> decided >> work(stop.output) >> clean_up
+    running >> save >> stop >> stopped >> decided >> audit >> work(stop.output) >> clean_up
 # [END dag_shop_maintenance]

@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck, Place
 from airflow_provider_exactlyonce.audit.log_writers import LogWriters
 from airflow_provider_exactlyonce.audit.readable import ReadableRecords
 from airflow_provider_exactlyonce.audit.sink_check import SinkCheck, Totals
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -53,10 +53,15 @@ def audit(config: Mapping[str, Any], pipeline: str, options: AuditOptions) -> Re
     :raises RefusedError: when the pipeline has no ledger on this cluster, or lacks the commits that were asked for
     :raises ExactlyOnceError: when the cluster does not answer
     """
-    from airflow_provider_exactlyonce.kafka.wire import WireClient
+    from confluent_kafka import KafkaException
 
-    with LedgerReader(config, pipeline) as reader, WireClient(config) as client:
-        return _Audit(config, pipeline, options, reader, client).run()
+    from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
+
+    try:
+        with LedgerReader(config, pipeline) as reader, WireClient(config) as client:
+            return _Audit(config, pipeline, options, reader, client).run()
+    except (KafkaException, UnansweredError) as error:
+        raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
 
 
 class _Audit:

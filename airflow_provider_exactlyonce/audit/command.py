@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from airflow_provider_exactlyonce.answers import print_answer
 from airflow_provider_exactlyonce.audit.findings import INVARIANTS, Report
-from airflow_provider_exactlyonce.exceptions import AuditFailedError, ExactlyOnceError
+from airflow_provider_exactlyonce.exceptions import AuditFailedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 
 _PROGRESS_SECONDS: Final = 5.0
@@ -44,10 +44,7 @@ def add_audit_parser(subparsers: Any) -> None:
 
 
 def _audit(given: argparse.Namespace) -> int:
-    from confluent_kafka import KafkaException
-
     from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
-    from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 
     config = kafka_config.from_environment(given.bootstrap_servers)
     options = AuditOptions(
@@ -57,10 +54,7 @@ def _audit(given: argparse.Namespace) -> int:
         patience_seconds=given.patience,
         progress=_every(_PROGRESS_SECONDS, lambda text: print(text, file=sys.stderr, flush=True)),
     )
-    try:
-        report = audit(config, given.pipeline, options)
-    except (KafkaException, UnansweredError) as error:
-        raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
+    report = audit(config, given.pipeline, options)
     print_answer(given, report.to_json(), told(report))
     if not report.is_clean:
         raise AuditFailedError(str(report.found[0]))

@@ -36,7 +36,17 @@ HEAVY = ("pyspark", "confluent_kafka", "kafka")
 
 #: What each part may import of the others; everybody may import the plain modules at the top (exceptions and so on).
 BELOW: dict[str, set[str]] = {
-    "operators": {"links", "triggers", "hooks", "control", "ledger", "checkpoint", "upgrade", "streaming.settings"},
+    "operators": {
+        "links",
+        "triggers",
+        "hooks",
+        "control",
+        "ledger",
+        "checkpoint",
+        "audit",
+        "upgrade",
+        "streaming.settings",
+    },
     "sensors": {"triggers", "hooks", "ledger", "control", "transactions"},
     "triggers": {"hooks", "ledger", "control", "transactions"},
     "hooks": {"control", "ledger", "checkpoint", "streaming.settings", "devkit"},

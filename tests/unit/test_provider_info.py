@@ -43,13 +43,12 @@ def test_every_module_is_listed_and_can_be_imported(kind: str) -> None:
 
 
 def test_every_link_is_listed_and_is_a_link() -> None:
-    from airflow_provider_exactlyonce.links import pipeline, spark
+    from airflow_provider_exactlyonce.links import audit, pipeline, spark
     from airflow_provider_exactlyonce.links.pushed import PushedLink
 
     links = {one for module in (pipeline, spark) for one in vars(module).values() if inspect.isclass(one)}
-    public = {
-        f"{one.__module__}.{one.__name__}" for one in links if issubclass(one, PushedLink) and one is not PushedLink
-    }
+    ours = [one for one in links if issubclass(one, PushedLink) and one is not PushedLink] + [audit.AuditReportLink]
+    public = {f"{one.__module__}.{one.__name__}" for one in ours}
     assert set(get_provider_info()["extra-links"]) == public
 
 

@@ -62,6 +62,9 @@ def test_the_window_saves_a_running_pipeline_stops_it_with_a_savepoint_and_clean
     assert result(airflow, "clean_up") == {"pipeline": world.pipeline, "deleted": [], "kept": [first.id, last.id]}
     assert result(airflow, "running")["state"] == "running"
     assert result(airflow, "stopped")["state"] == "stopped"
+    audited = result(airflow, "audit")
+    assert (audited["clean"], audited["last"]) == (True, stopped["commit"])
+    assert audited["rows"] == sum(commit.rows for commit in commits)
     decided = result(airflow, "decided")["offsets"]
     assert set(decided) == {world.sink}
     [(kept,)] = airflow.query(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
@@ -39,7 +39,7 @@ class AuditPipelineOperator(BaseOperator):
 
     template_fields: Sequence[str] = ("pipeline", "kafka_conn_id", "from_commit", "to_commit", "patience")
     operator_extra_links: Collection[BaseOperatorLink] = (AuditReportLink(),)
-    ui_color: ClassVar[str] = "#cfe8cf"
+    ui_color = "#cfe8cf"
 
     def __init__(
         self,

@@ -12,6 +12,10 @@ from typing import Final
 
 from xxhash import xxh64_intdigest
 
+#: The header of a record that a backfill wrote into the sink itself, with the backfill's name. No part of the digest:
+#: what is written again as it was has the digest that it had.
+BACKFILL_HEADER: Final = "exactlyonce.backfill"
+
 _SEED: Final = 42  # Spark's
 _PRESENT: Final = (0).to_bytes(4, "little")
 _ABSENT: Final = (1).to_bytes(4, "little")
@@ -25,7 +29,7 @@ def record_digest(
 ) -> int:
     """Return a record's digest as an unsigned integer of 64 bits.
 
-    :param headers: in their order; none and an empty sequence are the same
+    :param headers: in their order; none and an empty sequence are the same, and the mark of a backfill is left out
     """
     digest: int = _SEED
     for part in (key, value):
@@ -34,6 +38,8 @@ def record_digest(
         else:
             digest = xxh64_intdigest(_PRESENT, xxh64_intdigest(part, digest))
     for name, content in headers or ():
+        if name == BACKFILL_HEADER:
+            continue
         digest = xxh64_intdigest(name.encode(), digest)
         if content is not None:
             digest = xxh64_intdigest(content, digest)

@@ -3,7 +3,7 @@
 The ledger of a pipeline is one compacted topic with one partition. A *commit* record (key ``commit/<number>``) is
 written in the transaction of the batch that it describes; a *run* record (key ``run/<number>``, the claim) in one of
 its own. Every record repeats where the last commit and the last claim before it are, so that the end of the topic
-suffices.
+suffices. Commits of a pipeline's backfills have a ledger of their own, and the kind *backfill*.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ SCHEMA: Final = 2
 RECORD_BYTES_MAXIMUM: Final = 8 * 1024 * 1024
 _HEADROOM_BYTES: Final = 64 * 1024  # for tombstones in the same record batch
 _TRANSACTIONAL_ID_PREFIX: Final = "exactlyonce."
+_COMMIT: Final = "commit"
+_BACKFILL: Final = "backfill"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,180}")
 
 #: {topic: {partition: (start, end)}}, end exclusive
@@ -46,6 +48,11 @@ def ledger_topic(pipeline: str) -> str:
 def transactional_id(pipeline: str) -> str:
     """Return the pipeline's transactional.id; it never changes."""
     return f"{_TRANSACTIONAL_ID_PREFIX}{check_pipeline_name(pipeline)}"
+
+
+def backfill_pipeline(pipeline: str) -> str:
+    """Return the name under which a pipeline's backfills have a ledger and a transactional.id of their own."""
+    return check_pipeline_name(f"{pipeline}.backfill")
 
 
 def pipeline_of(transactional_id: str) -> str | None:
@@ -107,9 +114,9 @@ class CommitRecord:
         ``digest``
     :param reemits_from: of the first commit after a restore that writes again what followed an older commit: that
         commit; its source ranges begin where that one ended
+    :param backfill: the backfill that wrote it, in the ledger of a pipeline's backfills; None in every other
+    :param result: of the last record of a backfill, which ends it and has no rows: what it gave
     """
-
-    kind: ClassVar[str] = "commit"
 
     pipeline: str
     commit: int
@@ -133,6 +140,13 @@ class CommitRecord:
     sink_topic_ids: Mapping[str, str] = field(default_factory=dict)
     bad_records: int = 0
     reemits_from: int | None = None
+    backfill: str | None = None
+    result: Mapping[str, Any] | None = None
+
+    @property
+    def kind(self) -> str:
+        """What the ledger calls such a record."""
+        return _COMMIT if self.backfill is None else _BACKFILL
 
     @property
     def key(self) -> bytes:
@@ -224,7 +238,7 @@ def decode(value: bytes) -> Record:
     body["before"] = Place(**body["before"])
     if kind == RunRecord.kind:
         return RunRecord(**body)
-    if kind == CommitRecord.kind:
+    if kind in (_COMMIT, _BACKFILL):
         body["digest"] = int(body["digest"], 16)
         body["source"] = {
             topic: {int(partition): (start, end) for partition, (start, end) in ranges.items()}
@@ -238,4 +252,4 @@ def decode(value: bytes) -> Record:
             for topic, ranges in body["sink"].items()
         }
         return CommitRecord(**body)
-    raise RefusedError(f"ledger record of kind {kind!r}; this release reads 'commit' and 'run'. Upgrade the package")
+    raise RefusedError(f"ledger record of kind {kind!r}; this release reads 'commit', 'backfill' and 'run'. Upgrade it")

@@ -61,6 +61,7 @@ class RunOptions:
     :param accept_home: the home was moved on purpose: it replaces the one that the ledger names
     :param allow_single_replica: topics may have one replica on a cluster of several brokers
     :param ledger_retention: how much of the ledger's history stays
+    :param backfill: the backfill that this run is of, None for the pipeline itself
     """
 
     config: dict[str, str] = field(repr=False)
@@ -70,6 +71,7 @@ class RunOptions:
     accept_home: bool = False
     allow_single_replica: bool = False
     ledger_retention: LedgerRetention = DEFAULT_RETENTION
+    backfill: str | None = None
 
 
 class Run:

@@ -133,6 +133,7 @@ class KafkaTransaction(TransactionalSink):
     :param stop_requested: tells that a commit without an answer should not be waited for any longer
     :param bad_source_records: makes, of a batch's source ranges, the frame of the records that do not fit their schema,
         in the columns of :func:`airflow_provider_exactlyonce.streaming.sinks.kafka_columns.encode`
+    :param mark: the backfill that every record is marked with, None for records without a mark
     :raises RefusedError: when the consumer group for the offsets has members
     """
 
@@ -145,12 +146,14 @@ class KafkaTransaction(TransactionalSink):
         listener: SequencerListener,
         stop_requested: Callable[[], bool],
         bad_source_records: Callable[[SourceRanges], DataFrame | None] | None = None,
+        mark: str | None = None,
     ) -> None:
         self._definition: Final = definition
         self._run: Final = run
         self._listener: Final = listener
         self._stop_requested: Final = stop_requested
         self._bad_source_records: Final = bad_source_records
+        self._mark: Final = mark
         self._targets = dict(targets)
         self._batch: Batch | None = None
         self._sink: dict[str, dict[int, SinkRange]] = {}
@@ -171,6 +174,8 @@ class KafkaTransaction(TransactionalSink):
         topic = self._definition.topic
         limit = self._targets[topic].batch_bytes_maximum if topic is not None else None
         records = kafka_columns.encode(self._definition, result, batch_bytes_maximum=limit)
+        if self._mark is not None:
+            records = kafka_columns.marked(records, self._mark)
         return kafka_writer.write_stage(records, self._writer_settings())
 
     @override
@@ -206,7 +211,7 @@ class KafkaTransaction(TransactionalSink):
 
     @override
     def rebuild(self, frame: DataFrame, record: CommitRecord) -> None:
-        rows, digest = self._recompute(frame)
+        rows, digest = self.recompute(frame)
         if (rows, digest) != (record.rows, record.digest):
             raise DivergedError(
                 f"commit {record.commit} has {record.rows} rows and digest {record.digest:016x}; run "
@@ -260,6 +265,7 @@ class KafkaTransaction(TransactionalSink):
             committed=int(time.time() * 1000),
             before=replace(before, oldest=expired.oldest),
             reemits_from=run.lineage.reemits if batch.number == run.lineage.base_batch + 1 else None,
+            backfill=run.options.backfill,
         )
         if self._definition.offsets_group is not None and batch.source:
             ends = {(topic, number): end for topic, of in batch.source.items() for number, (_, end) in of.items()}
@@ -331,7 +337,7 @@ class KafkaTransaction(TransactionalSink):
 
     # What follows is all that needs Spark.
 
-    def _recompute(self, frame: DataFrame) -> tuple[int, int]:
+    def recompute(self, frame: DataFrame) -> tuple[int, int]:
         """Run the plan without writing; returns rows and digest."""
         sums = [
             of for answer in _answers(frame.collect()) for place, of in answer.items() if not self._is_bad(place.topic)

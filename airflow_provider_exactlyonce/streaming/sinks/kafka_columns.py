@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka.digest import BACKFILL_HEADER
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -94,6 +95,17 @@ def with_digest(records: DataFrame) -> DataFrame:
     if "headers" in records.columns:  # no headers, absent or empty, leave the hash as it is
         hashed.append(F.col("headers"))
     return records.withColumn("digest", F.xxhash64(*hashed))
+
+
+def marked(records: DataFrame, backfill: str) -> DataFrame:
+    """Mark records, in a header that their digest leaves out, as written by a backfill."""
+    from pyspark.sql import functions as F
+
+    header = F.struct(F.lit(BACKFILL_HEADER).alias("key"), F.lit(backfill).cast("binary").alias("value"))
+    mark = F.array(header).cast(HEADERS_TYPE)
+    if "headers" in records.columns:
+        mark = F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), mark)
+    return records.withColumn("headers", mark)
 
 
 def _check_columns(sink: KafkaSink, frame: DataFrame) -> None:

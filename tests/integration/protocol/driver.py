@@ -47,7 +47,7 @@ class PlainTransaction(KafkaTransaction):
 
     tasks: Tasks
 
-    def _recompute(self, frame: Any) -> tuple[int, int]:
+    def recompute(self, frame: Any) -> tuple[int, int]:
         return len(frame), sum(digest(value) for _, value in frame) % 2**64
 
     def _cancel_tasks(self, frame: Any, tag: str) -> None:

@@ -1,8 +1,9 @@
-"""A recorded ``offsets/N``, made to fit another lineage."""
+"""The text of an ``offsets/N``: a recorded one, made to fit another lineage, or one that nobody has recorded."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 
 
 def adapted(text: str, *, confs_of: str | None, watermark: int | None) -> str:
@@ -22,3 +23,27 @@ def adapted(text: str, *, confs_of: str | None, watermark: int | None) -> str:
     if watermark is not None:
         metadata["batchWatermarkMs"] = watermark
     return "\n".join([version, json.dumps(metadata, separators=(",", ":")), sources])
+
+
+def composed(
+    conf: Mapping[str, str],
+    topics: Sequence[str],
+    ends: Mapping[tuple[str, int], int],
+    *,
+    timestamp: int,
+    watermark: int,
+) -> str:
+    """Return an offset log entry of Kafka sources.
+
+    :param conf: the lineage's configuration
+    :param topics: of the sources, in Spark's order
+    :param ends: where the batch ends, exclusive
+    :param timestamp: the batch's, milliseconds since the epoch
+    :param watermark: the batch's, milliseconds since the epoch
+    """
+    metadata = {"batchWatermarkMs": watermark, "batchTimestampMs": timestamp, "conf": dict(conf)}
+    lines = ["v1", json.dumps(metadata, separators=(",", ":"))]
+    for topic in topics:
+        partitions = {str(partition): end for (of, partition), end in sorted(ends.items()) if of == topic}
+        lines.append(json.dumps({topic: partitions}, separators=(",", ":")))
+    return "\n".join(lines)

@@ -116,14 +116,18 @@ def begin_empty(home: Home, lost: Lineage, tail: LedgerTail) -> Lineage:
     sources = parse_offsets(tail.commit.offsets).sources if tail.commit else ()
     for number, position in enumerate(sources):
         if position is not None:
-            _write_start(checkpoint / "sources" / str(number), position)
+            write_start(checkpoint / "sources" / str(number), position)
     home.remember(lineage)
     home.use(lineage.id)
     home.remember(replace(lost, abandoned_for=lineage.id))
     return lineage
 
 
-def _write_start(directory: Path, position: str) -> None:
-    """Write where a Kafka source begins, as Spark does: a zero byte for the sake of Spark 2.1, version, offsets."""
+def write_start(directory: Path, position: str) -> None:
+    """Write where a Kafka source begins, as Spark does: a zero byte for the sake of Spark 2.1, version, offsets.
+
+    :param directory: the source's, below ``sources/``
+    :param position: a source's line of an offset log entry
+    """
     directory.mkdir(parents=True)
     (directory / "0").write_bytes(b"\x00v1\n" + position.encode())

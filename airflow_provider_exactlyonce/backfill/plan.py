@@ -1,0 +1,188 @@
+"""The batches of a backfill: where each ends, and whether its rows count. Made before the first one runs.
+
+With a savepoint's state the batches before the range are those that were committed; with empty state the warm-up. Their
+output is suppressed. A batch that is one recorded commit of the same version is *exact*: it runs with the recorded
+watermark and time, and must give the recorded rows. Where a range begins or ends within a commit, the commit is cut
+there, and from then on nothing is exact.
+
+A *closing* batch has no data: it lets go what the watermark of the batch before it has completed. Without one at each
+end, two ranges that follow each other would both have, or both lack, what is completed by the last records of the
+first. It is left out where the watermark has not moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from airflow_provider_exactlyonce.backfill.request import BackfillState, Output
+from airflow_provider_exactlyonce.backfill.resolve import Positions, Resolved, ends_of
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One batch.
+
+    :param ends: where it ends in the source
+    :param emits: whether it is in the range
+    :param commit: the recorded commit that it repeats as a whole, None for none
+    :param exact: it has that commit's watermark and time, and must give its rows
+    :param closing: it has no data, and is left out where the watermark has not moved
+    """
+
+    ends: Positions
+    emits: bool
+    commit: int | None = None
+    exact: bool = False
+    closing: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What besides the range decides the batches.
+
+    :param limits: {topic: records a batch}, for batches that no commit gives
+    :param version: of the job that runs
+    """
+
+    state: BackfillState
+    kind: Output
+    version: str
+    limits: Mapping[str, int]
+
+
+def plan(resolved: Resolved, terms: Terms, commits: Iterable[CommitRecord]) -> list[Step]:
+    """Return the batches in their order.
+
+    :param commits: what the ledger has after ``resolved.base_commit``, oldest first; none are needed with empty state
+        unless the output is compared
+    :raises RefusedError: when the source was read twice in between
+    """
+    planner = _Planner(resolved, terms)
+    if terms.state is BackfillState.EMPTY:
+        planner.from_empty(commits)
+    elif resolved.commits is not None:
+        planner.of_commits(commits, resolved.commits)
+    else:
+        planner.of_offsets(commits)
+    return planner.steps
+
+
+class _Planner:
+    """Makes one plan."""
+
+    def __init__(self, resolved: Resolved, terms: Terms) -> None:
+        self.steps: list[Step] = []
+        self._resolved = resolved
+        self._terms = terms
+        self._position: Positions = dict(resolved.begins)
+
+    def from_empty(self, commits: Iterable[CommitRecord]) -> None:
+        """Plan warm-up and range; of what is compared, the range's batches are the recorded ones."""
+        self._go_on({**self._position, **self._resolved.starts}, emits=False)
+        self._close(emits=False)
+        if self._terms.kind is Output.COMPARE and self._resolved.commits is not None:
+            first, last = self._resolved.commits
+            for record in commits:
+                if first <= record.commit <= last:
+                    self._whole(record, emits=True, exact=False)
+        else:
+            self._go_on({**self._position, **self._resolved.ends}, emits=True)
+        self._close(emits=True)
+
+    def of_commits(self, commits: Iterable[CommitRecord], span: tuple[int, int]) -> None:
+        """Plan a range of whole commits, and those before it."""
+        for record in commits:
+            if record.commit > span[1]:
+                return
+            self._whole(record, emits=record.commit >= span[0], exact=self._is_exact(record))
+
+    def of_offsets(self, commits: Iterable[CommitRecord]) -> None:
+        """Plan a range that may begin and end within a commit."""
+        starts = self._resolved.starts
+        rest = iter(commits)
+        following: CommitRecord | None = None
+        for record in rest:
+            if any(end > starts.get(place, end) for place, end in ends_of(record).items()):
+                following = record
+                break
+            self._whole(record, emits=False, exact=self._is_exact(record))
+        self._position = {**self._resolved.unseen, **self._position}
+        begin = {**self._position, **starts}
+        cut = begin != self._position
+        if cut:
+            self._go_on(begin, emits=False)
+            self._close(emits=False)
+        # Partitions that the range does not name stay where they are.
+        end = {**self._position, **self._resolved.ends}
+        for record in _with(following, rest):
+            ends = self._after(record)
+            within = {
+                place: min(offset, end.setdefault(place, self._position[place])) for place, offset in ends.items()
+            }
+            if within == ends:
+                self._whole(record, emits=True, exact=not cut and self._is_exact(record))
+                continue
+            cut = True
+            if within != self._position:
+                self._add(Step(ends=within, emits=True))
+            if all(self._position[place] >= offset for place, offset in end.items()):
+                break
+        self._go_on(end, emits=True)
+        self._close(emits=True)
+
+    def _is_exact(self, record: CommitRecord) -> bool:
+        return record.version == self._terms.version
+
+    def _after(self, record: CommitRecord) -> Positions:
+        for topic, of in record.source.items():
+            for partition, (start, _) in of.items():
+                self._position.setdefault((topic, partition), start)
+        return {**self._position, **ends_of(record)}
+
+    def _whole(self, record: CommitRecord, *, emits: bool, exact: bool) -> None:
+        """Add a recorded commit."""
+        ends = self._after(record)
+        back = [place for place, end in ends.items() if end < self._position[place]]
+        if back:
+            topic, partition = back[0]
+            raise RefusedError(
+                f"commit {record.commit} ends at offset {ends[back[0]]} of {topic}-{partition}, before the commits in "
+                "front of it: the pipeline was restored to write its output again. Choose a range after it, or a "
+                "savepoint that is"
+            )
+        closing = not exact and ends == self._position
+        self._add(Step(ends=ends, emits=emits, commit=record.commit, exact=exact, closing=closing))
+
+    def _go_on(self, to: Positions, *, emits: bool) -> None:
+        """Add what leads to a position, cut as the sources' limits say."""
+        start = self._position
+        totals: dict[str, int] = {}
+        for (topic, partition), end in to.items():
+            totals[topic] = totals.get(topic, 0) + end - start.get((topic, partition), end)
+        if not any(totals.values()):
+            return
+        limits = self._terms.limits
+        pieces = max(-(-total // limits[topic]) if topic in limits else 1 for topic, total in totals.items())
+        for piece in range(1, pieces + 1):
+            ends = {
+                place: start.get(place, end) + (end - start.get(place, end)) * piece // pieces
+                for place, end in to.items()
+            }
+            self._add(Step(ends=ends, emits=emits))
+
+    def _close(self, *, emits: bool) -> None:
+        if self.steps and not self.steps[-1].exact and self.steps[-1].emits is emits:
+            self._add(Step(ends=self._position, emits=emits, closing=True))
+
+    def _add(self, step: Step) -> None:
+        self.steps.append(step)
+        self._position = step.ends
+
+
+def _with(first: CommitRecord | None, rest: Iterator[CommitRecord]) -> Iterator[CommitRecord]:
+    if first is not None:
+        yield first
+        yield from rest

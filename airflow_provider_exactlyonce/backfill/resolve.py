@@ -1,0 +1,334 @@
+"""What a request means in the cluster: from which source offsets to which, and which state it begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final, Self
+
+from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output, instant
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+
+#: {(topic, partition): offset}
+Positions = dict[Place, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A range of the source, and where the run begins.
+
+    :param starts: where the range begins in each partition that it reads
+    :param ends: where it ends, exclusive; the same partitions
+    :param commits: first and last, of a range of whole commits
+    :param begins: where the run begins in the source: before the range, where state has to be made
+    :param unseen: partitions of the range that the state which it begins with has not seen, and where their logs begin
+    :param savepoint: whose state it begins with, None for none
+    :param base_commit: the commit whose state it begins with; 0 for none
+    """
+
+    starts: Positions
+    ends: Positions
+    begins: Positions
+    unseen: Positions = field(default_factory=dict)
+    commits: tuple[int, int] | None = None
+    savepoint: str | None = None
+    base_commit: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "starts": positions_to_json(self.starts),
+            "ends": positions_to_json(self.ends),
+            "begins": positions_to_json(self.begins),
+            "unseen": positions_to_json(self.unseen),
+            "commits": list(self.commits) if self.commits else None,
+            "savepoint": self.savepoint,
+            "base_commit": self.base_commit,
+        }
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """Read what :meth:`to_json` gave."""
+        commits = body["commits"]
+        return cls(
+            starts=positions_from_json(body["starts"]),
+            ends=positions_from_json(body["ends"]),
+            begins=positions_from_json(body["begins"]),
+            unseen=positions_from_json(body["unseen"]),
+            commits=(commits[0], commits[1]) if commits else None,
+            savepoint=body["savepoint"],
+            base_commit=body["base_commit"],
+        )
+
+
+def positions_to_json(positions: Mapping[Place, int]) -> dict[str, dict[str, int]]:
+    """Return positions as JSON values."""
+    found: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(positions.items()):
+        found.setdefault(topic, {})[str(partition)] = offset
+    return found
+
+
+def positions_from_json(body: Mapping[str, Mapping[str, int]]) -> Positions:
+    """Read what :func:`positions_to_json` gave."""
+    return {(topic, int(partition)): offset for topic, of in body.items() for partition, offset in of.items()}
+
+
+def resolve(
+    config: Mapping[str, Any],
+    pipeline: str,
+    topics: Iterable[str],
+    request: BackfillRequest,
+    savepoints: Savepoints,
+) -> Resolved:
+    """Find out what a request means now.
+
+    :param config: client configuration in librdkafka's names
+    :param topics: the pipeline's sources
+    :param savepoints: the pipeline's own
+    :raises RefusedError: when the range is not there, or its state can't be made
+    """
+    with LedgerReader(config, pipeline) as reader:
+        resolver = _Resolver(reader, StableOffsets(config), sorted(set(topics)), savepoints)
+        found = resolver.resolve(request)
+        resolver.check_input(found)
+        return found
+
+
+class _Resolver:
+    """Resolves one request."""
+
+    def __init__(
+        self, reader: LedgerReader, offsets: StableOffsets, topics: Sequence[str], savepoints: Savepoints
+    ) -> None:
+        self._reader: Final = reader
+        self._offsets: Final = offsets
+        self._savepoints: Final = savepoints
+        self._places: Final = offsets.partitions(topics)
+        tail = reader.tail()
+        self._oldest = tail.place.oldest if tail is not None else 1
+        self._newest = tail.place.commit if tail is not None else 0
+
+    def resolve(self, request: BackfillRequest) -> Resolved:
+        commits = self._commits(request)
+        if commits is not None:
+            return self._of_commits(request, commits)
+        starts, ends = self._span(request)
+        if request.kind is Output.COMPARE:
+            return self._of_commits(request, self._covering(starts, ends))
+        if request.state is BackfillState.EMPTY:
+            begins = {**self._stable(), **starts, **self._warm_up_before(request, starts)}
+            return Resolved(starts=starts, ends=ends, begins=begins)
+        return self._with_state(starts, ends)
+
+    def check_input(self, found: Resolved) -> None:
+        """Check that all that is read is there.
+
+        :raises RefusedError: naming the first source records that are not
+        """
+        first, stable = self._offsets.starts(self._places), self._stable()
+        for place, end in sorted(found.ends.items()):
+            topic, partition = place
+            begin = found.begins.get(place, found.starts[place])
+            if begin < end and first[place] > begin:
+                raise RefusedError(
+                    f"source records that the backfill reads are gone: {topic}-{partition}, offsets {begin} to "
+                    f"{min(end, first[place]) - 1}. Choose a later range, and keep the source's records longer"
+                )
+            if end > stable[place]:
+                raise RefusedError(
+                    f"the range ends at offset {end} of {topic}-{partition}, and what is committed there ends at "
+                    f"{stable[place]}"
+                )
+
+    # -- ranges ---------------------------------------------------------------------------------------------------
+
+    def _commits(self, request: BackfillRequest) -> tuple[int, int] | None:
+        """Return the commits of a range that is made of whole ones."""
+        if request.watermark is not None:
+            return self._by_watermark(*request.watermark)
+        if request.commits is None:
+            return None
+        first, last = request.commits
+        if not self._oldest <= first <= last <= self._newest:
+            raise RefusedError(f"commits {first}..{last}: the ledger of {self._reader.pipeline} has {self._has()}")
+        return first, last
+
+    def _by_watermark(self, after: int, to: int) -> tuple[int, int]:
+        before = last = 0
+        for record in self._reader.commits():
+            if before == 0 and record.watermark >= after:
+                before = record.commit
+            if record.watermark >= to:
+                last = record.commit
+                break
+        else:
+            newest = self._newest_watermark()
+            raise RefusedError(
+                f"the watermark of {self._reader.pipeline} has not reached {instant(to)}: it is at "
+                f"{instant(newest) if newest else 'no time yet'}"
+            )
+        if before == last:
+            raise RefusedError(
+                f"commit {last} took the watermark past {instant(after)} and {instant(to)} at once: no commit lies "
+                "between"
+            )
+        return before + 1, last
+
+    def _newest_watermark(self) -> int:
+        tail = self._reader.tail()
+        return tail.commit.watermark if tail is not None and tail.commit is not None else 0
+
+    def _span(self, request: BackfillRequest) -> tuple[Positions, Positions]:
+        """Return where a range of offsets or of time begins and ends."""
+        if request.offsets is not None:
+            spans = {(topic, part): span for topic, of in request.offsets.items() for part, span in of.items()}
+            for topic, partition in spans.keys() - set(self._places):
+                raise RefusedError(f"{topic}-{partition} is no partition of a source of {self._reader.pipeline}")
+            return {place: span[0] for place, span in spans.items()}, {place: span[1] for place, span in spans.items()}
+        start, end = request.time or (0, 0)
+        stable = self._stable()
+        return self._at(start, stable), self._at(end, stable)
+
+    def _at(self, milliseconds: int, stable: Positions) -> Positions:
+        found = self._offsets.at_timestamp(self._places, milliseconds)
+        positions: Positions = {}
+        for place, offset in found.items():
+            positions[place] = stable[place] if offset is None else min(offset, stable[place])
+        return positions
+
+    def _covering(self, starts: Positions, ends: Positions) -> tuple[int, int]:
+        """Return the commits that have read something of a range."""
+        hits = [
+            record.commit
+            for record in self._reader.commits()
+            if any(
+                max(begin, starts.get((topic, part), end)) < min(end, ends.get((topic, part), begin))
+                for topic, of in record.source.items()
+                for part, (begin, end) in of.items()
+            )
+        ]
+        if not hits:
+            raise RefusedError(
+                f"no commit of {self._reader.pipeline} has read anything of the range: it has {self._has()}"
+            )
+        return hits[0], hits[-1]
+
+    def _stable(self) -> Positions:
+        return self._offsets.last_stable(self._places)
+
+    def _has(self) -> str:
+        return f"{self._oldest} to {self._newest}" if self._newest else "none"
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def _of_commits(self, request: BackfillRequest, commits: tuple[int, int]) -> Resolved:
+        first, last = commits
+        starts, ends = self._source_of(first, last)
+        if request.state is BackfillState.EMPTY:
+            begins = {**starts, **self._warm_up_before(request, starts, first)}
+            return Resolved(starts=starts, ends=ends, begins=begins, commits=commits)
+        for savepoint in self._older_savepoints(first - 1):
+            return Resolved(
+                starts=starts,
+                ends=ends,
+                begins=_source(savepoint),
+                commits=commits,
+                savepoint=savepoint.id,
+                base_commit=savepoint.commit,
+            )
+        begins = self._from_the_beginning(f"commit {first}")
+        return Resolved(starts=starts, ends=ends, begins=begins, commits=commits)
+
+    def _with_state(self, starts: Positions, ends: Positions) -> Resolved:
+        """Choose the newest state before a range that does not begin with a commit."""
+        for savepoint in self._older_savepoints(self._newest):
+            begins = _source(savepoint)
+            if all(begins.get(place, 0) <= start for place, start in starts.items()):
+                return Resolved(
+                    starts=starts,
+                    ends=ends,
+                    begins=begins,
+                    unseen=self._unseen(starts, begins),
+                    savepoint=savepoint.id,
+                    base_commit=savepoint.commit,
+                )
+        begins = self._from_the_beginning("the range")
+        late = [place for place, start in starts.items() if begins.get(place, 0) > start]
+        if late:
+            topic, partition = late[0]
+            raise RefusedError(
+                f"{self._reader.pipeline} began at offset {begins[late[0]]} of {topic}-{partition}, after the range's "
+                f"start {starts[late[0]]}: there is no state before it. Begin with an empty one: state 'empty'"
+            )
+        return Resolved(starts=starts, ends=ends, begins=begins, unseen=self._unseen(starts, begins))
+
+    def _unseen(self, starts: Positions, begins: Positions) -> Positions:
+        return self._offsets.starts(starts.keys() - begins.keys())
+
+    def _older_savepoints(self, commit: int) -> Iterable[Savepoint]:
+        """Yield whole savepoints at a commit or before it, the newest first."""
+        for savepoint in reversed(self._savepoints.list()):
+            fits = savepoint.pipeline == self._reader.pipeline and savepoint.commit <= commit
+            if fits and savepoint.commit >= self._oldest - 1 and not self._savepoints.verify(savepoint.id):
+                yield savepoint
+
+    def _from_the_beginning(self, what: str) -> Positions:
+        """Return where the pipeline's first commit begins: before it there was no state."""
+        if self._newest == 0 or self._oldest > 1:
+            raise RefusedError(
+                f"there is no savepoint before {what} in {self._savepoints.directory}, and the ledger of "
+                f"{self._reader.pipeline} has {self._has()}: the state that it began with can't be made. Begin with an "
+                "empty one: state 'empty', with a warm_up if that is long enough"
+            )
+        return self._source_of(1, 1)[0]
+
+    def _warm_up_before(self, request: BackfillRequest, starts: Positions, first: int | None = None) -> Positions:
+        """Return where a warm-up begins; nothing when there is none."""
+        if request.warm_up is None:
+            return {}
+        if isinstance(request.warm_up, timedelta):
+            start = request.time[0] if request.time else 0
+            earlier = self._at(start - round(request.warm_up.total_seconds() * 1000), self._stable())
+        else:
+            last = first - 1 if first is not None else self._last_before(starts)
+            if last < self._oldest:
+                return {}
+            earlier = self._source_of(max(self._oldest, last + 1 - request.warm_up), last)[0]
+        return {place: min(earlier.get(place, start), start) for place, start in starts.items()}
+
+    def _last_before(self, starts: Positions) -> int:
+        """Return the last commit that ended before a range in every partition."""
+        last = 0
+        for record in self._reader.commits():
+            if any(end > starts.get(place, end) for place, end in ends_of(record).items()):
+                break
+            last = record.commit
+        return last
+
+    def _source_of(self, first: int, last: int) -> tuple[Positions, Positions]:
+        """Return where some commits begin and end in the source."""
+        starts: Positions = {}
+        ends: Positions = {}
+        for record in self._reader.commits(first):
+            if record.commit > last:
+                break
+            for topic, of in record.source.items():
+                for partition, (start, end) in of.items():
+                    starts.setdefault((topic, partition), start)
+                    ends[topic, partition] = end
+        return starts, ends
+
+
+def ends_of(record: CommitRecord) -> Positions:
+    """Return where a commit ends in the source."""
+    return {(topic, part): end for topic, of in record.source.items() for part, (_, end) in of.items()}
+
+
+def _source(savepoint: Savepoint) -> Positions:
+    return {(topic, part): end for topic, of in savepoint.source.items() for part, end in of.items()}

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
@@ -160,6 +160,18 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
     )
 
 
+class Batches(Protocol):
+    """What is called with each batch of a query.
+
+    :ivar failure: what ended the query, None when nothing did
+    """
+
+    failure: ExactlyOnceError | None
+
+    def process(self, frame: DataFrame, number: int) -> None:
+        """Process one micro-batch; the callback of ``foreachBatch``."""
+
+
 class Driver:
     """Runs one pipeline; :meth:`run` is called once."""
 
@@ -180,49 +192,20 @@ class Driver:
         self._batch_began: float | None = None
         self._savepoints: SavepointService | None = None
         self._replay: Replay | None = None
+        self._run: Run | None = None
+        self._spark: SparkSession | None = None
 
     def run(self) -> int:
         """Run to the end; returns the process's exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        spark: SparkSession | None = None
-        run: Run | None = None
         try:
-            run = Run(
-                self._options.home,
-                self._pipeline.name,
-                RunOptions(
-                    config=self._options.config,
-                    token=self._options.token,
-                    version=self._pipeline.version,
-                    transaction_timeout_milliseconds=self._pipeline.sink.transaction_timeout_seconds * 1000,
-                    accept_home=self._options.accept_home,
-                    allow_single_replica=self._options.allow_single_replica,
-                    ledger_retention=self._pipeline.ledger_retention,
-                ),
-            )
-            releases.check_start(run.home, run.options.version, run.options.token)
-            topics = self._check_topics(run)  # before the seconds that a Spark session takes
-            tail = run.check()
-            check_topic_ids({name: topic.topic_id for name, topic in topics.items()}, tail)
-            recover(
-                run.home,
-                run.pipeline,
-                self._options.config,
-                tail,
-                allow_empty_state=self._options.allow_empty_state,
-                accept_nondeterminism=self._options.accept_nondeterminism,
-            )
-            spark = open_session(self._pipeline.name)
-            spark.sparkContext.setLogLevel("WARN")
-            self._apply_settings(spark)
-            with SequencerListener(_sequencer_endpoint(spark)) as listener:
-                self._supervised(spark, run, listener, topics, tail)
+            self._drive()
         except StopRequestedError as error:
             if self._done:
                 return self._end(DriverState.FINISHED)
             log.info("stopped: %s", error)
-            return self._stopped(run)
+            return self._stopped(self._run)
         except Exception as error:
             return self._failed(error)
         else:
@@ -231,12 +214,53 @@ class Driver:
             self._ended.set()
             if self._savepoints is not None:
                 self._savepoints.close(serve=False)
-            if run is not None:
-                run.close()
-            if spark is not None:
-                spark.stop()
+            if self._run is not None:
+                self._run.close()
+            if self._spark is not None:
+                self._spark.stop()
             if self._replay is not None:
                 self._replay.close()
+
+    def _drive(self) -> None:
+        """Do what the driver is for; returns when it is done."""
+        run = self._open_run(
+            self._options.home,
+            self._pipeline.name,
+            RunOptions(
+                config=self._options.config,
+                token=self._options.token,
+                version=self._pipeline.version,
+                transaction_timeout_milliseconds=self._pipeline.sink.transaction_timeout_seconds * 1000,
+                accept_home=self._options.accept_home,
+                allow_single_replica=self._options.allow_single_replica,
+                ledger_retention=self._pipeline.ledger_retention,
+            ),
+        )
+        releases.check_start(run.home, run.options.version, run.options.token)
+        topics = self._check_topics(run)  # before the seconds that a Spark session takes
+        tail = run.check()
+        check_topic_ids({name: topic.topic_id for name, topic in topics.items()}, tail)
+        recover(
+            run.home,
+            run.pipeline,
+            self._options.config,
+            tail,
+            allow_empty_state=self._options.allow_empty_state,
+            accept_nondeterminism=self._options.accept_nondeterminism,
+        )
+        spark = self._open_session()
+        with SequencerListener(sequencer_endpoint(spark)) as listener:
+            self._supervised(spark, run, listener, topics, tail)
+
+    def _open_run(self, home: Home, pipeline: str, options: RunOptions) -> Run:
+        self._run = Run(home, pipeline, options)
+        return self._run
+
+    def _open_session(self) -> SparkSession:
+        self._spark = open_session(self._pipeline.name)
+        self._spark.sparkContext.setLogLevel("WARN")
+        self._apply_settings(self._spark)
+        return self._spark
 
     def _supervised(
         self,
@@ -265,25 +289,8 @@ class Driver:
             stop_requested=lambda: self._stop_reason() is not None,
         )
         stream = sink.prepare(result)
-        for name, work in (("heartbeat", lambda: self._beat(run)), ("lag", lambda: self._measure_lag(run))):
-            threading.Thread(target=self._repeat, args=(name, work), name=name, daemon=True).start()
         releases.check_start(run.home, run.options.version, run.options.token)  # an upgrade may have begun meanwhile
-        run.start()
-        self._owns_status = True
-        self._read = run.tail.commit.source if run.tail.commit else {}
-        context = spark.sparkContext
-        self._tell(
-            run=run.number,
-            lineage=run.lineage.id,
-            commit=run.tail.place.commit,
-            batch=run.tail.commit.batch if run.tail.commit else -1,
-            committed=run.tail.commit.committed / 1000 if run.tail.commit else None,
-            application_id=context.applicationId,
-            ui_url=context.uiWebUrl,
-        )
-        log.info(
-            "run %d of %s, lineage %s, after commit %d", run.number, run.pipeline, run.lineage.id, self._status.commit
-        )
+        self._start_run(run, spark)
         checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
         try:
             needs_replay = reconcile(checkpoint, run.lineage, run.tail)
@@ -315,6 +322,26 @@ class Driver:
         if self._replay is not None and not self._replay_first(self._replay, spark, run, stream, coordinator):
             return
         self._wait(self._start_query(stream, checkpoint.path, coordinator), run, coordinator)
+
+    def _start_run(self, run: Run, spark: SparkSession) -> None:
+        for name, work in (("heartbeat", lambda: self._beat(run)), ("lag", lambda: self._measure_lag(run))):
+            threading.Thread(target=self._repeat, args=(name, work), name=name, daemon=True).start()
+        run.start()
+        self._owns_status = True
+        self._read = run.tail.commit.source if run.tail.commit else {}
+        context = spark.sparkContext
+        self._tell(
+            run=run.number,
+            lineage=run.lineage.id,
+            commit=run.tail.place.commit,
+            batch=run.tail.commit.batch if run.tail.commit else -1,
+            committed=run.tail.commit.committed / 1000 if run.tail.commit else None,
+            application_id=context.applicationId,
+            ui_url=context.uiWebUrl,
+        )
+        log.info(
+            "run %d of %s, lineage %s, after commit %d", run.number, run.pipeline, run.lineage.id, self._status.commit
+        )
 
     def _replay_first(
         self, replay: Replay, spark: SparkSession, run: Run, stream: DataFrame, coordinator: CommitCoordinator
@@ -386,13 +413,13 @@ class Driver:
         )
 
     def _start_query(
-        self, stream: DataFrame, checkpoint: Path, coordinator: CommitCoordinator, *, once: bool = False
+        self, stream: DataFrame, checkpoint: Path, batches: Batches, *, once: bool = False
     ) -> StreamingQuery:
         writer = (
             stream.writeStream.queryName(self._pipeline.name)
             .outputMode(self._pipeline.output_mode)
             .option("checkpointLocation", str(checkpoint))
-            .foreachBatch(Pause(self._pipeline.checkpoint, coordinator.process, self._stop_reason))
+            .foreachBatch(Pause(self._pipeline.checkpoint, batches.process, self._stop_reason))
         )
         if once:
             return writer.trigger(once=True).start()
@@ -401,7 +428,7 @@ class Driver:
         interval = self._options.interval or self._pipeline.checkpoint.trigger_interval
         return writer.trigger(processingTime=interval).start()
 
-    def _wait(self, query: StreamingQuery, run: Run, coordinator: CommitCoordinator) -> None:
+    def _wait(self, query: StreamingQuery, run: Run, batches: Batches) -> None:
         """Wait for the query's end; raises what ended it."""
         try:
             while not query.awaitTermination(_WAIT_SECONDS):
@@ -419,8 +446,8 @@ class Driver:
         except ExactlyOnceError:
             raise
         except Exception as error:
-            if coordinator.failure is not None:
-                raise coordinator.failure from error
+            if batches.failure is not None:
+                raise batches.failure from error
             if _LOG_UPDATE_CONFLICT in str(error):
                 run.check_superseded()
             raise
@@ -571,6 +598,6 @@ class Driver:
         return described.exit_code
 
 
-def _sequencer_endpoint(spark: SparkSession) -> settings.SequencerEndpoint:
+def sequencer_endpoint(spark: SparkSession) -> settings.SequencerEndpoint:
     """Return where this driver's sequencer listens."""
     return settings.sequencer_endpoint(lambda name: spark.conf.get(name, None), str(spark.sparkContext.master))

@@ -61,7 +61,14 @@ UPGRADE_NAMES: Final = tuple(
     for step in ("check", "compare", "stop", "start", "watch", "stop-new", "restore", "start-old", "watch-old")
     for when in ("", "-taken")
 )
-_KNOWN: Final = (*NAMES, *SAVEPOINT_NAMES, *RESTORE_NAMES, *RESCALE_NAMES, *UPGRADE_NAMES)
+#: The steps of a backfill: its lineage is made, a batch is noted, its last record is committed. In between it takes
+#: those of a restore's copy and of a batch.
+BACKFILL_NAMES: Final = (
+    "backfill-prepared",
+    "backfill-step",
+    "backfill-done",
+)
+_KNOWN: Final = (*NAMES, *SAVEPOINT_NAMES, *RESTORE_NAMES, *RESCALE_NAMES, *UPGRADE_NAMES, *BACKFILL_NAMES)
 
 _POLL_SECONDS: Final = 0.01
 
@@ -126,8 +133,7 @@ def note(**facts: object) -> None:
 def reach(name: str) -> None:
     """Fire here if a test asked for it.
 
-    :param name: one of :data:`NAMES`, :data:`SAVEPOINT_NAMES`, :data:`RESTORE_NAMES`, :data:`RESCALE_NAMES` or
-        :data:`UPGRADE_NAMES`
+    :param name: one of the names above
     """
     if not _TEXT:
         return

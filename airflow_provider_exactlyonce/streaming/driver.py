@@ -75,6 +75,7 @@ class DriverOptions:
     :param until: ``available`` ends when all that was available at the start is committed; ``forever`` doesn't end;
         others end at a target, see :mod:`airflow_provider_exactlyonce.until`
     :param goal: name under which the target is kept for later starts of the same run
+    :param backfill: the home is that of a backfill, which is run and ends
     :param interval: Spark's processing-time trigger, but for ``available``; None for what the pipeline says
     """
 
@@ -88,6 +89,7 @@ class DriverOptions:
     allow_single_replica: bool = False
     accept_nondeterminism: bool = False
     allow_empty_state: bool = False
+    backfill: bool = False
 
 
 def main(pipeline: Pipeline, arguments: Sequence[str] | None = None) -> NoReturn:
@@ -102,6 +104,10 @@ def main(pipeline: Pipeline, arguments: Sequence[str] | None = None) -> NoReturn
     except RefusedError as error:
         log.error("RefusedError: %s", error)
         sys.exit(error.exit_code)
+    if options.backfill:
+        from airflow_provider_exactlyonce.streaming.backfill import BackfillDriver
+
+        sys.exit(BackfillDriver(pipeline, options).run())
     sys.exit(Driver(pipeline, options).run())
 
 
@@ -141,6 +147,9 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
         action="store_true",
         help="if checkpoint and savepoints are lost, go on with empty state after the last commit",
     )
+    parser.add_argument(
+        "--backfill", action="store_true", help="run the backfill that --home is of (started by exactlyonce backfill)"
+    )
     given = parser.parse_args(arguments)
     try:
         target_of(given.until)
@@ -157,6 +166,7 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
         allow_single_replica=given.allow_single_replica,
         accept_nondeterminism=given.accept_nondeterminism,
         allow_empty_state=given.allow_empty_state,
+        backfill=given.backfill,
     )
 
 

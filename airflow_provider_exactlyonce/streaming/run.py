@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.backfill import homes as backfills
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
@@ -182,8 +183,11 @@ class Run:
 
     def expired(self) -> Expired:
         """Choose the ledger's records that go with the next commit."""
+        needed = [self._savepoints.oldest_commit(), backfills.oldest_needed(self.home)]
         return self._history.expired(
-            self.tail.place, needed_from=self._savepoints.oldest_commit(), now_milliseconds=int(time.time() * 1000)
+            self.tail.place,
+            needed_from=min((commit for commit in needed if commit is not None), default=None),
+            now_milliseconds=int(time.time() * 1000),
         )
 
     def committed(self, record: CommitRecord, offset: int) -> None:

@@ -4,11 +4,13 @@ Everything here is private to Spark 4.2. ``tests/integration/streaming/test_spar
 fails with another Spark, mend this module, or let :func:`missing_part` name what is gone: replays then go on with one
 start of the query per recorded batch, which needs nothing private.
 
-Called from the callback of ``foreachBatch`` only. That runs on the thread that plans the next batch, so nothing races.
+:class:`SteeredQuery` is used in the callback of ``foreachBatch`` only. That runs on the thread that plans the next
+batch, so nothing races.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,11 +47,19 @@ def missing_part(spark: SparkSession) -> str | None:
     try:
         for name, field in _FIELDS:
             _class(spark, name).getDeclaredField(field)
-        _class(spark, _MANUAL_CLOCK)
+        for name in (_MANUAL_CLOCK, f"{_RUNTIME}.TERMINATED$"):
+            _class(spark, name)
     except Exception as error:
         cause = getattr(error, "java_exception", None)  # ClassNotFoundException or NoSuchFieldException
         return str(error if cause is None else cause.toString())
     return None
+
+
+def fixed_settings(spark: SparkSession) -> dict[str, str]:
+    """Return the settings that Spark fixes for the life of a new checkpoint, as this session has them."""
+    metadata = spark._jvm.org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata  # type: ignore[union-attr]
+    found: dict[str, str] = json.loads(metadata.apply(0, 0, spark._jsparkSession.conf()).json())["conf"]
+    return found
 
 
 class SteeredQuery:
@@ -95,6 +105,11 @@ class SteeredQuery:
         if watermark is not None:
             self.forget_operator_watermarks()
             self._execution.watermarkTracker().setWatermark(watermark)
+
+    def end(self) -> None:
+        """Let the query end after this batch, as it does when all that was available is done."""
+        runtime = self._spark._jvm.org.apache.spark.sql.execution.streaming.runtime  # type: ignore[union-attr]
+        self._execution.state().set(getattr(getattr(runtime, "TERMINATED$"), "MODULE$"))
 
     def release(self) -> None:
         """Put back what was steered: the next batch is planned by Spark."""

@@ -31,6 +31,7 @@ RUNTIME_HALF = (
     "doctor",
     "upgrade",
     "state",
+    "backfill",
 )
 HEAVY = ("pyspark", "confluent_kafka", "kafka")
 
@@ -53,8 +54,9 @@ BELOW: dict[str, set[str]] = {
     "links": {"control"},
     "assets": {"triggers", "ledger"},
     "transactions": {"control", "ledger", "kafka"},
-    "streaming": {"control", "ledger", "checkpoint", "kafka", "state"},
+    "streaming": {"control", "ledger", "checkpoint", "kafka", "state", "backfill"},
     "state": set(),
+    "backfill": {"control", "ledger", "checkpoint", "kafka"},
     "audit": {"ledger", "kafka"},
     "upgrade": {"control", "ledger", "checkpoint", "kafka", "audit", "streaming"},
     "doctor": {"control", "ledger", "checkpoint", "kafka", "audit", "transactions", "streaming.start_checks"},

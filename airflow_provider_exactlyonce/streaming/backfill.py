@@ -1,0 +1,375 @@
+"""The driver of a backfill: runs a part of a pipeline's source again, beside the pipeline, and ends.
+
+It has a home, a lineage, a transactional.id and a ledger of its own, so that the pipeline is not touched: it may run,
+stop, be upgraded meanwhile. Only one backfill of a pipeline runs at a time. Each batch that is written is committed as
+the pipeline's are; a last record, without rows, says that the backfill is done and what it gave. Whoever asks for the
+same again finds that record, and nothing is run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.backfill import homes, results
+from airflow_provider_exactlyonce.backfill.homes import Begun
+from airflow_provider_exactlyonce.backfill.plan import Step, Terms, plan
+from airflow_provider_exactlyonce.backfill.request import Output
+from airflow_provider_exactlyonce.backfill.resolve import positions_to_json, resolve
+from airflow_provider_exactlyonce.checkpoint import lineages
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.recovery import write_start
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.control import status
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.status import DriverState
+from airflow_provider_exactlyonce.exceptions import RefusedError, StopRequestedError
+from airflow_provider_exactlyonce.kafka import preflight
+from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
+from airflow_provider_exactlyonce.ledger import records
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.ledger.recorded import RecordedCommits
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges, backfill_pipeline, ledger_topic
+from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
+from airflow_provider_exactlyonce.streaming import determinism
+from airflow_provider_exactlyonce.streaming.backfill_batches import BackfillBatches
+from airflow_provider_exactlyonce.streaming.backfill_steps import BackfillSteps
+from airflow_provider_exactlyonce.streaming.driver import Driver, DriverOptions, sequencer_endpoint
+from airflow_provider_exactlyonce.streaming.plans import check_sources, tree
+from airflow_provider_exactlyonce.streaming.replay import OneStartPerBatchError
+from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink, KafkaTransaction
+from airflow_provider_exactlyonce.streaming.sources.kafka import topic_of_mark
+from airflow_provider_exactlyonce.streaming.spark_steering import missing_part
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_provider_exactlyonce.streaming.definition import Pipeline
+
+log = logging.getLogger("exactlyonce")
+
+#: The last record of a backfill is what keeps it from being written twice: none of them ever goes.
+_KEEP_ALL: Final = LedgerRetention(commits=10**12)
+
+
+class BackfillDriver(Driver):
+    """Runs one backfill; :meth:`run` is called once."""
+
+    def __init__(self, pipeline: Pipeline, options: DriverOptions) -> None:
+        super().__init__(pipeline, replace(options, until="available"))
+        self._status = replace(self._status, pipeline=backfill_pipeline(pipeline.name))
+        self._asked: Final = homes.asked_of(options.home)
+        self._sink: Final = _sink(pipeline.sink, self._asked.request.topic)
+
+    @override
+    def _drive(self) -> None:
+        if self._asked.pipeline != self._pipeline.name:
+            raise RefusedError(
+                f"the job declares pipeline {self._pipeline.name}, and the backfill is of {self._asked.pipeline}"
+            )
+        home = self._options.home
+        with homes.turn(home, self._give_up):
+            self._owns_status = True
+            self._tell()
+            begun, written = self._begin()
+            done = next((record.result for record in written if record.result is not None), None)
+            if done is None:
+                done = self._run_again(begun, written)
+            homes.write_result(home, done)
+            homes.forget(home)
+
+    def _begin(self) -> tuple[Begun, list[CommitRecord]]:
+        """Return what is run, and what its ledger has of it already."""
+        home, config, version = self._options.home, self._options.config, self._pipeline.version
+        known = homes.begun(home)
+        if known is not None and known.version == version:
+            written = results.records_of(config, self._asked.pipeline, known.name)
+            if home.current() is not None or any(record.result is not None for record in written):
+                return known, written
+        request = self._asked.request
+        topics = [source.topic for source in self._pipeline.sources.values()]
+        savepoints = Savepoints(Home(self._asked.home).savepoints)
+        resolved = resolve(config, self._asked.pipeline, topics, request, savepoints)
+        name = results.name_of(self._asked.pipeline, version, request, resolved)
+        begun = Begun(version=version, name=name, resolved=resolved)
+        homes.begin(home, begun)
+        return begun, results.records_of(config, self._asked.pipeline, name)
+
+    def _run_again(self, begun: Begun, written: list[CommitRecord]) -> Mapping[str, Any]:
+        run = self._open_run(
+            self._options.home,
+            backfill_pipeline(self._pipeline.name),
+            RunOptions(
+                config=self._options.config,
+                token=self._options.token,
+                version=begun.version,
+                transaction_timeout_milliseconds=self._sink.transaction_timeout_seconds * 1000,
+                accept_home=True,  # they have one identity in common, and a directory each
+                allow_single_replica=self._options.allow_single_replica,
+                ledger_retention=_KEEP_ALL,
+                backfill=begun.name,
+            ),
+        )
+        topics = self._check_topics(run)
+        steps = self._plan_steps(begun)
+        spark = self._open_session()
+        with SequencerListener(sequencer_endpoint(spark)) as listener:
+            return self._execute(spark, run, listener, topics, begun, steps, written)
+
+    def _plan_steps(self, begun: Begun) -> list[Step]:
+        request = self._asked.request
+        limits = {
+            source.topic: source.max_offsets_per_trigger
+            for source in self._pipeline.sources.values()
+            if source.max_offsets_per_trigger
+        }
+        terms = Terms(state=request.state, kind=request.kind, version=begun.version, limits=limits)
+        with LedgerReader(self._options.config, self._asked.pipeline) as reader:
+            if reader.tail() is None:
+                return plan(begun.resolved, terms, ())
+            return plan(begun.resolved, terms, reader.commits(begun.resolved.base_commit + 1))
+
+    def _execute(
+        self,
+        spark: SparkSession,
+        run: Run,
+        listener: SequencerListener,
+        topics: Mapping[str, TopicFacts],
+        begun: Begun,
+        steps: list[Step],
+        written: list[CommitRecord],
+    ) -> Mapping[str, Any]:
+        config, target = self._options.config, replace(self._pipeline, sink=self._sink)
+        result = self._pipeline.result(spark, config)
+        check_sources(result)
+        self._check_deterministic(steps, determinism.find(result))
+        order = _order(result)
+        if self._asked.request.topic and self._pipeline.sink.topic_column:
+            result = result.drop(self._pipeline.sink.topic_column)
+
+        def bad_source_records(ranges: SourceRanges) -> DataFrame | None:
+            return target.bad_source_records(spark, config, ranges)
+
+        sink = KafkaTransaction(
+            self._sink,
+            run,
+            targets={topic: topics[topic] for topic in self._sink.topics},
+            bad_source_records=bad_source_records if self._sink.diverts else None,
+            listener=listener,
+            stop_requested=lambda: self._stop_reason() is not None,
+            mark=begun.name if self._asked.request.kind is Output.REEMIT else None,
+        )
+        stream = sink.prepare(result)
+        with LedgerReader(config, run.pipeline) as reader:
+            lineage = self._lineage(begun, order, reader.tail())
+        self._start_run(run, spark)
+        checkpoint = Checkpoint(run.home.checkpoint(lineage.id))
+        own = [record for record in written if record.lineage == lineage.id]
+        last = max((step.commit or 0 for step in steps), default=0)
+        told = BackfillSteps(
+            spark,
+            checkpoint,
+            steps,
+            commits=RecordedCommits(LedgerReader(config, self._asked.pipeline), begun.resolved.base_commit + 1, last)
+            if last
+            else None,
+            topics=order,
+            base_batch=lineage.base_batch if not own else min(record.batch for record in own) - 1,
+            own=own[-1] if own else None,
+        )
+        try:
+            self._tell(state=DriverState.RUNNING)
+            self._run_steps(spark, run, stream, sink, told)
+            return self._complete(run, begun, told)
+        finally:
+            told.close()
+
+    def _run_steps(
+        self, spark: SparkSession, run: Run, stream: DataFrame, sink: KafkaTransaction, steps: BackfillSteps
+    ) -> None:
+        checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
+        batches = BackfillBatches(
+            run,
+            sink,
+            steps,
+            checkpoint,
+            writes=self._asked.request.kind is not Output.COMPARE,
+            accept_nondeterminism=self._options.accept_nondeterminism,
+            max_batch_attempts=self._pipeline.max_batch_attempts,
+            stop_reason=self._stop_reason,
+            tell=self._tell_batch,
+        )
+        impossible = missing_part(spark)
+        while (number := steps.prepare(once=impossible is not None)) is not None:
+            batches.begin_at(number)
+            query = self._start_query(stream, checkpoint.path, batches, once=impossible is not None)
+            steps.attach(query)
+            try:
+                self._wait(query, run, batches)
+            except OneStartPerBatchError as error:
+                impossible = str(error)
+                log.warning("%s; each batch gets a start of its own", error)
+                continue
+            steps.check_progress()
+
+    def _complete(self, run: Run, begun: Begun, steps: BackfillSteps) -> Mapping[str, Any]:
+        """Write the record that ends the backfill; returns the result."""
+        done = steps.done
+        written = results.records_of(self._options.config, self._asked.pipeline, begun.name)
+        result = results.describe(
+            self._asked.pipeline,
+            self._asked.request,
+            begun,
+            written,
+            suppressed=done.suppressed,
+            compared=done.compared,
+            differences=done.differences,
+            diverged=done.diverged,
+        )
+        before = run.tail.place
+        run.session.begin()
+        now = int(time.time() * 1000)
+        record = CommitRecord(
+            pipeline=run.pipeline,
+            commit=before.commit + 1,
+            lineage=run.lineage.id,
+            batch=done.batch + 1,
+            run=run.number,
+            version=begun.version,
+            source=results.ends_as_ranges(begun.resolved.ends),
+            source_topic_ids={},
+            sink={},
+            offsets="",
+            watermark=0,
+            batch_timestamp=now,
+            rows=0,
+            digest=0,
+            producer_id=run.session.producer.id,
+            epoch=run.session.producer.epoch,
+            started=now,
+            committed=now,
+            before=before,
+            backfill=begun.name,
+            result=result,
+        )
+        offset = run.session.write(ledger_topic(run.pipeline), 0, record.key, records.encode(record))
+        run.session.commit(lambda: self._stop_reason() is not None)
+        run.committed(record, offset)
+        failpoints.reach("backfill-done")
+        log.info("backfill %s is done: %s", begun.name, json.dumps(result))
+        return result
+
+    # -- lineage --------------------------------------------------------------------------------------------------
+
+    def _lineage(self, begun: Begun, order: list[str], tail: LedgerTail | None) -> Lineage:
+        """Make the backfill's lineage, or find it, and let it follow what other backfills have committed since."""
+        home = self._options.home
+        lineage = home.current()
+        if lineage is None:
+            lineages.remove_unfinished(home.lineages)
+            lineage = self._made(begun, order)
+            home.use(lineage.id)
+            failpoints.reach("backfill-prepared")
+        claim = tail.claim if tail is not None else None
+        lineage = replace(
+            lineage,
+            cluster_id=tail.cluster_id if tail is not None else None,
+            ledger_topic_id=tail.topic_id if tail is not None else None,
+            last_commit=tail.place.commit if tail is not None else 0,
+            parent_run=claim.run if claim is not None else 0,
+            parent_commit=tail.place.commit if tail is not None else 0,
+        )
+        home.remember(lineage)
+        return lineage
+
+    def _made(self, begun: Begun, order: list[str]) -> Lineage:
+        home, resolved = self._options.home, begun.resolved
+        if resolved.savepoint is None:
+            lineage = Lineage(id=str(uuid.uuid4()))
+            checkpoint = home.checkpoint(lineage.id)
+            checkpoint.mkdir(parents=True, mode=0o700)
+            (checkpoint / "metadata").write_text(json.dumps({"id": lineage.id}, separators=(",", ":")))
+            begins = positions_to_json(resolved.begins)
+            for number, topic in enumerate(order):
+                write_start(checkpoint / "sources" / str(number), json.dumps({topic: begins.get(topic, {})}))
+            home.remember(lineage)
+            return lineage
+        savepoints = Savepoints(Home(self._asked.home).savepoints)
+        savepoint = savepoints.get(resolved.savepoint)
+        lineage = Lineage(id=str(uuid.uuid4()), base_batch=savepoint.batch, savepoint=savepoint.id)
+        source = savepoints.checkpoint(savepoint.id).path
+        lineages.make(home.lineages / lineage.id, source, savepoint.files, lineage)
+        return lineage
+
+    # -- what differs from a pipeline's driver --------------------------------------------------------------------
+
+    @override
+    def _check_topics(self, run: Run) -> dict[str, TopicFacts]:
+        return preflight.check_topics(
+            run.client,
+            sources=[source.topic for source in self._pipeline.sources.values()],
+            sinks=self._sink.topics,
+            ledger=ledger_topic(run.pipeline),
+            user=self._options.config.get("sasl.username"),
+            allow_single_replica=self._options.allow_single_replica,
+        )
+
+    @override
+    def _stopped(self, run: Run | None) -> int:
+        return self._end(DriverState.STOPPED)  # its checkpoint stays: it goes on from there
+
+    @override
+    def _tell(self, **changes: Any) -> None:
+        # Whoever has the turn is the only one who tells.
+        with self._status_lock:
+            self._status = replace(self._status, updated=time.time(), **changes)
+            if self._owns_status:
+                status.write(self._options.home.status, self._status)
+
+    def _tell_batch(self, record: CommitRecord) -> None:
+        self._tell(
+            commit=record.commit,
+            batch=record.batch,
+            commits_of_run=self._status.commits_of_run + 1,
+            rows=self._status.rows + record.rows,
+            watermark=record.watermark,
+        )
+
+    def _give_up(self) -> None:
+        reason = self._stop_reason()
+        if reason is not None:
+            raise StopRequestedError(reason)
+
+    def _check_deterministic(self, steps: list[Step], unsure: list[str]) -> None:
+        exact = [step.commit for step in steps if step.exact]
+        if exact and unsure and not self._options.accept_nondeterminism:
+            raise RefusedError(
+                f"commits {exact[0]} to {exact[-1]} of pipeline {self._pipeline.name} have to be run again, and the "
+                f"job may give other rows each time: {'; '.join(unsure)}. Make it deterministic, or accept that state "
+                "and output may differ: --accept-nondeterminism"
+            )
+
+
+def _sink(sink: KafkaSink, topic: str | None) -> KafkaSink:
+    """Return where the rows go; offsets of a consumer group follow the pipeline's alone."""
+    if topic is None:
+        return replace(sink, offsets_group=None)
+    return replace(sink, offsets_group=None, topic=topic, topic_column=None, bad_records_topic=None)
+
+
+def _order(result: DataFrame) -> list[str]:
+    """Return the sources' topics in the order in which Spark numbers them."""
+    found = [
+        topic_of_mark(node, node.getClass().getSimpleName()) for node in tree(result._jdf.queryExecution().analyzed())
+    ]
+    return list(dict.fromkeys(topic for topic in found if topic is not None))

@@ -1,0 +1,162 @@
+"""What becomes of each batch of a backfill: it is written, compared with what was delivered, or run for its state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_exactlyonce.backfill.plan import Step
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, StopRequestedError
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.streaming import marked_errors
+from airflow_provider_exactlyonce.streaming.backfill_steps import BackfillSteps
+from airflow_provider_exactlyonce.streaming.batch import Batch, planned_batch
+from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.run import Run
+from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaTransaction
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger("exactlyonce")
+
+
+class BackfillBatches:
+    """Processes the batches of one query.
+
+    :param steps: what each batch is
+    :param writes: whether the range's rows are written
+    :param accept_nondeterminism: rows that differ before the range don't stop it
+    :param max_batch_attempts: attempts of one batch that is written
+    :param stop_reason: why a stop was asked for, None when it was not
+    :param tell: told of each commit
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        sink: KafkaTransaction,
+        steps: BackfillSteps,
+        checkpoint: Checkpoint,
+        *,
+        writes: bool,
+        accept_nondeterminism: bool,
+        max_batch_attempts: int,
+        stop_reason: Callable[[], str | None],
+        tell: Callable[[CommitRecord], None],
+    ) -> None:
+        self.failure: ExactlyOnceError | None = None
+        self._run: Final = run
+        self._sink: Final = sink
+        self._steps: Final = steps
+        self._checkpoint: Final = checkpoint
+        self._writes: Final = writes
+        self._accept: Final = accept_nondeterminism
+        self._stop_reason: Final = stop_reason
+        self._tell: Final = tell
+        self._coordinator: Final = CommitCoordinator(
+            sink,
+            Callbacks(plan=self._plan, stop_reason=stop_reason, committed=self._committed),
+            max_batch_attempts=max_batch_attempts,
+        )
+
+    def begin_at(self, number: int) -> None:
+        """Say that the query begins with a batch: it follows the ledger's newest commit, or is one of them already."""
+        newest = self._run.tail.place.commit
+        committed = self._steps.committed_before(number)
+        if committed is not None:
+            self._run.rebase(number, newest)  # the record says which commit it is; those after it are new
+        elif self._run.lineage.commit_of(number) != newest + 1:
+            self._run.rebase(number - 1, newest)
+
+    def process(self, frame: DataFrame, number: int) -> None:
+        """Process one batch; the callback of ``foreachBatch``.
+
+        :raises ExactlyOnceError: what ends the query; kept in :attr:`failure`, as Spark passes on only its text
+        """
+        self.failure = None
+        try:
+            self._process(frame, number)
+        except ExactlyOnceError as error:
+            self.failure = error
+            raise
+
+    def _process(self, frame: DataFrame, number: int) -> None:
+        if (reason := self._stop_reason()) is not None:
+            raise StopRequestedError(reason)
+        planned = self._checkpoint.offsets(number)
+        if planned is None:
+            raise ExactlyOnceError(f"{self._checkpoint.path}/offsets lacks batch {number}")
+        step = self._steps.begin(number, planned)
+        if step.emits and self._writes:
+            self._coordinator.process(frame, number)
+            self._steps.finish(number)
+            return
+        rows, digest = self._recompute(frame)
+        if step.emits:
+            self._compare(number, step, rows, digest)
+        else:
+            self._check(number, step, rows, digest)
+        newest = self._run.tail.place.commit
+        if self._writes and self._steps.pending and self._steps.upcoming.emits:
+            self._run.rebase(number, newest)
+
+    def _recompute(self, frame: DataFrame) -> tuple[int, int]:
+        try:
+            return self._sink.recompute(frame)
+        except Exception as error:
+            known = marked_errors.find(str(error))
+            if known is not None:
+                raise known from error
+            raise
+
+    def _compare(self, number: int, step: Step, rows: int, digest: int) -> None:
+        """Note whether a batch of the range gives what was delivered."""
+        done = self._steps.done
+        if step.commit is None:  # it lets go what no commit has: there is nothing to compare it with
+            self._steps.finish(number)
+            return
+        record = self._steps.record(step)
+        differences = list(done.differences)
+        if (rows, digest) != (record.rows, record.digest):
+            differences.append((record.commit, record.rows, f"{record.digest:016x}", rows, f"{digest:016x}"))
+            log.warning("commit %d delivered %d rows, and gives %d other ones now", record.commit, record.rows, rows)
+        self._steps.finish(number, compared=done.compared + 1, differences=differences)
+
+    def _check(self, number: int, step: Step, rows: int, digest: int) -> None:
+        """Check that a batch before the range gives what it gave, so that the state is what it was.
+
+        :raises DivergedError: when it does not
+        """
+        done = self._steps.done
+        diverged = list(done.diverged)
+        if step.exact:
+            record = self._steps.record(step)
+            if (rows, digest) != (record.rows, record.digest):
+                if not self._accept:
+                    raise DivergedError(
+                        f"commit {record.commit}, before the range, has {record.rows} rows and digest "
+                        f"{record.digest:016x}; run again it gives {rows} rows and {digest:016x}: the state would not "
+                        "be what it was. The job is not deterministic; accept that with --accept-nondeterminism"
+                    )
+                diverged.append(record.commit)
+        self._steps.finish(number, suppressed=done.suppressed + 1, diverged=diverged)
+
+    def _plan(self, number: int) -> Batch:
+        batch = planned_batch(self._checkpoint, self._run.client, self._run.lineage.id, number)
+        return replace(batch, recorded=self._steps.committed_before(number))
+
+    def _committed(self, record: CommitRecord, seconds: float, before: bool) -> None:
+        if not before:
+            self._tell(record)
+        log.info(
+            "commit %d of the backfills, batch %d: %s rows in %.2f s%s",
+            record.commit,
+            record.batch,
+            f"{record.rows:,}",
+            seconds,
+            ", was committed before: state rebuilt, nothing written" if before else "",
+        )

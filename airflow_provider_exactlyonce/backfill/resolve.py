@@ -8,7 +8,8 @@ from datetime import timedelta
 from typing import Any, Final, Self
 
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output, instant
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoint, Savepoints
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader

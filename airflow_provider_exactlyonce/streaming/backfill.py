@@ -188,7 +188,7 @@ class BackfillDriver(Driver):
             own=own[-1] if own else None,
         )
         try:
-            self._tell(state=DriverState.RUNNING)
+            self._tell(state=DriverState.RUNNING, progressed=time.time())
             self._run_steps(spark, run, stream, sink, told)
             return self._complete(run, begun, told)
         finally:
@@ -208,6 +208,7 @@ class BackfillDriver(Driver):
             max_batch_attempts=self._pipeline.max_batch_attempts,
             stop_reason=self._stop_reason,
             tell=self._tell_batch,
+            progressed=lambda: self._tell(progressed=time.time()),
         )
         impossible = missing_part(spark)
         while (number := steps.prepare(once=impossible is not None)) is not None:
@@ -339,6 +340,7 @@ class BackfillDriver(Driver):
     def _tell_batch(self, record: CommitRecord) -> None:
         self._tell(
             commit=record.commit,
+            committed=record.committed / 1000,
             batch=record.batch,
             commits_of_run=self._status.commits_of_run + 1,
             rows=self._status.rows + record.rows,

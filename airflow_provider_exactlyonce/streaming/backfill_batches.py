@@ -33,6 +33,7 @@ class BackfillBatches:
     :param max_batch_attempts: attempts of one batch that is written
     :param stop_reason: why a stop was asked for, None when it was not
     :param tell: told of each commit
+    :param progressed: called when a batch has been run
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class BackfillBatches:
         max_batch_attempts: int,
         stop_reason: Callable[[], str | None],
         tell: Callable[[CommitRecord], None],
+        progressed: Callable[[], None],
     ) -> None:
         self.failure: ExactlyOnceError | None = None
         self._run: Final = run
@@ -57,6 +59,7 @@ class BackfillBatches:
         self._accept: Final = accept_nondeterminism
         self._stop_reason: Final = stop_reason
         self._tell: Final = tell
+        self._progressed: Final = progressed
         self._coordinator: Final = CommitCoordinator(
             sink,
             Callbacks(plan=self._plan, stop_reason=stop_reason, committed=self._committed),
@@ -83,6 +86,7 @@ class BackfillBatches:
         except ExactlyOnceError as error:
             self.failure = error
             raise
+        self._progressed()
 
     def _process(self, frame: DataFrame, number: int) -> None:
         if (reason := self._stop_reason()) is not None:

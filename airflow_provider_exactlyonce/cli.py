@@ -14,6 +14,7 @@ from typing import Any
 
 from airflow_provider_exactlyonce.answers import pairs, print_answer
 from airflow_provider_exactlyonce.audit.command import add_audit_parser
+from airflow_provider_exactlyonce.backfill.command import add_backfill_parser
 from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments, add_savepoint_parser, with_action
 from airflow_provider_exactlyonce.checkpoint.restore_command import add_restore_parser
 from airflow_provider_exactlyonce.checkpoint.stop_command import add_stop_parser
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_rescale_parser(subparsers)
     add_check_parser(subparsers)
     add_upgrade_parser(subparsers, submit_command)
+    add_backfill_parser(subparsers, submit_command)
     add_audit_parser(subparsers)
     add_doctor_parser(subparsers)
     add_transactions_parser(subparsers)

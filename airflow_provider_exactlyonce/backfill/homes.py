@@ -26,9 +26,10 @@ from typing import Any, Final
 
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
-from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import documents, releases
 from airflow_provider_exactlyonce.control.home import SCHEMA, Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import backfill_pipeline
 
 log = logging.getLogger("exactlyonce")
@@ -173,3 +174,28 @@ def _locked(descriptor: int) -> bool:
 
 def _holder(path: str) -> str:
     return Path(path).read_text().strip() or "unknown"
+
+
+def application_of(home: Home, pipeline: str, config: Mapping[str, Any]) -> str:
+    """Return the file of the version that a pipeline runs: what a backfill runs unless it is told otherwise.
+
+    :param home: the pipeline's own
+    :param config: client configuration in librdkafka's names
+    :raises RefusedError: when it was not kept
+    """
+    with LedgerReader(config, pipeline) as reader:
+        tail = reader.tail()
+    claim = tail.claim if tail is not None else None
+    if claim is None:
+        raise RefusedError(f"pipeline {pipeline} has never run on this cluster: name the job's file")
+    known = releases.application(home, claim.version)
+    if known is None:
+        raise RefusedError(
+            f"the file of version {claim.version} of {pipeline} is not kept in {home.path}: name the job's file"
+        )
+    return str(known.file)
+
+
+def driver_arguments(*, accept_nondeterminism: bool = False) -> list[str]:
+    """Return what a driver is told besides its home, so that it runs the backfill."""
+    return ["--backfill", *(["--accept-nondeterminism"] if accept_nondeterminism else [])]

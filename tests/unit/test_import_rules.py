@@ -56,7 +56,7 @@ BELOW: dict[str, set[str]] = {
     "transactions": {"control", "ledger", "kafka"},
     "streaming": {"control", "ledger", "checkpoint", "kafka", "state", "backfill"},
     "state": set(),
-    "backfill": {"control", "ledger", "checkpoint", "kafka"},
+    "backfill": {"control", "ledger", "checkpoint", "kafka", "streaming.settings"},
     "audit": {"ledger", "kafka"},
     "upgrade": {"control", "ledger", "checkpoint", "kafka", "audit", "streaming"},
     "doctor": {"control", "ledger", "checkpoint", "kafka", "audit", "transactions", "streaming.start_checks"},

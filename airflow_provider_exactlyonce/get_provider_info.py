@@ -22,7 +22,11 @@ def get_provider_info() -> dict[str, Any]:
                 "tags": ["apache", "software"],
             }
         ],
-        "operators": [_modules("operators.audit", "operators.retry", "operators.savepoint", "operators.streaming")],
+        "operators": [
+            _modules(
+                "operators.audit", "operators.backfill", "operators.retry", "operators.savepoint", "operators.streaming"
+            )
+        ],
         "sensors": [
             _modules("sensors.commit_gate", "sensors.kafka_transactions", "sensors.pipeline_state", "sensors.polling")
         ],

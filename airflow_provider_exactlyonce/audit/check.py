@@ -1,14 +1,17 @@
-"""The audit of a pipeline: the ledger first, then what is readable in its sink.
+"""The audit of a pipeline: the ledger first, then what is readable in its sink; then the same of its backfills.
 
 What is judged is fixed at the start: the sink's ends are taken first and the ledger's end after them, when everything
 up to there is decided. A pipeline may run meanwhile; what it commits later is not looked at.
+
+What a backfill has written, into the sink itself or elsewhere, is told by its producer: the ledger of the backfills
+names them. It is judged by that ledger alone, and rows that the pipeline and a backfill both have are not doubled.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.audit import topics
@@ -20,7 +23,7 @@ from airflow_provider_exactlyonce.audit.sink_check import SinkCheck, Totals
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_pipeline
 
 _WINDOW_COMMITS: Final = 5_000
 _WINDOW_RANGES: Final = 50_000
@@ -59,7 +62,7 @@ def audit(config: Mapping[str, Any], pipeline: str, options: AuditOptions) -> Re
 
     try:
         with LedgerReader(config, pipeline) as reader, WireClient(config) as client:
-            return _Audit(config, pipeline, options, reader, client).run()
+            return _Audit(config, pipeline, options, reader, client, Findings()).run()
     except (KafkaException, UnansweredError) as error:
         raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
 
@@ -68,7 +71,13 @@ class _Audit:
     """One audit; :meth:`run` is called once."""
 
     def __init__(
-        self, config: Mapping[str, Any], pipeline: str, options: AuditOptions, reader: LedgerReader, client: Any
+        self,
+        config: Mapping[str, Any],
+        pipeline: str,
+        options: AuditOptions,
+        reader: LedgerReader,
+        client: Any,
+        findings: Findings,
     ) -> None:
         self._config: Final = config
         self._pipeline: Final = pipeline
@@ -77,7 +86,7 @@ class _Audit:
         self._client: Final = client
         self._offsets: Final = StableOffsets(config)
         self._writers: Final = LogWriters(client)
-        self._findings: Final = Findings()
+        self._findings: Final = findings
 
     def run(self) -> Report:
         began = time.monotonic()
@@ -99,7 +108,9 @@ class _Audit:
             place: end for place, end in ledger.sink_ends.items() if place[0] in judged and end > ends.get(place, 0)
         }
         limits |= self._settled(newer)
-        totals = self._check_sink(ledger, judged, limits)
+        with LedgerReader(self._config, backfill_pipeline(self._pipeline)) as backfills:
+            totals = self._check_sink(ledger, judged, limits, self._producers(backfills))
+            number, backfilled_rows = self._audit_backfills(backfills)
         last = min(self._options.last or ledger.last, ledger.last)
         return Report(
             pipeline=self._pipeline,
@@ -110,10 +121,36 @@ class _Audit:
             expired_ranges=totals.expired_ranges,
             compacted_ranges=totals.compacted_ranges,
             foreign_rows=totals.foreign_rows,
+            backfills=number,
+            backfilled_rows=backfilled_rows,
             violations=dict(sorted(self._findings.counts.items())),
             found=tuple(self._findings.in_order()),
             seconds=time.monotonic() - began,
         )
+
+    def _producers(self, backfills: LedgerReader) -> frozenset[int]:
+        """Return the producers of the backfills, of all that is readable by now."""
+        if backfills.tail() is None:
+            return frozenset()
+        self._settled(self._offsets.ends([(backfills.topic, 0)]))
+        return frozenset(record.producer_id for record in backfills.commits())
+
+    def _audit_backfills(self, reader: LedgerReader) -> tuple[int, int]:
+        """Judge what the backfills have written, unless a part of the pipeline's commits was asked for.
+
+        :returns: how many there are, and their rows that agree
+        """
+        tail = reader.tail()
+        if tail is None or tail.place.run == 0 or self._options.first or self._options.last:
+            return 0, 0
+        options = replace(self._options, allow_foreign=True)
+        inner = _Audit(self._config, reader.pipeline, options, reader, self._client, self._findings)
+        ledger = LedgerCheck(reader.pipeline, tail.place.oldest, self._findings.add)
+        inner._read_ledger(ledger, 0)
+        judged = inner._existing(ledger)
+        limits = inner._settled({place: end for place, end in ledger.sink_ends.items() if place[0] in judged})
+        totals = inner._check_sink(ledger, judged, limits, frozenset())
+        return len({record.backfill for record in reader.commits()}), totals.rows
 
     def _check_bounds(self, oldest: int, newest: int) -> None:
         first, last = self._options.first, self._options.last
@@ -179,7 +216,9 @@ class _Audit:
             )
         return {place: min(end, stable[place]) for place, end in ends.items()}
 
-    def _check_sink(self, ledger: LedgerCheck, judged: list[str], limits: Mapping[Place, int]) -> Totals:
+    def _check_sink(
+        self, ledger: LedgerCheck, judged: list[str], limits: Mapping[Place, int], backfill_ids: frozenset[int]
+    ) -> Totals:
         first, last = self._options.first or ledger.oldest, self._options.last or ledger.last
         with ReadableRecords(self._config) as readable:
             sink = SinkCheck(
@@ -188,6 +227,7 @@ class _Audit:
                 topics=topics.describe(self._config, judged),
                 limits=limits,
                 producer_ids=frozenset(ledger.producer_ids),
+                backfill_ids=backfill_ids,
                 allow_foreign=self._options.allow_foreign,
                 report=self._findings.add,
                 log_starts=self._client.earliest_offsets,

@@ -75,6 +75,8 @@ class Report:
     :param expired_ranges: ranges that the topic's retention has removed
     :param compacted_ranges: ranges of a compacted topic that have lost rows to newer ones
     :param foreign_rows: readable rows of other producers, which were allowed
+    :param backfills: backfills of the pipeline whose output was judged, too
+    :param backfilled_rows: rows of them that were read and agree, in whatever topic; none of them is in ``rows``
     :param violations: how many of each invariant
     :param found: the first of them
     """
@@ -87,6 +89,8 @@ class Report:
     expired_ranges: int
     compacted_ranges: int
     foreign_rows: int
+    backfills: int
+    backfilled_rows: int
     violations: Mapping[str, int]
     found: tuple[Violation, ...]
     seconds: float

@@ -32,7 +32,7 @@ class LedgerCheck:
         self._before_offset = -1
         self._run = 0
         self._run_offset = -1
-        self._source_ends: dict[Place, int] = {}
+        self._source_ends: dict[str | None, dict[Place, int]] = {}  # of each backfill; in most ledgers there is none
         self._source_topic_ids: dict[str, str] = {}
         self._batches: dict[str, int] = {}
 
@@ -64,7 +64,7 @@ class LedgerCheck:
         self._check_pointers(record)
         if record.reemits_from is not None:  # somebody wanted the output again: the source is read again on purpose
             self._source_ends.clear()
-        self._check_source(record)
+        self._check_source(record, self._source_ends.setdefault(record.backfill, {}))
         self._check_sink(record)
         self.first = self.first or record.commit
         self.producer_ids.add(record.producer_id)
@@ -112,7 +112,7 @@ class LedgerCheck:
                 f"{self._before.commit} at {self._before_offset}",
             )
 
-    def _check_source(self, record: CommitRecord) -> None:
+    def _check_source(self, record: CommitRecord, ends: dict[Place, int]) -> None:
         for topic, ranges in record.source.items():
             topic_id = record.source_topic_ids.get(topic)
             known = self._source_topic_ids.get(topic, topic_id)
@@ -122,7 +122,7 @@ class LedgerCheck:
                 self._source_topic_ids[topic] = topic_id
             for partition, (start, end) in ranges.items():
                 place = topic, partition
-                expected = self._source_ends.get(place, start)
+                expected = ends.get(place, start)
                 if start > expected:
                     self._say("I4", record.commit, f"source offsets {expected} to {start - 1} are in no commit", place)
                 elif start < expected:
@@ -130,7 +130,7 @@ class LedgerCheck:
                     self._say("I4", record.commit, said, place, start)
                 if end < start:
                     self._say("I4", record.commit, f"the source range ends at {end}, before its start {start}", place)
-                self._source_ends[place] = end
+                ends[place] = end
 
     def _check_sink(self, record: CommitRecord) -> None:
         sums: dict[str, tuple[int, int]] = {}

@@ -40,6 +40,7 @@ class SinkCheck:
     :param topics: the sink's topics that can be judged; ranges in others are left out
     :param limits: {(topic, partition): offset} up to which everything is decided
     :param producer_ids: that the ledger's commits name
+    :param backfill_ids: producer ids of the pipeline's backfills, whose records are judged by their own ledger
     :param allow_foreign: records of other producers are passed over
     :param report: told of each violation
     :param log_starts: asks where a topic's logs begin now
@@ -50,6 +51,7 @@ class SinkCheck:
     topics: Mapping[str, SinkTopic]
     limits: Mapping[Place, int]
     producer_ids: frozenset[int]
+    backfill_ids: frozenset[int]
     allow_foreign: bool
     report: Callable[[Violation], None]
     log_starts: Callable[[str], Mapping[int, int]]
@@ -100,7 +102,9 @@ class SinkCheck:
         for number, message in enumerate(self.readable.read(spans), start=1):
             topic, partition, offset = str(message.topic()), int(message.partition() or 0), int(message.offset() or 0)
             check = checks[topic, partition]
-            if self.allow_foreign and not self._is_ours(topic, partition, offset):
+            if self.backfill_ids and self._is_of(self.backfill_ids, topic, partition, offset):
+                check.skip(offset)
+            elif self.allow_foreign and not self._is_of(self.producer_ids, topic, partition, offset):
                 self.totals.foreign_rows += 1
                 check.skip(offset)
             else:
@@ -188,9 +192,9 @@ class SinkCheck:
         if len(self._remembered) > _REMEMBERED_RANGES:
             self._remembered.popitem(last=False)
 
-    def _is_ours(self, topic: str, partition: int, offset: int) -> bool:
+    def _is_of(self, producer_ids: frozenset[int], topic: str, partition: int, offset: int) -> bool:
         batch = self.writers.batch_at(topic, partition, offset)
-        return batch is not None and batch.is_transactional and batch.producer_id in self.producer_ids
+        return batch is not None and batch.is_transactional and batch.producer_id in producer_ids
 
     def _say(self, invariant: str, commit: int, place: Place, offset: int, message: str) -> None:
         topic, partition = place

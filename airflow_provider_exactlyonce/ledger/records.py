@@ -24,7 +24,7 @@ _HEADROOM_BYTES: Final = 64 * 1024  # for tombstones in the same record batch
 _TRANSACTIONAL_ID_PREFIX: Final = "exactlyonce."
 _COMMIT: Final = "commit"
 _BACKFILL: Final = "backfill"
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,180}")
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,180}(\.backfill)?")
 
 #: {topic: {partition: (start, end)}}, end exclusive
 SourceRanges = Mapping[str, Mapping[int, tuple[int, int]]]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING
 
-from airflow.sdk import BaseOperatorLink, conf
+from airflow.sdk import BaseOperatorLink
+
+from airflow_provider_exactlyonce.links.pushed import xcom_page
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
@@ -19,16 +20,4 @@ class AuditReportLink(BaseOperatorLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """Return the address."""
-        return report_url(ti_key)
-
-
-def report_url(task_instance: Any) -> str:
-    """Return the address of the page that shows a task instance's XComs.
-
-    :param task_instance: what names it: DAG, run, task and map index
-    """
-    base = conf.get("api", "base_url", fallback="/").rstrip("/")
-    dag, run, task = (quote(getattr(task_instance, name), safe="") for name in ("dag_id", "run_id", "task_id"))
-    index = getattr(task_instance, "map_index", None)
-    mapped = f"/mapped/{index}" if index is not None and index >= 0 else ""
-    return f"{base}/dags/{dag}/runs/{run}/tasks/{task}{mapped}/xcom"
+        return xcom_page(ti_key)

@@ -9,7 +9,8 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.links.audit import AuditReportLink, report_url
+from airflow_provider_exactlyonce.links.audit import AuditReportLink
+from airflow_provider_exactlyonce.links.pushed import xcom_page
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
@@ -80,7 +81,7 @@ class AuditPipelineOperator(BaseOperator):
         if not report.is_clean:
             ti = context["ti"]
             ti.xcom_push(key="return_value", value=facts)
-            ti.xcom_push(key=AuditReportLink().xcom_key, value=report_url(ti))
+            ti.xcom_push(key=AuditReportLink().xcom_key, value=xcom_page(ti))
             counts = ", ".join(f"{invariant} {count}" for invariant, count in report.violations.items())
             raise AirflowFailException(f"{self.pipeline} violates {counts}; the earliest: {report.found[0]}")
         self.log.info("%s: commits %d to %d, %d rows agree", self.pipeline, report.first, report.last, report.rows)

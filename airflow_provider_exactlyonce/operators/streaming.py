@@ -201,6 +201,19 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
         """Whether Airflow wants the task's process to end."""
         return self._signalled
 
+    def home(self, context: Context) -> Home:
+        """Return the home of what is run."""
+        from airflow_provider_exactlyonce.control.home import Home
+
+        return Home(self.checkpoint)
+
+    def outcome(self, context: Context, home: Home, facts: dict[str, Any]) -> dict[str, Any]:
+        """Return the task's result.
+
+        :param facts: what the driver has told of its end
+        """
+        return facts
+
     def launch(self, home: Home, until: str, goal: str | None) -> Launch:
         """Return how the driver is started.
 
@@ -250,13 +263,12 @@ class _Stay:
     def run(self) -> dict[str, Any]:
         """Return the task's result."""
         from airflow_provider_exactlyonce.control import verdict
-        from airflow_provider_exactlyonce.control.home import Home
 
         supervisor: Supervisor | None = None
         try:
-            self._home = Home(self._task.checkpoint)
+            self._home = self._task.home(self._context)
             self._supervisor = supervisor = self._make_supervisor()
-            result = self._supervise()
+            result = self._task.outcome(self._context, self._home, self._supervise())
             self._request.done()
         except AirflowTaskTimeout:
             if supervisor is not None:

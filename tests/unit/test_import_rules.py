@@ -46,6 +46,7 @@ BELOW: dict[str, set[str]] = {
         "checkpoint",
         "audit",
         "upgrade",
+        "backfill",
         "streaming.settings",
     },
     "sensors": {"triggers", "hooks", "ledger", "control", "transactions"},

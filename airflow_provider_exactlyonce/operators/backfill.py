@@ -1,0 +1,220 @@
+"""The operator that runs a part of a pipeline's source again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_exactlyonce.exceptions import AuditFailedError, DriverFailedError, RefusedError
+from airflow_provider_exactlyonce.links import pipeline as links
+from airflow_provider_exactlyonce.links.audit import AuditReportLink
+from airflow_provider_exactlyonce.links.pushed import xcom_page
+from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperatorLink, Context
+
+    from airflow_provider_exactlyonce.backfill.request import BackfillRequest
+    from airflow_provider_exactlyonce.control.home import Home
+    from airflow_provider_exactlyonce.control.supervisor import Launch
+
+__all__ = ["BackfillPipelineOperator"]
+
+_ZERO_WIDTH = (
+    "the data interval of this run is empty, {start}: in Airflow 3 a cron expression as schedule gives one moment. Use "
+    "schedule=CronDataIntervalTimetable({cron!r}, timezone='UTC'), or give start and end"
+)
+
+
+class BackfillPipelineOperator(StreamingPipelineOperator):
+    """Run a range of a pipeline's source again, beside the pipeline: into its sink, to another topic, or to compare.
+
+    The pipeline may run, be stopped or be upgraded meanwhile, and is not touched. Backfills of one pipeline take turns,
+    however many tasks start them. The same range, version and output are written once: a second task gets the first
+    one's result. The driver is a process of its own, which the next try takes over; one that was killed goes on where
+    it was. The range is one of ``commits``, ``offsets``, ``watermark`` or ``start`` and ``end``; without any it is the
+    data interval of the DAG run.
+
+    Returns ``pipeline``, ``backfill`` (its name), ``version``, ``output``, ``state``, ``savepoint``, ``commits`` (of a
+    range of whole ones), ``source`` (offsets), ``records`` (source records of the range), ``rows`` and ``batches`` that
+    were written, ``suppressed_batches`` (before the range, without output), ``compared`` (commits), ``clean``,
+    ``violations`` and ``found`` as an audit has them, ``diverged``, ``finished`` and ``restarts``. Differences that a
+    comparison finds fail the task; the result is then its XCom ``return_value``.
+
+    .. seealso:: :class:`~airflow_provider_exactlyonce.operators.streaming.StreamingPipelineOperator`, for supervision
+
+    :param pipeline: the pipeline's name; its home is looked up in its ledger. (templated)
+    :param checkpoint: the pipeline's home, instead; with ``pipeline`` it need not exist yet. (templated)
+    :param application: the job's file, of another version perhaps; default the version that runs. (templated)
+    :param commits: first and last commit, as ``"17..25"``. (templated)
+    :param offsets: source offsets, ``{topic: {partition: [start, end]}}``, or the same as JSON. (templated)
+    :param watermark: ``"FROM..TO"``, two times: what was committed after the commit that took the watermark to the
+        first, up to the one that took it to the second. (templated)
+    :param start: with ``end``: source records from this time on, by their timestamps. (templated)
+    :param end: up to this time, exclusive. (templated)
+    :param state: ``savepoint``: the state that the range began with, from the nearest savepoint or the beginning;
+        ``empty``: none but ``warm_up``. (templated)
+    :param warm_up: with empty state, what is run before the range without output: a number of commits, or for a range
+        of time a timedelta, or text as ``90s``, ``30m``, ``2h``, ``1d``. (templated)
+    :param output_to: ``reemit``: into the sink itself, each record with the header ``exactlyonce.backfill``;
+        ``compare``: nothing is written, and what was delivered is compared; ``topic=NAME``: to another topic.
+        (templated)
+    :param conn_id: connection of type ``spark``; deploy mode client or none. (templated)
+    :param kafka_conn_id: connection of type ``kafka``. (templated)
+    :param until: ``available``; a backfill has an end of its own. (templated)
+    :param if_running: what to do about a driver of the same request that another task has started: ``adopt`` waits for
+        its end and takes its result, ``fail`` fails, ``replace`` stops it and goes on where it was
+    :param restart_strategy: when a driver that died is started again; default three times, after ten seconds each
+    :param health: when a living driver, or one that dies often, is given up; default never
+    :param deferrable: wait in the triggerer, which must see the home, and take a worker's slot only to start a driver
+        and to judge its end; default from ``[operators] default_deferrable``
+    :param on_worker_shutdown: ``detach``: the driver goes on, the next try takes it over (needs ``retries``); ``kill``:
+        it stops before its next batch, and the next try goes on. Default ``detach`` for a task with retries, else
+        ``kill``
+    :param stop_on_kill: whether the driver is stopped before its next batch when a user marks or clears the task
+    :param conf: Spark settings; those that the protocol needs are added, contradicting ones refused. (templated)
+    :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it. (templated)
+    :param packages: comma-separated Maven coordinates, instead of the same. (templated)
+    :param application_args: further arguments of the job. (templated)
+    :param env_vars: further environment variables of the driver. (templated)
+    :param stop_timeout: how long the driver may take to end its batch when it is to stop, before it gets SIGTERM
+    :param poll_interval: how often the driver's status is read
+    """
+
+    template_fields: Sequence[str] = (
+        *StreamingPipelineOperator.template_fields,
+        "pipeline",
+        "commits",
+        "offsets",
+        "watermark",
+        "start",
+        "end",
+        "state",
+        "warm_up",
+        "output_to",
+    )
+    operator_extra_links: Collection[BaseOperatorLink] = (*links.LINKS, AuditReportLink())
+    ui_color = "#e2a51c"
+
+    def __init__(
+        self,
+        *,
+        pipeline: str | None = None,
+        checkpoint: str | None = None,
+        application: str | None = None,
+        commits: str | tuple[int, int] | None = None,
+        offsets: Mapping[str, Mapping[Any, Any]] | str | None = None,
+        watermark: str | tuple[datetime | str, datetime | str] | None = None,
+        start: datetime | str | None = None,
+        end: datetime | str | None = None,
+        state: str = "savepoint",
+        warm_up: timedelta | int | str | None = None,
+        output_to: str = "compare",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(application=application or "", checkpoint=checkpoint or "", **kwargs)
+        if pipeline is None and checkpoint is None:
+            raise ValueError(f"{self.task_id}: give pipeline or checkpoint")
+        if self.on_worker_shutdown == "stop_with_savepoint":
+            raise ValueError(f"{self.task_id}: a backfill takes no savepoints; on_worker_shutdown='detach' or 'kill'")
+        self.pipeline = pipeline
+        self.commits = commits
+        self.offsets = offsets
+        self.watermark = watermark
+        self.start = start
+        self.end = end
+        self.state = state
+        self.warm_up = warm_up
+        self.output_to = output_to
+
+    def home(self, context: Context) -> Home:
+        """Return the home of the request, which is made below the pipeline's.
+
+        :raises RefusedError: when the request can't be, or the pipeline is unknown
+        """
+        from airflow_provider_exactlyonce.backfill import homes
+        from airflow_provider_exactlyonce.control.home import Home
+        from airflow_provider_exactlyonce.hooks import home
+
+        request = self._request(context)
+        if self.pipeline and self.checkpoint:
+            return homes.make(Home(self.checkpoint), self.pipeline, request)
+        found, pipeline = home.find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint or None)
+        return homes.make(found, pipeline, request)
+
+    def launch(self, home: Home, until: str, goal: str | None) -> Launch:
+        """Return how the driver is started.
+
+        :raises RefusedError: when an argument or a connection can't be used
+        """
+        from airflow_provider_exactlyonce.backfill import homes
+        from airflow_provider_exactlyonce.control.home import Home
+        from airflow_provider_exactlyonce.hooks.kafka import client_config
+        from airflow_provider_exactlyonce.hooks.launch import DriverSettings, build_launch, find_application
+
+        if until != "available":
+            raise RefusedError(f"until={until!r} of a backfill: it ends with its range")
+        asked, dag = homes.asked_of(home), self.get_dag()
+        if self.application:
+            application = find_application(self.application, dag.fileloc if dag is not None else None)
+        else:
+            config = client_config(self.kafka_conn_id)
+            application = homes.application_of(Home(asked.home), asked.pipeline, config)
+        settings = DriverSettings(
+            application=application,
+            name=f"{self.dag_id}.{self.task_id}",
+            conn_id=self.conn_id,
+            kafka_conn_id=self.kafka_conn_id,
+            conf=self.conf or {},
+            jars=self.jars,
+            packages=self.packages,
+            application_args=[*homes.driver_arguments(), *(self.application_args or ())],
+            env_vars=self.env_vars or {},
+        )
+        return build_launch(home, settings, until=until, goal=goal)
+
+    def outcome(self, context: Context, home: Home, facts: dict[str, Any]) -> dict[str, Any]:
+        """Return the backfill's result.
+
+        :raises AuditFailedError: when what was compared differs; the result is the task's XCom all the same
+        """
+        from airflow_provider_exactlyonce.backfill import homes
+
+        found = homes.result_of(home)
+        if found is None:
+            raise DriverFailedError(f"the driver of the backfill in {home.path} ended without a result")
+        result = {**found, "restarts": facts["restarts"]}
+        if not result["clean"]:
+            ti = context["ti"]
+            ti.xcom_push(key="return_value", value=result)
+            ti.xcom_push(key=AuditReportLink().xcom_key, value=xcom_page(ti))
+            first = result["found"][0]
+            raise AuditFailedError(
+                f"{len(result['found'])} of {result['compared']} commits of {result['pipeline']} give other rows than "
+                f"were delivered; the first: commit {first['commit']}: {first['message']}"
+            )
+        return result
+
+    def _request(self, context: Context) -> BackfillRequest:
+        from airflow_provider_exactlyonce.backfill.request import BackfillRequest
+
+        start, end = self.start, self.end
+        if all(one is None for one in (self.commits, self.offsets, self.watermark, start, end)):
+            start, end = context.get("data_interval_start"), context.get("data_interval_end")
+            if start is None or end is None:
+                raise RefusedError("this run has no data interval: give commits, offsets, watermark, or start and end")
+            if start == end:
+                raise RefusedError(_ZERO_WIDTH.format(start=start, cron="0 * * * *"))
+        elif start is not None and str(start) == str(end):
+            raise RefusedError(_ZERO_WIDTH.format(start=start, cron="0 * * * *"))
+        return BackfillRequest.parse(
+            commits=self.commits,
+            offsets=self.offsets,
+            watermark=self.watermark,
+            start=start,
+            end=end,
+            state=self.state,
+            warm_up=self.warm_up,
+            output=self.output_to,
+        )

@@ -120,10 +120,11 @@ class _Planner:
         for record in _with(following, rest):
             ends = self._after(record)
             within = {
-                place: min(offset, end.setdefault(place, self._position[place])) for place, offset in ends.items()
+                place: max(self._position[place], min(offset, end.setdefault(place, self._position[place])))
+                for place, offset in ends.items()
             }
-            if within == ends:
-                self._whole(record, emits=True, exact=not cut and self._is_exact(record))
+            if not cut and within == ends:
+                self._whole(record, emits=True, exact=self._is_exact(record))
                 continue
             cut = True
             if within != self._position:

@@ -24,7 +24,12 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "operators": [
             _modules(
-                "operators.audit", "operators.backfill", "operators.retry", "operators.savepoint", "operators.streaming"
+                "operators.audit",
+                "operators.backfill",
+                "operators.retry",
+                "operators.savepoint",
+                "operators.streaming",
+                "operators.upgrade",
             )
         ],
         "sensors": [
@@ -40,6 +45,7 @@ def get_provider_info() -> dict[str, Any]:
                 "triggers.pipeline",
                 "triggers.pipeline_state",
                 "triggers.polling",
+                "triggers.upgrade",
             )
         ],
         "hooks": [

@@ -92,7 +92,7 @@ class _Attached:
 class Supervisor:
     """One stay with one pipeline's driver, over its restarts. May be left at any time: the driver goes on.
 
-    :param launch: how to start it
+    :param launch: how to start it, or what tells that at each start: the pipeline may be upgraded meanwhile
     :param owner: who we are; a later supervisor with the same owner takes over our driver as its own
     :param until: as in ``launch``
     :param strategy: when a driver that died is started again
@@ -110,7 +110,7 @@ class Supervisor:
     def __init__(
         self,
         home: Home,
-        launch: Launch,
+        launch: Launch | Callable[[], Launch],
         *,
         owner: str,
         until: str,
@@ -360,6 +360,7 @@ class Supervisor:
     def _start(self) -> _Attached:
         self._look_up()
         self._check_stopping()
+        launch = self.launch() if callable(self.launch) else self.launch
         token = str(uuid.uuid4())
         previous = self._previous
         log = launching.next_log(self.home)
@@ -374,10 +375,11 @@ class Supervisor:
             clears=self.clears,
         )
         self.log = log
-        driver = launching.start(self.home, self.launch, intent)
+        launch = self.launch() if callable(self.launch) else self.launch
+        driver = launching.start(self.home, launch, intent)
         if previous is not None:
             restarts.relaunched(self.home.restarts, previous.token, time.time())
-        _log.info("started %s", self.launch.printable)
+        _log.info("started %s", launch.printable)
         _log.info("driver pid %s, output in %s", driver.process.pid, log)
         return _Attached(driver=driver, intent=intent, ours=True)
 

@@ -320,7 +320,7 @@ class _Stay:
         self._request: TaskRequest = TaskRequest(self._home, names, clears=clears)
         return Supervisor(
             self._home,
-            task.launch(self._home, driver_until, self._request.name if counts else None),
+            lambda: task.launch(self._home, driver_until, self._request.name if counts else None),
             owner=f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}",
             until=driver_until,
             strategy=task.restart_strategy,

@@ -1,0 +1,245 @@
+"""Upgrades and rollbacks as tasks: plans that are on disk; the steps themselves have integration tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.definitions.retry_policy import RetryAction
+from airflow.sdk.exceptions import TaskDeferred
+
+from airflow_provider_exactlyonce.control import lease, releases, status, upgrade_plan
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.releases import Release
+from airflow_provider_exactlyonce.control.status import DriverState, ReplayReport, Status
+from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, Step
+from airflow_provider_exactlyonce.exceptions import (
+    AlreadyRunningError,
+    ExactlyOnceError,
+    IncompatibleVersionError,
+    RefusedError,
+    UpgradeUnstableError,
+)
+from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
+from airflow_provider_exactlyonce.operators.upgrade import RollbackPipelineOperator, UpgradePipelineOperator
+from airflow_provider_exactlyonce.triggers.upgrade import UpgradeTrigger
+
+
+class TaskInstance:
+    """What the operators use of Airflow's."""
+
+    dag_id, task_id, run_id, map_index = "shop", "upgrade", "run1", -1
+
+    def __init__(self) -> None:
+        self.pushed: dict[str, Any] = {}
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.pushed[key] = json.loads(json.dumps(value))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 0.1)
+    home = Home(tmp_path / "home")
+    home.create("p")
+    return home
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> str:
+    file = tmp_path / "job.py"
+    file.write_text("new")
+    return str(file)
+
+
+def execute(task: Any, ti: TaskInstance | None = None, clears: int = 0) -> Any:
+    found = task.execute({"ti": ti or TaskInstance(), "dag_run": SimpleNamespace(clear_number=clears)})
+    assert json.loads(json.dumps(found)) == found
+    return found
+
+
+def upgrade(home: Home, job: str, **options: Any) -> UpgradePipelineOperator:
+    return UpgradePipelineOperator(task_id="upgrade", checkpoint=str(home.path), application=job, **options)
+
+
+def begun(home: Home, job: str, step: Step, **changes: Any) -> Plan:
+    """Let the task write its plan, and bring that to a step."""
+    with pytest.raises(ExactlyOnceError, match="is asked"):
+        execute(upgrade(home, job))
+    plan = upgrade_plan.read(home)
+    assert plan is not None
+    plan = replace(plan, step=step, **changes)
+    upgrade_plan.write(home, plan)
+    return plan
+
+
+@pytest.fixture(autouse=True)
+def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow_provider_exactlyonce.hooks import kafka
+
+    def refuse(conn_id: str) -> None:
+        raise ExactlyOnceError(f"connection {conn_id} is asked")
+
+    monkeypatch.setattr(kafka, "client_config", refuse)
+
+
+@pytest.fixture
+def driver(home: Home) -> Iterator[None]:
+    """Hold the lease as a driver with start token ``t`` does."""
+    with lease.holding(home.lease, "p", "t"):
+        yield
+
+
+def test_what_the_task_was_told_is_in_the_plan(home: Home, job: str) -> None:
+    task = upgrade(
+        home,
+        job,
+        savepoint="night",
+        shadow_commits="20",
+        stable_after="5",
+        compare=["k", "n"],
+        allow={"missing": 7},
+        stable_timeout=timedelta(minutes=2),
+        stop_timeout=30,
+        on_unstable="fail",
+    )
+    with pytest.raises(ExactlyOnceError, match="connection kafka_default is asked"):
+        execute(task)
+    plan = upgrade_plan.read(home)
+    assert plan is not None
+    assert plan.application == job
+    assert plan.options == Options(
+        savepoint="night",
+        shadow_commits=20,
+        compare=("k", "n"),
+        allow={"missing": 7},
+        stable_after=5,
+        stable_timeout=120.0,
+        on_unstable="fail",
+        stop_timeout=30.0,
+    )
+
+
+def test_a_plan_that_is_done_is_the_result_of_every_try_and_a_clear_makes_another(home: Home, job: str) -> None:
+    plan = begun(home, job, Step.DONE, old="v1", new="v2", token="t", savepoint="3-ab", reason="stable after 3 commits")
+    for _ in range(2):
+        found = execute(upgrade(home, job))
+        assert (found["outcome"], found["changed"], found["old"], found["new"]) == ("done", True, "v1", "v2")
+    with pytest.raises(ExactlyOnceError, match="is asked"):
+        execute(upgrade(home, job), clears=1)
+    again = upgrade_plan.read(home)
+    assert again is not None
+    assert (again.id != plan.id, again.step) == (True, Step.CHECK)
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "said"),
+    [
+        (
+            Step.ROLLED_BACK,
+            UpgradeUnstableError,
+            "version v2 of pipeline p was not stable: boom. Version v1 runs again",
+        ),
+        (Step.UNSTABLE, UpgradeUnstableError, "boom. It is left as it is; to go back: exactlyonce rollback p"),
+        (Step.FAILED, UpgradeUnstableError, "boom. No driver runs"),
+        (Step.REFUSED, IncompatibleVersionError, "^boom"),
+    ],
+)
+def test_a_plan_that_ended_badly_fails_every_try_with_its_error_and_no_retry_is_spent(
+    home: Home, job: str, step: Step, error: type[Exception], said: str
+) -> None:
+    begun(home, job, step, old="v1", new="v2", token="t", reason="boom\nits log", error=error.__name__)
+    for _ in range(2):
+        ti, task = TaskInstance(), upgrade(home, job)
+        with pytest.raises(error, match=said) as raised:
+            execute(task, ti)
+        assert str(raised.value).endswith("\nits log")
+        assert (ti.pushed["plan"]["outcome"], ti.pushed["plan"]["new"]) == (step.value, "v2")
+        assert task.retry_policy is not None
+        assert task.retry_policy.evaluate(raised.value, 1, 3).action is RetryAction.FAIL
+
+
+def test_a_task_that_waits_gives_its_slot_back_and_the_retry_goes_on_where_it_was(
+    home: Home, job: str, driver: None
+) -> None:
+    begun(home, job, Step.WATCH_OLD, old="v1", token="t", savepoint="3-ab")
+    with pytest.raises(TaskDeferred) as deferred:
+        execute(upgrade(home, job, deferrable=True, poll_interval=0.1))
+    trigger = deferred.value.trigger
+    assert isinstance(trigger, UpgradeTrigger)
+    assert (trigger.token, trigger.commits, trigger.request) == ("t", 0, None)
+    path, arguments = trigger.serialize()
+    assert path == "airflow_provider_exactlyonce.triggers.upgrade.UpgradeTrigger"
+    assert UpgradeTrigger(**json.loads(json.dumps(arguments))).serialize() == (path, arguments)
+    status.write(home.status, Status(pipeline="p", token="t", state=DriverState.RUNNING))
+    with pytest.raises(UpgradeUnstableError, match="Version v1 runs again"):
+        upgrade(home, job, deferrable=True).resume_from_trigger({"ti": TaskInstance()}, {})  # type: ignore[arg-type]
+
+
+def fires_within(home: Home, seconds: float, **arguments: Any) -> bool:
+    given: dict[str, Any] = {"token": "t", "request": None, "commits": None, **arguments}
+    trigger = UpgradeTrigger(home=str(home.path), poll_interval=0.05, deadline=time.time() + seconds, **given)
+    began = time.monotonic()
+
+    async def fire() -> None:
+        async for _ in trigger.run():
+            return
+
+    asyncio.run(fire())
+    return time.monotonic() - began < seconds * 0.9
+
+
+def test_the_trigger_fires_when_the_driver_has_made_its_commits_or_is_gone_and_at_its_deadline(home: Home) -> None:
+    with lease.holding(home.lease, "p", "t"):
+        assert not fires_within(home, 0.5, commits=2)
+        running = Status(pipeline="p", token="t", state=DriverState.RUNNING, commits_of_run=2)
+        status.write(home.status, replace(running, commits_of_run=1))
+        assert not fires_within(home, 0.5, commits=2)
+        status.write(home.status, running)
+        assert fires_within(home, 5, commits=2)
+        status.write(home.status, replace(running, replay=ReplayReport(first=1, last=9, done=3)))
+        assert not fires_within(home, 0.5, commits=0), "it replays"
+    assert fires_within(home, 5), "it is gone"
+
+
+def test_a_task_whose_plan_somebody_has_replaced_says_so(home: Home, job: str) -> None:
+    begun(home, job, Step.WATCH, token="t")
+    releases.keep(home, "v1", Path(job))
+    rollback = RollbackPipelineOperator(task_id="back", checkpoint=str(home.path), version="v1", savepoint="3-ab")
+    ti = TaskInstance()
+    ti.task_id = "back"
+    with pytest.raises(ExactlyOnceError, match="is asked"):
+        execute(rollback, ti)
+    with pytest.raises(AlreadyRunningError, match="a rollback to version v1 of pipeline p is under way, at step"):
+        execute(upgrade(home, job))
+
+
+def test_a_stream_runs_the_version_in_use_whatever_its_own_file_is(
+    home: Home, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_provider_exactlyonce.hooks import launch
+
+    started: list[str] = []
+    monkeypatch.setattr(launch, "launch_of", lambda settings, _: started.append(settings.application))
+    old = tmp_path / "old.py"
+    old.write_text("old")
+    stream = StreamingPipelineOperator(task_id="stream", application=str(old), checkpoint=str(home.path))
+    stream.launch(home, "forever", None)
+    releases.keep(home, "v2", Path(job))
+    releases.write(home, Release(version="v2", since=1, previous="v1", savepoint="3-ab"))
+    stream.launch(home, "forever", None)
+    assert started == [str(old), job]
+
+
+@pytest.mark.parametrize("name", ["shadow_commits", "stable_after"])
+def test_a_number_that_is_none_is_refused(home: Home, job: str, name: str) -> None:
+    with pytest.raises(RefusedError, match=rf"{name}='a few'"):
+        execute(upgrade(home, job, **{name: "a few"}))

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from airflow_provider_exactlyonce.answers import pairs, print_answer
+from airflow_provider_exactlyonce.answers import pairs, print_answer, table
 from airflow_provider_exactlyonce.audit.command import add_audit_parser
 from airflow_provider_exactlyonce.backfill.command import add_backfill_parser
 from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments, add_savepoint_parser, with_action
 from airflow_provider_exactlyonce.checkpoint.restore_command import add_restore_parser
 from airflow_provider_exactlyonce.checkpoint.stop_command import add_stop_parser
-from airflow_provider_exactlyonce.control import lease, status
+from airflow_provider_exactlyonce.control import lease, restarts, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.cli import add_broker_parser
 from airflow_provider_exactlyonce.doctor.command import add_doctor_parser
@@ -30,6 +30,8 @@ from airflow_provider_exactlyonce.streaming.check_command import add_check_parse
 from airflow_provider_exactlyonce.streaming.rescale_command import add_rescale_parser
 from airflow_provider_exactlyonce.transactions.command import add_transactions_parser
 from airflow_provider_exactlyonce.upgrade.command import add_upgrade_parser
+
+_RESTARTS_SHOWN: Final = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -127,8 +129,9 @@ def _status(given: argparse.Namespace) -> int:
         raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
     if tail is None or tail.claim is None:
         raise RefusedError(f"pipeline {given.pipeline} has no ledger on this cluster: it has never been started here")
-    facts = _facts(given.pipeline, tail, Home(given.home or tail.claim.home_path))
-    print_answer(given, facts, pairs(facts))
+    home = Home(given.home or tail.claim.home_path)
+    facts, deaths = _facts(given.pipeline, tail, home), _restarts(home)
+    print_answer(given, {**facts, "restarts": deaths}, "\n\n".join(filter(None, (pairs(facts), table(deaths)))))
     return 0
 
 
@@ -157,6 +160,22 @@ def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
         if commit
         else {},
     }
+
+
+def _restarts(home: Home) -> list[dict[str, Any]]:
+    """Return the newest drivers that died and were to be started again, oldest first."""
+    return [
+        {
+            "died": _time(round(one.died * 1000)),
+            "run": one.run,
+            "commit": one.commit,
+            "exit_code": one.exit_code,
+            "restart": one.number,
+            "started_again": _time(round(one.relaunched * 1000)) if one.relaunched else None,
+            "cause": one.cause,
+        }
+        for one in restarts.read(home.restarts)[-_RESTARTS_SHOWN:]
+    ]
 
 
 def _time(milliseconds: int) -> str:

@@ -47,6 +47,9 @@ __all__ = [
 _IF_RUNNING: Final = ("adopt", "fail", "replace")
 _ON_SHUTDOWN: Final = ("detach", "stop_with_savepoint", "kill")
 
+#: What a task that runs gets into when a user marks or clears it.
+_USERS_STATES: Final = frozenset({"failed", "success", "skipped", "restarting", "removed"})
+
 #: A deferrable task gives its slot back after so long, though its driver has not come up yet.
 _SLOT_SECONDS: Final = 60.0
 #: A delay before a restart that is shorter than this is not worth the way to the triggerer and back.
@@ -358,7 +361,7 @@ class _Stay:
 
     def _answer_signal(self) -> None:
         """Do what was chosen for a worker that shuts down, or for a user who has marked or cleared the task."""
-        if not self._is_running_for_airflow():
+        if self._is_a_users_wish():
             if not self._task.stop_on_kill:
                 raise StopRequestedError("the task was killed; its driver goes on, as stop_on_kill=False wants")
             self._supervisor.stop("the task was killed")
@@ -371,8 +374,11 @@ class _Stay:
             self._ask_for_savepoint()
         self._supervisor.stop(f"the worker shuts down (on_worker_shutdown={choice!r})")
 
-    def _is_running_for_airflow(self) -> bool:
-        """Tell a worker that shuts down from a user's wish: both send SIGTERM, but only a user changes the state."""
+    def _is_a_users_wish(self) -> bool:
+        """Tell a user's mark or clear from a worker that shuts down: both come as SIGTERM, the state tells them apart.
+
+        A scheduler that was replaced may have queued the task again: that is none of a user's states.
+        """
         ti = self._context["ti"]
         try:
             states = ti.get_task_states(
@@ -380,8 +386,8 @@ class _Stay:
             )
         except Exception as error:  # whatever it is: a user's wish comes with an answer of the API server's
             self._task.log.warning("Airflow does not say what state the task is in: %s", error)
-            return True
-        return "running" in {str(state) for of_run in states.values() for state in of_run.values()}
+            return False
+        return not _USERS_STATES.isdisjoint(str(state) for of_run in states.values() for state in of_run.values())
 
     def _ask_for_savepoint(self) -> None:
         from airflow_provider_exactlyonce.control import commands

@@ -1,0 +1,213 @@
+"""Airflow's parts as processes that can be killed one by one, and its API as a user's hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from airflow_provider_exactlyonce.control import commands, lease
+from airflow_provider_exactlyonce.control.home import Home
+from tests.integration.airflow.conftest import Airflow
+
+CONTRACT_DRIVER = Path(__file__).parents[2] / "unit" / "control" / "contract_driver.py"
+DAGS = Path(__file__).with_name("dags_supervised")
+
+#: Stands for Spark's launcher, under a name that the Spark provider lets a connection choose: becomes the application.
+LAUNCHER = f"""#!{sys.executable}
+import os, sys
+at = sys.argv.index({str(CONTRACT_DRIVER)!r})
+os.execv(sys.executable, [sys.executable, *sys.argv[at:]])
+"""
+
+
+def eventually(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.2)
+    return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Parts:
+    """API server, scheduler with its workers, and triggerer of one Airflow home."""
+
+    def __init__(self, airflow: Airflow, folder: Path) -> None:
+        self.airflow = airflow
+        self.folder = folder
+        self.port = free_port()
+        launcher = folder / "spark3-submit"
+        launcher.write_text(LAUNCHER)
+        launcher.chmod(0o755)
+        settings = {
+            "API__HOST": "127.0.0.1",
+            "API__PORT": str(self.port),
+            "API__BASE_URL": f"http://127.0.0.1:{self.port}",
+            "API__WORKERS": "1",
+            "CORE__DAGS_FOLDER": str(DAGS),
+            "CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{self.port}/execution/",
+            "CORE__PARALLELISM": "4",
+            "LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
+            "LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
+            "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+            "SCHEDULER__TASK_INSTANCE_HEARTBEAT_SEC": "2",
+            "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "12",
+            "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
+            "SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
+            "SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10",
+            "SCHEDULER__JOB_HEARTBEAT_SEC": "2",
+            "TRIGGERER__JOB_HEARTBEAT_SEC": "2",
+            "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "6",
+            "WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+            "WORKERS__EXECUTION_API_TIMEOUT": "30",
+        }
+        connection = {"conn_type": "spark", "host": "local[1]", "extra": {"spark-binary": "spark3-submit"}}
+        self.environment = {
+            **airflow.environment,
+            **{f"AIRFLOW__{name}": value for name, value in settings.items()},
+            "AIRFLOW_CONN_SPARK_CONTRACT": json.dumps(connection),
+            "PATH": f"{folder}{os.pathsep}{airflow.environment['PATH']}",
+        }
+        self.running: dict[str, psutil.Popen] = {}
+        self._token = ""
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            with (self.folder / f"{name}.log").open("ab") as log:
+                self.running[name] = psutil.Popen(
+                    self.airflow.command(name), env=self.environment, stdout=log, stderr=log, start_new_session=True
+                )
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """End a part with all its processes, as a lost host does."""
+        part = self.running.pop(name)
+        tree = [part, *part.children(recursive=True)]
+        for process in tree if number is signal.SIGKILL else [part]:
+            process.send_signal(number)
+        part.wait(60)
+
+    def close(self) -> None:
+        for name in list(self.running):
+            self.kill(name)
+        for pid in psutil.pids():
+            try:
+                if psutil.Process(pid).environ().get("AIRFLOW_HOME") == str(self.airflow.home):
+                    os.kill(pid, signal.SIGKILL)
+            except (psutil.Error, ProcessLookupError):
+                continue
+
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def ready(self) -> None:
+        def log_in() -> bool:
+            try:
+                self._token = self.call("GET", "/auth/token")["access_token"]
+            except (urllib.error.URLError, OSError):
+                return False
+            return True
+
+        eventually(log_in, "the API server answers", 120)
+
+    def output(self) -> str:
+        return "\n".join(f"== {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.folder.glob("*.log")))
+
+
+class Stream:
+    """One DAG run of a stream, with a home of its own.
+
+    :param first: the first driver's plan, see ``contract_driver.py``
+    :param then: the plan of all later ones
+    """
+
+    def __init__(
+        self, parts: Parts, dag: str, home: Path, *, first: str, then: str = "exit=1", until: str = "available"
+    ) -> None:
+        self.parts, self.dag, self.home = parts, dag, Home(home)
+        self.run_id = f"{home.name}-{time.time_ns()}"
+        conf = {"home": str(home), "first": first, "then": then, "until": until}
+        parts.call(
+            "POST", f"/api/v2/dags/{dag}/dagRuns", {"dag_run_id": self.run_id, "logical_date": None, "conf": conf}
+        )
+        self._path = f"/api/v2/dags/{dag}/dagRuns/{self.run_id}/taskInstances"
+
+    def task(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.parts.call("GET", f"{self._path}/stream")
+        return found
+
+    def wait_for(self, *states: str, seconds: float = 90) -> dict[str, Any]:
+        def look() -> dict[str, Any] | None:
+            task = self.task()
+            return task if task["state"] in states else None
+
+        try:
+            found: dict[str, Any] = eventually(look, f"the task is {' or '.join(states)}", seconds)
+        except AssertionError as error:
+            told = f"{self.task()}\n{self.log()}\n{self.parts.output()}"
+            raise AssertionError(f"{error}\n{told}") from error
+        return found
+
+    def log(self) -> str:
+        logs = sorted((self.parts.airflow.home / "logs").rglob(f"run_id={self.run_id}/**/*.log"))
+        return "\n".join(f"== {log.name}\n{log.read_text()[-4000:]}" for log in logs)
+
+    def result(self) -> dict[str, Any]:
+        found = self.parts.call("GET", f"{self._path}/stream/xcomEntries/return_value")
+        value = found["value"]
+        return dict(json.loads(value) if isinstance(value, str) else value)
+
+    def committed(self) -> str:
+        """Wait for the driver's first commit; returns its start token."""
+
+        def token() -> str | None:
+            started = self.notes("started")
+            committing = self.home.status.exists() and '"commit": 0' not in self.home.status.read_text()
+            return str(started[-1]["token"]) if started and committing else None
+
+        found: str = eventually(token, "a commit", 90)
+        return found
+
+    def notes(self, event: str) -> list[dict[str, Any]]:
+        path = self.home.control / "notes.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [line for line in lines if line["event"] == event]
+
+    def mark(self, state: str) -> None:
+        self.parts.call("PATCH", f"{self._path}/stream", {"new_state": state})
+
+    def clear(self) -> None:
+        body = {"dry_run": False, "dag_run_id": self.run_id, "task_ids": ["stream"], "only_failed": False}
+        self.parts.call("POST", f"/api/v2/dags/{self.dag}/clearTaskInstances", body)
+
+    def stop(self) -> None:
+        """Stop the driver as anybody may, which is the end of a stream that runs for ever."""
+        held = lease.read(self.home.lease)
+        assert held is not None
+        commands.request_stop(self.home, held.token, reason="the test is over")
+
+    def is_gone(self, token: str) -> bool:
+        from airflow_provider_exactlyonce.control import processes
+
+        return not processes.members(token)

@@ -1,0 +1,197 @@
+"""What happens to a stream when Airflow's own processes are lost, with a real scheduler, triggerer and API server.
+
+The drivers are real processes that speak the control contract; only Spark is left out of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from airflow_provider_exactlyonce.control import restarts, status
+from airflow_provider_exactlyonce.control.status import DriverState
+from tests.integration.airflow.conftest import Airflow
+from tests.integration.airflow.parts import Parts, Stream, eventually
+
+pytestmark = pytest.mark.timeout(300)
+FOREVER = "take-lease commit until-stop"
+
+
+@pytest.fixture(scope="module")
+def parts(airflow: Airflow, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
+    made = Parts(airflow, tmp_path_factory.mktemp("parts"))
+    try:
+        made.start("api-server")
+        airflow.run(airflow.command("dags", "reserialize"), made.environment)
+        made.start("scheduler", "triggerer")
+        made.ready()
+        for dag in ("worker", "deferred"):
+            made.call("PATCH", f"/api/v2/dags/{dag}", {"is_paused": False})
+        yield made
+    finally:
+        made.close()
+
+
+def task_process(stream: Stream) -> psutil.Process:
+    """Return the process that runs the task; its parent is the worker."""
+    pid = stream.parts.airflow.query("SELECT pid FROM task_instance WHERE run_id = ?", stream.run_id)[0][0]
+    return psutil.Process(pid)
+
+
+def ends_well(stream: Stream, token: str, *, tries: int = 1) -> None:
+    """Stop the pipeline; it must still be the first driver, and its result must be there."""
+    stream.stop()
+    task = stream.wait_for("success", "failed")
+    assert task["state"] == "success", stream.log()
+    assert task["try_number"] == tries
+    assert stream.result()["commit"] == 1
+    assert stream.result()["restarts"] == 0
+    assert [note["token"] for note in stream.notes("started")] == [token], "one driver, from the beginning to the end"
+    assert stream.is_gone(token)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_lost_worker_leaves_the_driver_to_the_next_try(parts: Parts, tmp_path: Path, number: signal.Signals) -> None:
+    stream = Stream(parts, "worker", tmp_path / f"worker-{number}", first=FOREVER, until="forever")
+    token = stream.committed()
+    task = task_process(stream)
+    worker = task.parent()
+    assert worker is not None
+    worker.send_signal(number)
+    if number is signal.SIGKILL:
+        task.send_signal(number)
+    eventually(lambda: stream.task()["try_number"] == 2 and stream.task()["state"] == "running", "the next try", 120)
+    ends_well(stream, token, tries=2)
+
+
+@pytest.mark.slow
+def test_what_a_driver_did_while_no_worker_watched_is_the_next_tries_result(parts: Parts, tmp_path: Path) -> None:
+    stream = Stream(parts, "worker", tmp_path / "unseen", first="take-lease commit sleep=6 end=finished")
+    token = stream.committed()
+    task = task_process(stream)
+    worker = task.parent()
+    assert worker is not None
+    for process in (worker, task):
+        process.kill()
+    done = stream.wait_for("success", "failed", seconds=120)
+    assert (done["state"], done["try_number"]) == ("success", 2), stream.log()
+    assert stream.result()["commit"] == 1
+    assert [note["token"] for note in stream.notes("started")] == [token]
+
+
+def test_a_deferred_stream_survives_its_triggerer_and_its_driver_is_restarted(parts: Parts, tmp_path: Path) -> None:
+    stream = Stream(parts, "deferred", tmp_path / "triggerer", first=FOREVER, then=FOREVER, until="forever")
+    token = stream.committed()
+    stream.wait_for("deferred")
+    parts.kill("triggerer")
+    assert not stream.is_gone(token)
+    parts.start("triggerer")
+    os.kill(int(stream.notes("started")[0]["pid"]), signal.SIGKILL)
+    eventually(lambda: len(stream.notes("started")) == 2, "the restart", 90)
+    stream.wait_for("deferred")
+    second = stream.committed()
+    stream.stop()
+    assert stream.wait_for("success", "failed")["state"] == "success", stream.log()
+    assert (stream.result()["restarts"], stream.result()["commit"]) == (1, 2)
+    assert [note["token"] for note in stream.notes("started")] == [token, second]
+    [restart] = restarts.read(stream.home.restarts)
+    assert restart.token == token
+
+
+@pytest.mark.slow
+def test_a_lost_triggerer_costs_a_healthy_driver_nothing(parts: Parts, tmp_path: Path) -> None:
+    stream = Stream(parts, "deferred", tmp_path / "triggerer-alone", first=FOREVER, until="forever")
+    token = stream.committed()
+    stream.wait_for("deferred")
+    parts.kill("triggerer")
+    parts.start("triggerer")
+    ends_well(stream, token)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_triggerer_and_a_scheduler_that_are_restarted_cost_a_deferred_driver_nothing(
+    parts: Parts, tmp_path: Path, number: signal.Signals
+) -> None:
+    stream = Stream(parts, "deferred", tmp_path / f"both-{number}", first=FOREVER, until="forever")
+    token = stream.committed()
+    stream.wait_for("deferred")
+    for name in ("triggerer", "scheduler"):
+        parts.kill(name, number)
+    assert not stream.is_gone(token)
+    parts.start("triggerer", "scheduler")
+    ends_well(stream, token)
+
+
+@pytest.mark.slow
+def test_a_lost_scheduler_with_its_workers_costs_the_driver_nothing(parts: Parts, tmp_path: Path) -> None:
+    stream = Stream(parts, "worker", tmp_path / "scheduler", first=FOREVER, until="forever")
+    token = stream.committed()
+    before = stream.task()
+    parts.kill("scheduler")
+    parts.start("scheduler")
+    eventually(
+        lambda: stream.task()["state"] == "running" and stream.task()["start_date"] != before["start_date"],
+        "the task runs again",
+        150,
+    )
+    stream.stop()
+    assert stream.wait_for("success", "failed")["state"] == "success", stream.log()
+    assert stream.result()["commit"] == 1
+    assert [note["token"] for note in stream.notes("started")] == [token]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dag", ["worker", "deferred"])
+def test_a_task_that_a_user_clears_stops_its_driver_and_starts_the_next(parts: Parts, tmp_path: Path, dag: str) -> None:
+    stream = Stream(parts, dag, tmp_path / f"clear-{dag}", first=FOREVER, then="take-lease commit end=finished")
+    token = stream.committed()
+    stream.wait_for("deferred" if dag == "deferred" else "running")
+    stream.clear()
+    eventually(lambda: len(stream.notes("started")) == 2, "the next driver", 120)
+    assert stream.wait_for("success", "failed")["state"] == "success", stream.log()
+    assert stream.is_gone(token)
+    assert (stream.result()["commit"], stream.result()["restarts"]) == (2, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["failed", "success"])
+@pytest.mark.parametrize("dag", ["worker", "deferred"])
+def test_a_task_that_a_user_marks_stops_its_driver(parts: Parts, tmp_path: Path, dag: str, state: str) -> None:
+    stream = Stream(parts, dag, tmp_path / f"mark-{dag}-{state}", first=FOREVER, until="forever")
+    token = stream.committed()
+    stream.wait_for("deferred" if dag == "deferred" else "running")
+    stream.mark(state)
+    eventually(lambda: stream.is_gone(token), "the driver is stopped", 60)
+    last = status.read(stream.home.status)
+    assert last is not None
+    assert last.state is DriverState.STOPPED, "at a batch boundary"
+    assert stream.task()["state"] == state
+    assert len(stream.notes("started")) == 1
+
+
+@pytest.mark.slow
+def test_a_stream_that_was_done_and_is_cleared_runs_again(parts: Parts, tmp_path: Path) -> None:
+    plan = "take-lease commit sleep=1 end=finished"
+    stream = Stream(parts, "deferred", tmp_path / "again", first=plan, then=plan)
+    assert stream.wait_for("success", "failed")["state"] == "success", stream.log()
+    stream.clear()
+    eventually(lambda: len(stream.notes("started")) == 2, "the next driver", 90)
+    assert stream.wait_for("success", "failed")["state"] == "success", stream.log()
+    assert stream.result()["commit"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dag", ["worker", "deferred"])
+def test_what_a_retry_can_not_change_is_not_retried(parts: Parts, tmp_path: Path, dag: str) -> None:
+    plan = "take-lease commit sleep=1 fail=FencedError:exit:66:run_9_took_over"
+    stream = Stream(parts, dag, tmp_path / f"fenced-{dag}", first=plan)
+    done = stream.wait_for("success", "failed")
+    assert (done["state"], done["try_number"]) == ("failed", 1), stream.log()
+    assert "FencedError: run 9 took over" in stream.log()
+    assert len(stream.notes("started")) == 1

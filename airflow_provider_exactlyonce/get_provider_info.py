@@ -50,6 +50,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "hooks": [
             _modules(
+                "hooks.clusters",
                 "hooks.home",
                 "hooks.kafka",
                 "hooks.launch",

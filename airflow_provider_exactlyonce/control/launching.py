@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import processes
+from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.processes import ChildDriver
@@ -20,19 +21,21 @@ _LOGS_KEPT: Final = 20
 
 
 def start(home: Home, launch: Launch, intent: Intent) -> ChildDriver:
-    """Start a driver; it outlives this process.
+    """Start a driver, or the submission of one to a cluster; it outlives this process.
 
     :param launch: how to start it
     :param intent: what is written before, and with the process's id after
     """
     intents.write(home.intent, intent)
     driver = processes.start(
-        launch.command,
+        [part.replace(TOKEN_PLACEHOLDER, intent.token) for part in launch.command],
         token=intent.token,
         environment=launch.environment,
         directory=home.control / "work",
         log=Path(intent.log),
     )
+    if not intent.is_here:  # it is the submission's process, which ends before the driver
+        return driver
     started = leases.process_start(driver.process.pid) or 0
     intents.write(home.intent, replace(intent, pid=driver.process.pid, process_started=started))
     return driver

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from airflow_provider_exactlyonce.control import (
 )
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.clusters import Cluster, ClusterDriver, ClusterState
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Lease, Life
@@ -95,6 +97,7 @@ class Supervisor:
     :param launch: how to start it, or what tells that at each start: the pipeline may be upgraded meanwhile
     :param owner: who we are; a later supervisor with the same owner takes over our driver as its own
     :param until: as in ``launch``
+    :param cluster: the manager that runs the driver; None when it is a process of this host
     :param strategy: when a driver that died is started again
     :param if_running: what to do about a driver that another one than the owner has started
     :param health: when to give up on a driver
@@ -115,6 +118,7 @@ class Supervisor:
         owner: str,
         until: str,
         strategy: RestartStrategy,
+        cluster: Cluster | None = None,
         if_running: IfRunning = IfRunning.ADOPT,
         health: HealthRules | None = None,
         clears: int = 0,
@@ -129,6 +133,7 @@ class Supervisor:
         self.owner: Final = owner
         self.until: Final = until
         self.strategy: Final = strategy
+        self.cluster: Final = cluster
         self.if_running: Final = if_running
         self.health: Final = health or HealthRules()
         self.clears: Final = clears
@@ -202,7 +207,8 @@ class Supervisor:
         stopping.detach(self.home, driver.token, reason=reason, timeout_seconds=self.stop_timeout_seconds)
         deadline = time.monotonic() + self.stop_timeout_seconds + stopping.TERM_SECONDS + _EXIT_GRACE_SECONDS
         while _lives(driver):
-            if time.monotonic() >= deadline:  # the stopping process was killed, too
+            if time.monotonic() >= deadline:  # the stopping process was killed, too, or can't reach it
+                driver.signal(signal.SIGKILL)
                 processes.sweep(driver.token)
                 return
             time.sleep(_PROCESS_POLL_SECONDS)
@@ -231,6 +237,8 @@ class Supervisor:
                 _log.warning("the driver (pid %s) gives no sign of life; it is killed", held.pid)
                 processes.sweep(left.token)
         elif drivers.is_there(self.home, left.token):
+            return None
+        if self._may_live_on_cluster(left):
             return None
         return _Attached(driver=GoneDriver(left.token), intent=left, ours=True)
 
@@ -261,7 +269,7 @@ class Supervisor:
                 return None
             if intent.is_here:
                 return self._find_here(intent, held if life is Life.SILENT else None)
-            if not drivers.may_be_starting(self.home, intent, held):
+            if not drivers.may_be_starting(self.home, intent, held) and not self._may_live_on_cluster(intent):
                 return self._ended_unseen(intent)
             _log.info("a driver was started on %s and has not reported yet; waiting for it", intent.host)
             self._check_stopping()
@@ -297,8 +305,22 @@ class Supervisor:
 
     def _driver_of(self, intent: Intent, held: Lease) -> Driver:
         if not intent.is_here:
+            cluster = self._cluster_of(intent)
+            if cluster is not None:
+                return ClusterDriver(intent.token, self.home.lease, cluster)
             return RemoteDriver(intent.token, self.home.lease)
         return processes.leader(intent.token) or FoundDriver(intent.token, held.pid, held.process_started)
+
+    def _cluster_of(self, intent: Intent) -> Cluster | None:
+        cluster = self.cluster
+        return cluster if cluster is not None and cluster.name == intent.host else None
+
+    def _may_live_on_cluster(self, intent: Intent) -> bool:
+        """Whether a driver without a sign of life is being submitted, or its cluster doesn't say that it has ended."""
+        cluster = self._cluster_of(intent)
+        if cluster is None:
+            return False
+        return processes.leader(intent.token) is not None or cluster.state(intent.token) is not ClusterState.GONE
 
     def _is_ours(self, intent: Intent) -> bool:
         # A driver that another task started for what was available *then* does not cover what is available now.
@@ -373,6 +395,7 @@ class Supervisor:
             restarts=self.restarts,
             log=str(log),
             clears=self.clears,
+            host=self.cluster.name if self.cluster is not None else socket.gethostname(),
         )
         self.log = log
         launch = self.launch() if callable(self.launch) else self.launch
@@ -380,7 +403,10 @@ class Supervisor:
         if previous is not None:
             restarts.relaunched(self.home.restarts, previous.token, time.time())
         _log.info("started %s", launch.printable)
-        _log.info("driver pid %s, output in %s", driver.process.pid, log)
+        _log.info("pid %s, output in %s", driver.process.pid, log)
+        if self.cluster is not None:
+            remote = ClusterDriver(token, self.home.lease, self.cluster, submission=driver)
+            return _Attached(driver=remote, intent=intent, ours=True)
         return _Attached(driver=driver, intent=intent, ours=True)
 
     def _note_death(self, attached: _Attached, error: ExactlyOnceError, died: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,19 +56,38 @@ def build_launch(home: Home, settings: DriverSettings, *, until: str, goal: str 
         *(("--goal", goal) if goal is not None else ()),
         *settings.application_args,
     ]
-    return launch_of(settings, arguments)
+    return launch_of(settings, arguments, home)
 
 
-def launch_of(settings: DriverSettings, arguments: Sequence[str]) -> Launch:
+def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | None = None) -> Launch:
     """Return how a file is submitted as a driver is, with other arguments than the settings'.
 
+    :param home: of the pipeline that it drives; None for what has to run where the task does
     :raises RefusedError: when a setting or a connection can't be used
     :raises AirflowNotFoundException: when there is no such connection
     """
+    from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
     from airflow_provider_exactlyonce.control.supervisor import Launch
     from airflow_provider_exactlyonce.hooks import kafka, spark_submit
-    from airflow_provider_exactlyonce.streaming.settings import KAFKA_VARIABLE
+    from airflow_provider_exactlyonce.streaming.settings import KAFKA_VARIABLE, TOKEN_VARIABLE
 
+    cluster = spark_submit.cluster_of(settings.conn_id)
+    config = kafka.driver_config(settings.kafka_conn_id)
+    remote: dict[str, str] = {}
+    local: dict[str, str] = {}
+    if cluster is None:
+        local = {**settings.env_vars, **spark_submit.python_environment(), KAFKA_VARIABLE: config}
+    elif home is None:
+        raise RefusedError(
+            f"connection {settings.conn_id} has deploy-mode cluster, and what {settings.name} starts has to run where "
+            "the task does: give it a connection with deploy-mode client"
+        )
+    else:
+        remote = {
+            **settings.env_vars,
+            TOKEN_VARIABLE: TOKEN_PLACEHOLDER,
+            KAFKA_VARIABLE: f"@{_write_private(home.control / 'kafka.json', config)}",
+        }
     submission = spark_submit.Submission(
         application=settings.application,
         name=settings.name,
@@ -74,14 +95,20 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str]) -> Launch:
         conf=settings.conf,
         jars=settings.jars,
         packages=settings.packages,
+        environment=remote,
     )
     command = spark_submit.build_command(settings.conn_id, submission)
-    environment = {
-        **settings.env_vars,
-        **spark_submit.python_environment(),
-        KAFKA_VARIABLE: kafka.driver_config(settings.kafka_conn_id),
-    }
-    return Launch(command=command.arguments, printable=command.printable, environment=environment)
+    return Launch(command=command.arguments, printable=command.printable, environment=local)
+
+
+def _write_private(path: Path, text: str) -> Path:
+    """Write what a driver on another host reads: only its owner may, and everybody may read a command line."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp gives mode 0600
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    os.replace(temporary, path)
+    return path
 
 
 def find_application(application: str, dag_file: str | None) -> str:

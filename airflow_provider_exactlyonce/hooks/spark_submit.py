@@ -3,7 +3,7 @@
 The hook knows connections, masters, Kerberos and how a command is masked, but its ``submit()`` ties the driver to the
 worker: it pipes the output and kills with the task. So only the command is taken from it. That uses three private
 names, ``_build_spark_submit_command``, ``_mask_cmd`` and ``_connection``; should one go, the test of this module fails
-first, and this module is the only one to change.
+first, and this module is the only one to change (and ``hooks/clusters.py``, for drivers that a cluster runs).
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.hooks import packages
+from airflow_provider_exactlyonce.hooks import clusters, packages
+
+if TYPE_CHECKING:
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+    from airflow_provider_exactlyonce.control.clusters import Cluster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +35,7 @@ class Submission:
     :param conf: the user's Spark settings
     :param jars: comma-separated; with neither jars nor packages Spark's own Kafka connector is passed
     :param packages: comma-separated Maven coordinates
+    :param environment: variables of a driver that a cluster runs; everybody can read them
     """
 
     application: str
@@ -37,6 +44,7 @@ class Submission:
     conf: Mapping[str, Any] = field(default_factory=dict)
     jars: str | None = None
     packages: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +63,7 @@ def build_command(conn_id: str, submission: Submission) -> Command:
 
     :param conn_id: connection of type ``spark``
     :raises SettingRefusedError: when a setting contradicts the protocol
-    :raises RefusedError: when the connection asks for cluster mode, or there is no spark-submit
+    :raises RefusedError: when this connection's drivers could not be supervised, or there is no spark-submit
     :raises AirflowNotFoundException: when there is no such connection
     """
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -63,12 +71,14 @@ def build_command(conn_id: str, submission: Submission) -> Command:
     from airflow_provider_exactlyonce.devkit.jars import cache_directory
     from airflow_provider_exactlyonce.streaming.settings import submit_settings
 
-    SparkSubmitHook.get_connection(conn_id)  # the hook would go on with master "yarn" if there were none
+    cluster = cluster_of(conn_id)
     jars = submission.jars if submission.jars or submission.packages else _connector_jars()
     conf = submit_settings({name: _text(value) for name, value in submission.conf.items()})
-    master = SparkSubmitHook(conn_id=conn_id)._connection["master"]
-    conf |= packages.settings_for(conf, master, cache_directory())
-    conf.setdefault("spark.pyspark.driver.python", sys.executable)  # the executors' may have another place
+    conf |= packages.settings_for(conf, str(_hook(conn_id)._connection["master"]), cache_directory())
+    if cluster is None:
+        conf.setdefault("spark.pyspark.driver.python", sys.executable)  # the executors' may have another place
+    else:
+        conf |= clusters.settings_for(cluster, conf, submission.environment)
     hook = SparkSubmitHook(
         conf=conf,
         conn_id=conn_id,
@@ -77,13 +87,30 @@ def build_command(conn_id: str, submission: Submission) -> Command:
         name=submission.name,
         application_args=list(submission.arguments),
     )
-    if hook._connection["deploy_mode"] == "cluster":
-        raise RefusedError(
-            f"connection {conn_id} has deploy-mode cluster; the driver writes the pipeline's home and is supervised "
-            "by its process, so it must run where the task does: set deploy-mode to client"
-        )
     program, *rest = hook._build_spark_submit_command(submission.application)
     return Command(arguments=(_executable(program), *rest), printable=hook._mask_cmd([program, *rest]))
+
+
+def cluster_of(conn_id: str) -> Cluster | None:
+    """Return the manager that runs a connection's drivers, None when they run where the task does.
+
+    :param conn_id: connection of type ``spark``
+    :raises RefusedError: when a driver of this connection could not be found again
+    :raises AirflowNotFoundException: when there is no such connection
+    """
+    return clusters.cluster_of(_hook(conn_id))
+
+
+def _hook(conn_id: str) -> SparkSubmitHook:
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+    connection = SparkSubmitHook.get_connection(conn_id)  # the hook would go on with master "yarn" if there were none
+    if connection.host and connection.host.startswith("k8s") and find_spec("airflow.providers.cncf.kubernetes") is None:
+        raise RefusedError(
+            f"connection {conn_id} submits to Kubernetes: install apache-airflow-providers-cncf-kubernetes, "
+            "through which its drivers are looked up"
+        )
+    return SparkSubmitHook(conn_id=conn_id)
 
 
 def python_environment() -> dict[str, str]:

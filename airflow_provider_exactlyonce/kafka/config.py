@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 
-#: Environment variable that holds the configuration as JSON: a command line is for everybody to read.
+#: Environment variable that holds the configuration as JSON, or ``@`` and a file with it: a command line is for
+#: everybody to read, and so is the environment of a driver that a cluster runs.
 VARIABLE: Final = "EXACTLYONCE_KAFKA"
 
 _KAFKA_PYTHON: Final[Mapping[str, str]] = {
@@ -60,6 +62,11 @@ def from_environment(bootstrap_servers: str | None) -> dict[str, str]:
     :raises RefusedError: when neither names a cluster
     """
     text = os.environ.get(VARIABLE)
+    if text and text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text()
+        except OSError as error:
+            raise RefusedError(f"{VARIABLE} names the file {text[1:]}, which can't be read here: {error}") from error
     if bootstrap_servers:
         return {**(parse(text) if text else {}), "bootstrap.servers": bootstrap_servers}
     if not text:

@@ -75,7 +75,7 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
     :param application: the job's file; a relative path is looked up beside the DAG's file. Of a pipeline that was
         upgraded to another version, that version's file is run instead, and a warning says so. (templated)
     :param checkpoint: the pipeline's home, a local path or a ``file:`` URI; made if absent. (templated)
-    :param conn_id: connection of type ``spark``; deploy mode client or none. (templated)
+    :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param until: when the task is done. ``available``: everything that was available at the start is committed.
         ``Commits(n)``, ``Watermark(time)`` or a ``timedelta``: after so many commits, or when the output is complete up
@@ -310,6 +310,7 @@ class _Stay:
     def _make_supervisor(self) -> Supervisor:
         from airflow_provider_exactlyonce.control.supervisor import IfRunning, Supervisor
         from airflow_provider_exactlyonce.control.task_request import TaskRequest
+        from airflow_provider_exactlyonce.hooks import spark_submit
 
         task, ti = self._task, self._context["ti"]
         try:
@@ -327,6 +328,7 @@ class _Stay:
             owner=f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}",
             until=driver_until,
             strategy=task.restart_strategy,
+            cluster=spark_submit.cluster_of(task.conn_id),
             if_running=IfRunning(task.if_running),
             health=task.health,
             clears=clears,

@@ -18,8 +18,6 @@ from airflow_provider_exactlyonce.hooks.spark_submit import Submission, build_co
 @pytest.fixture(autouse=True)
 def connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_LOCAL", json.dumps({"conn_type": "spark", "host": "local[2]"}))
-    cluster = {"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}}
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_CLUSTER", json.dumps(cluster))
     queue = {"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "client", "queue": "streams"}}
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_YARN", json.dumps(queue))
 
@@ -78,11 +76,6 @@ def test_what_the_protocol_needs_is_set_and_the_users_settings_stay() -> None:
 def test_a_setting_that_contradicts_the_protocol_is_refused_by_name() -> None:
     with pytest.raises(SettingRefusedError, match=r"spark\.speculation is 'true'; it must be 'false'"):
         build_command("spark_local", submission(conf={"spark.speculation": True}))
-
-
-def test_cluster_mode_is_refused() -> None:
-    with pytest.raises(RefusedError, match=r"spark_cluster has deploy-mode cluster.*client"):
-        build_command("spark_cluster", submission())
 
 
 def test_client_mode_of_a_cluster_passes_what_the_connection_says() -> None:

@@ -1,0 +1,83 @@
+"""A driver that a cluster's manager runs: YARN or Kubernetes in cluster mode.
+
+It is no process of ours. Its lease tells that it lives; when the lease is silent, the manager is asked for what carries
+the driver's start token. A manager that can't be asked says nothing about the driver: unknown is never taken for gone.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from abc import ABC, abstractmethod
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from airflow_provider_exactlyonce.control.processes import ChildDriver, Ended, RemoteDriver
+
+#: Stands in a command line for the start token, which is made when the driver is started.
+TOKEN_PLACEHOLDER: Final = "@exactlyonce-token@"
+
+_ASK_SECONDS: Final = 5.0
+
+
+class ClusterState(Enum):
+    """What a cluster's manager says of a driver."""
+
+    ACTIVE = "active"  # accepted, waiting for room, or running
+    GONE = "gone"  # ended, or never submitted
+    UNKNOWN = "unknown"  # it can't be asked, or does not know
+
+
+class Cluster(ABC):
+    """A cluster's manager.
+
+    :param name: what stands for the host of its drivers
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name: Final = name
+
+    @abstractmethod
+    def state(self, token: str) -> ClusterState:
+        """Return what the manager says of the driver with a start token; never raises."""
+
+    @abstractmethod
+    def kill(self, token: str) -> None:
+        """Ask the manager to end the driver with a start token; never raises."""
+
+
+class ClusterDriver(RemoteDriver):
+    """A driver on a cluster.
+
+    :param lease: path of the lease
+    :param submission: the process that submits it, None when somebody else has started that
+    """
+
+    def __init__(self, token: str, lease: Path, cluster: Cluster, submission: ChildDriver | None = None) -> None:
+        super().__init__(token, lease)
+        self._cluster: Final = cluster
+        self._submission: Final = submission
+        self._asked = float("-inf")
+        self._state = ClusterState.UNKNOWN
+
+    def ended(self) -> Ended | None:
+        """Ask the submission, the lease and at last the manager."""
+        code = None
+        if self._submission is not None:
+            submitted = self._submission.ended()
+            if submitted is None:
+                return None
+            code = submitted.exit_code or None  # 0: it was submitted, and how it ends only the driver tells
+        if super().ended() is None:
+            self._asked = float("-inf")
+            return None
+        if time.monotonic() - self._asked >= _ASK_SECONDS:
+            self._asked, self._state = time.monotonic(), self._cluster.state(self.token)
+        return Ended(exit_code=code) if self._state is ClusterState.GONE else None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the submission; the driver itself can only be killed."""
+        super().signal(number)
+        if number is signal.SIGKILL:
+            self._cluster.kill(self.token)

@@ -1,0 +1,169 @@
+"""YARN and Kubernetes as managers of drivers, asked through the Spark provider's hook and its connection.
+
+A driver is found by its start token, which is its tag in YARN and its pod's label in Kubernetes. The hook has no public
+way to look an application up by its tag, so four of its private names are used: ``_connection``,
+``_get_yarn_rm_base_url``, ``_resolved_yarn_rm_auth`` and ``_kill_yarn_application``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER, Cluster, ClusterState
+from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
+
+if TYPE_CHECKING:
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+#: Label of a driver's pod.
+LABEL: Final = "exactlyonce-token"
+
+_ATTEMPTS: Final = "spark.yarn.maxAppAttempts"
+_TIMEOUT_SECONDS: Final = 10
+_YARN_ACTIVE: Final = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED", "RUNNING"})
+_POD_ENDED: Final = frozenset({"Succeeded", "Failed"})
+
+_log = logging.getLogger(__name__)
+
+
+class YarnCluster(Cluster):
+    """A YARN resource manager, asked through its REST interface.
+
+    :param hook: made from the connection of type ``spark``, whose extra has ``yarn_resourcemanager_webapp_address``
+    :raises RefusedError: when it has none
+    """
+
+    def __init__(self, hook: SparkSubmitHook) -> None:
+        super().__init__("yarn")
+        self._hook: Final = hook
+        try:
+            self._url: Final = f"{hook._get_yarn_rm_base_url()}/ws/v1/cluster/apps"
+        except ValueError as error:
+            raise RefusedError(
+                f"connection {hook._conn_id} submits to YARN in cluster mode, and a driver that may still run has to "
+                "be looked up: set yarn_resourcemanager_webapp_address in its extra, as in http://resourcemanager:8088"
+            ) from error
+
+    def state(self, token: str) -> ClusterState:
+        """Look the application up by its tag, and ask for its state."""
+        try:
+            states = {self._hook.query_yarn_application_status(found) for found in self._find(token)}
+        except Exception as error:
+            _log.warning("the YARN resource manager does not say whether driver %s runs: %s", token, error)
+            return ClusterState.UNKNOWN
+        return ClusterState.ACTIVE if states & _YARN_ACTIVE else ClusterState.GONE
+
+    def kill(self, token: str) -> None:
+        """Kill the application with this tag."""
+        try:
+            for found in self._find(token):
+                self._hook._kill_yarn_application(found)
+        except Exception as error:
+            _log.warning("driver %s could not be killed on YARN: %s", token, error)
+
+    def _find(self, token: str) -> list[str]:
+        import requests
+
+        answer = requests.get(
+            self._url,
+            params={"applicationTags": token},
+            auth=self._hook._resolved_yarn_rm_auth,
+            timeout=_TIMEOUT_SECONDS,
+        )
+        answer.raise_for_status()
+        apps = answer.json()["apps"] or {}
+        return [str(app["id"]) for app in apps.get("app", ())]
+
+
+class KubernetesCluster(Cluster):
+    """A Kubernetes cluster, asked through the Kubernetes provider's client.
+
+    :param master: Spark's master, ``k8s://…``
+    :param namespace: of the driver's pods
+    """
+
+    def __init__(self, master: str, namespace: str) -> None:
+        super().__init__(master)
+        self._namespace: Final = namespace
+
+    def state(self, token: str) -> ClusterState:
+        """Look the driver's pod up by its label."""
+        try:
+            phases = {pod.status.phase for pod in self._find(self._client(), token)}
+        except Exception as error:
+            _log.warning("Kubernetes does not say whether driver %s runs: %s", token, error)
+            return ClusterState.UNKNOWN
+        if phases <= _POD_ENDED:
+            return ClusterState.GONE
+        return ClusterState.UNKNOWN if phases - _POD_ENDED == {"Unknown"} else ClusterState.ACTIVE
+
+    def kill(self, token: str) -> None:
+        """Delete the driver's pod; its executors go with it."""
+        try:
+            client = self._client()
+            for pod in self._find(client, token):
+                client.delete_namespaced_pod(pod.metadata.name, self._namespace)
+        except Exception as error:
+            _log.warning("driver %s could not be killed on Kubernetes: %s", token, error)
+
+    def _client(self) -> Any:
+        from airflow.providers.cncf.kubernetes.kube_client import get_kube_client
+
+        return get_kube_client()
+
+    def _find(self, client: Any, token: str) -> list[Any]:
+        selector = f"{LABEL}={token}"
+        found = client.list_namespaced_pod(self._namespace, label_selector=selector, _request_timeout=_TIMEOUT_SECONDS)
+        return list(found.items)
+
+
+def cluster_of(hook: SparkSubmitHook) -> Cluster | None:
+    """Return the manager that runs a connection's drivers, None when they run where the task does.
+
+    :raises RefusedError: when a driver of this connection could not be found again
+    """
+    connection = hook._connection
+    if connection["deploy_mode"] != "cluster":
+        return None
+    master = str(connection["master"])
+    if master.startswith("k8s"):
+        return KubernetesCluster(master, connection["namespace"] or "default")
+    if master.startswith("yarn"):
+        return YarnCluster(hook)
+    raise RefusedError(
+        f"connection {hook._conn_id} has deploy-mode cluster with master {master}, where Spark runs no Python "
+        "applications: set deploy-mode to client"
+    )
+
+
+def settings_for(cluster: Cluster, conf: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the Spark settings by which a driver gets its environment and is found by its start token.
+
+    :param conf: what is set already
+    :param environment: the driver's variables; nothing secret, everybody can read a command line
+    :raises SettingRefusedError: when YARN would start a driver again by itself
+    """
+    attempts = conf.get(_ATTEMPTS, "1")
+    if attempts != "1":
+        raise SettingRefusedError(
+            _ATTEMPTS, attempts, "1", "YARN would start a second driver with the first's identity"
+        )
+    yarn = isinstance(cluster, YarnCluster)
+    prefix = "spark.yarn.appMasterEnv." if yarn else "spark.kubernetes.driverEnv."
+    python = conf.get("spark.executorEnv.PYTHONPATH")
+    variables = {**environment, **({"PYTHONPATH": python} if python else {})}
+    identity = (
+        {
+            "spark.yarn.tags": ",".join(filter(None, [conf.get("spark.yarn.tags"), TOKEN_PLACEHOLDER])),
+            "spark.yarn.submit.waitAppCompletion": "false",
+            _ATTEMPTS: "1",
+        }
+        if yarn
+        else {
+            f"spark.kubernetes.driver.label.{LABEL}": TOKEN_PLACEHOLDER,
+            "spark.kubernetes.submission.waitAppCompletion": "false",
+        }
+    )
+    return {**{f"{prefix}{name}": value for name, value in variables.items()}, **identity}

@@ -1,0 +1,178 @@
+"""The supervisor of a driver that a cluster runs: real processes, and a manager that says what the test wants."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.control import clusters, processes, verdict
+from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER, Cluster, ClusterState
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.status import ENDED
+from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
+from airflow_provider_exactlyonce.exceptions import DriverFailedError, RefusedError
+from airflow_provider_exactlyonce.restart import RestartStrategy
+from tests.unit.control.test_supervisor import SCRIPT, cmdline, notes, wait_for
+
+pytestmark = pytest.mark.timeout(60)
+
+#: Submits as spark-submit does: leaves a process behind that has nothing of ours but its arguments, and ends.
+SUBMIT = """
+import os, subprocess, sys
+code, token, *arguments = sys.argv[1:]
+run = (
+    "import os, runpy, sys; os.environ['EXACTLYONCE_TOKEN'] = sys.argv[1]; "
+    "sys.argv = sys.argv[2:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+environment = {name: value for name, value in os.environ.items() if name != "EXACTLYONCE_TOKEN"}
+if code == "0":
+    subprocess.Popen([sys.executable, "-c", run, token, *arguments], env=environment, start_new_session=True)
+sys.exit(int(code))
+"""
+
+
+class Manager(Cluster):
+    """A manager of a cluster: knows what has ended in order, and says of all else what the test wants."""
+
+    def __init__(self, home: Home, answer: ClusterState = ClusterState.ACTIVE) -> None:
+        super().__init__("yarn")
+        self.home = home
+        self.answer = answer
+        self.gone: set[str] = set()
+        self.asked: list[str] = []
+
+    def state(self, token: str) -> ClusterState:
+        self.asked.append(token)
+        told = verdict.status_of(self.home, token)
+        has_ended = token in self.gone or (told is not None and told.state in ENDED)
+        return ClusterState.GONE if has_ended else self.answer
+
+    def kill(self, token: str) -> None:
+        raise AssertionError("nothing is to be killed")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    monkeypatch.setattr(clusters, "_ASK_SECONDS", 0.1)
+    home = Home(tmp_path / "home")
+    yield home
+    for pid in pids(home):
+        if str(home.path) in cmdline(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def pids(home: Home) -> list[int]:
+    return [int(str(note["pid"])) for note in notes(home, "started")]
+
+
+def supervisor(home: Home, manager: Manager, *plans: str, code: int = 0) -> Supervisor:
+    arguments = [str(SCRIPT), "--home", str(home.path), "--until", "available", *plans]
+    command = [sys.executable, "-c", SUBMIT, str(code), TOKEN_PLACEHOLDER, *arguments]
+    return Supervisor(
+        home,
+        Launch(command=command, printable="", environment={}),
+        owner="shop/stream/run1/-1",
+        until="available",
+        cluster=manager,
+        strategy=RestartStrategy.fixed_delay(attempts=1, delay=timedelta(0)),
+        poll_seconds=0.05,
+        stop_timeout_seconds=5.0,
+    )
+
+
+def run(supervised: Supervisor) -> threading.Thread:
+    thread = threading.Thread(target=lambda: [None for _ in supervised.run()], daemon=True)
+    thread.start()
+    return thread
+
+
+def first_token(home: Home) -> str:
+    intent = intents.read(home.intent)
+    assert intent is not None
+    return intent.token
+
+
+def test_the_end_of_the_submission_is_not_the_drivers_end(home: Home) -> None:
+    manager = Manager(home)
+    thread = run(supervisor(home, manager, "take-lease commit sleep=1.5 commit end=finished"))
+    wait_for(lambda: notes(home, "started") and home.lease.exists())
+    intent = intents.read(home.intent)
+    assert intent is not None
+    assert (intent.host, intent.is_here, intent.pid) == ("yarn", False, 0)
+    assert processes.members(intent.token) == [], "it is no process of ours"
+    thread.join(0.7)
+    assert thread.is_alive()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(pids(home)) == 1
+    assert intents.read(home.intent) is None
+
+
+@pytest.mark.parametrize("answer", [ClusterState.UNKNOWN, ClusterState.ACTIVE])
+def test_a_driver_without_a_sign_of_life_is_replaced_only_when_the_cluster_says_that_it_is_gone(
+    home: Home, answer: ClusterState
+) -> None:
+    manager = Manager(home, answer)
+    thread = run(supervisor(home, manager, "take-lease commit sleep=60", "take-lease commit end=finished"))
+    wait_for(lambda: notes(home, "started") and home.lease.exists())
+    os.kill(pids(home)[0], signal.SIGKILL)
+    asked = len(manager.asked)
+    wait_for(lambda: len(manager.asked) > asked + 10)
+    assert len(pids(home)) == 1
+    manager.gone.add(first_token(home))
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(pids(home)) == 2
+
+
+def test_the_next_try_takes_over_a_driver_that_lives(home: Home) -> None:
+    left = supervisor(home, Manager(home), "take-lease commit until-stop")
+    for status in left.run():  # a worker that dies leaves it so
+        if status.commit:
+            break
+    found = supervisor(home, Manager(home), "take-lease commit end=finished")
+    for _ in found.run():
+        break
+    assert found.living is not None
+    assert found.living == left.living
+    assert len(pids(home)) == 1
+
+
+@pytest.mark.parametrize("answer", [ClusterState.UNKNOWN, ClusterState.ACTIVE])
+def test_the_next_try_waits_while_the_cluster_does_not_say_that_the_driver_is_gone(
+    home: Home, answer: ClusterState
+) -> None:
+    plans = ("take-lease commit sleep=60", "take-lease commit end=finished")
+    for status in supervisor(home, Manager(home), *plans).run():
+        if status.commit:
+            break
+    os.kill(pids(home)[0], signal.SIGKILL)
+    manager = Manager(home, answer)
+    thread = run(supervisor(home, manager, *plans))
+    wait_for(lambda: len(manager.asked) > 2)
+    assert len(pids(home)) == 1
+    manager.gone.add(first_token(home))
+    thread.join(20)
+    assert not thread.is_alive()
+    assert len(pids(home)) == 2
+
+
+def test_a_submission_that_fails_is_a_failure_with_its_exit_code(home: Home) -> None:
+    with pytest.raises(DriverFailedError, match="exit code 3"):
+        list(supervisor(home, Manager(home, ClusterState.GONE), "take-lease", code=3).run())
+    assert pids(home) == []
+
+
+def test_a_refusal_of_the_submission_is_told_as_one(home: Home) -> None:
+    with pytest.raises(RefusedError):
+        list(supervisor(home, Manager(home, ClusterState.GONE), "take-lease", code=RefusedError.exit_code).run())

@@ -1,5 +1,6 @@
 """Keyed state in Flink's names, and a harness that runs a function without Spark. Imports no pyspark."""
 
+from airflow_provider_exactlyonce.state.aggregation import Aggregation
 from airflow_provider_exactlyonce.state.collected import ListState, MapState
 from airflow_provider_exactlyonce.state.function import Context, KeyedProcessFunction, TimerService
 from airflow_provider_exactlyonce.state.harness import KeyedHarness
@@ -8,6 +9,7 @@ from airflow_provider_exactlyonce.state.single import AggregatingState, Reducing
 
 __all__ = [
     "AggregatingState",
+    "Aggregation",
     "Context",
     "KeyedHarness",
     "KeyedProcessFunction",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state.ddl import parse
@@ -38,39 +38,39 @@ class Aggregation:
         if parse(self.output).name != "STRUCT":
             raise RefusedError(f'Aggregation(output={self.output!r}): name its columns, as in "average DECIMAL(12,2)"')
 
+    @classmethod
+    def reducing(cls, column: str, type: str, reduce: Callable[[Any, Any], Any]) -> Self:
+        """Return the aggregation that reduces a column's values to one of the same type; nulls are left out.
 
-def reduction(column: str, type: str, reduce: Callable[[Any, Any], Any]) -> Aggregation:
-    """Return the aggregation that reduces a column's values to one of the same type; nulls are left out.
+        :param column: in the stream and in the result
+        :param type: of both, in Spark's DDL
+        :param reduce: makes one value of two; it must not matter in which order and in which groups it is called
+        """
 
-    :param column: in the stream and in the result
-    :param type: of both, in Spark's DDL
-    :param reduce: makes one value of two; associative and commutative
-    """
+        def merge(one: tuple[Any], other: tuple[Any]) -> tuple[Any]:
+            if one[0] is None or other[0] is None:
+                return other if one[0] is None else one
+            return (reduce(one[0], other[0]),)
 
-    def add(before: tuple[Any], row: Any) -> tuple[Any]:
-        value = row[column]
-        return before if value is None else merge(before, (value,))
-
-    def merge(one: tuple[Any], other: tuple[Any]) -> tuple[Any]:
-        if one[0] is None or other[0] is None:
-            return other if one[0] is None else one
-        return (reduce(one[0], other[0]),)
-
-    fields = f"`{column}` {type}"
-    return Aggregation(
-        accumulator=fields, create=lambda: (None,), add=add, get=lambda value: value, merge=merge, output=fields
-    )
+        fields = f"`{column}` {type}"
+        return cls(
+            accumulator=fields,
+            create=lambda: (None,),
+            add=lambda before, row: merge(before, (row[column],)),
+            get=lambda value: value,
+            merge=merge,
+            output=fields,
+        )
 
 
 def function_of(
-    aggregation: Aggregation, key_output: str, partial: Sequence[str] | None
+    aggregation: Aggregation, key_output: str, combined: Callable[[Any], Any] | None
 ) -> KeyedProcessFunction[Any, Any]:
     """Return the keyed function that runs an aggregation.
 
     :param key_output: the key's columns, in Spark's DDL
-    :param partial: the columns of the accumulators that its rows hold; None when they are the stream's own rows
+    :param combined: returns the accumulator that a row holds; None when the rows are the stream's own
     """
-    is_row = Shape(aggregation.accumulator).is_row
     one_column = len(parse(aggregation.output).fields) == 1
 
     class Aggregating(KeyedProcessFunction[Any, Any]):
@@ -84,12 +84,10 @@ def function_of(
         )
 
         def process_element(self, value: Any, context: Context) -> None:
-            if partial is None:
+            if combined is None:
                 self.accumulator.add(value)
             else:
-                self.accumulator.merge(
-                    tuple([value[name] for name in partial]) if is_row else value[partial[0]],
-                )
+                self.accumulator.merge(combined(value))
 
         def finish_batch(self, context: Context) -> Iterator[Any]:
             result: Any = self.accumulator.get()

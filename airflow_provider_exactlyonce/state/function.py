@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state.ddl import DataType, parse
 from airflow_provider_exactlyonce.state.declared import State
-from airflow_provider_exactlyonce.state.record import Record
+from airflow_provider_exactlyonce.state.record import Record, record_maker
 
 IN = TypeVar("IN")
 OUT = TypeVar("OUT")
@@ -117,13 +117,13 @@ class Context:
 
     def __init__(self, key_names: Sequence[str], timer_service: TimerService) -> None:
         self.timer_service: Final = timer_service
-        self._names = tuple(key_names)
+        self._key_record = record_maker(tuple(key_names))
         self._key: tuple[Any, ...] = ()
 
     @property
     def key(self) -> Record:
         """The current key: ``context.key.uuid`` or ``context.key[0]``."""
-        return Record(self._names, self._key)
+        return self._key_record(self._key)
 
     def set_key(self, key: tuple[Any, ...]) -> None:
         """Set the current key; whoever runs the function calls it."""

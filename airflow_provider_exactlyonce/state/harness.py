@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.state.function import (
 )
 from airflow_provider_exactlyonce.state.memory import Key, Memory
 from airflow_provider_exactlyonce.state.operator import KeyedOperator
-from airflow_provider_exactlyonce.state.record import Record
+from airflow_provider_exactlyonce.state.record import Record, record_maker
 from airflow_provider_exactlyonce.state.single import AggregatingState, ReducingState, ValueState
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -47,7 +47,7 @@ class KeyedHarness:
         self._function = function
         self._mode = time_mode_of(function)
         self._names = (key,) if isinstance(key, str) else tuple(key)
-        self._output_names = tuple(one.name for one in output_of(function).fields)
+        self._output = record_maker(tuple(one.name for one in output_of(function).fields))
         if watermark_delay is not None and self._mode is not TimeMode.EVENT_TIME:
             raise RefusedError(f"watermark_delay={watermark_delay}: {type(function).__name__} has no event_time")
         self._delay = watermark_delay
@@ -87,7 +87,7 @@ class KeyedHarness:
         if self._delay is not None:
             latest = max((self._event_time(row) for row in given if self._has_event_time(row)), default=0)
             self.watermark = max(self.watermark, latest - self._delay // dt.timedelta(milliseconds=1))
-        return [Record(self._output_names, row) for row in produced]
+        return [self._output(row) for row in produced]
 
     def state(self, name: str, key: Any) -> Any:
         """Return a key's state: a value, a result, a list, or a map as a dictionary.

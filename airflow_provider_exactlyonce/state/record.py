@@ -1,34 +1,29 @@
-"""A row with names, as Spark's ``Row``, for where there is no Spark."""
+"""A row with names, as Spark's ``Row``, for where there is no Spark and where there are too many of them for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
+from typing import Any, ClassVar
 
 
 class Record(tuple[Any, ...]):
     """A tuple whose values have names too: ``record.price``, ``record["price"]`` and ``record[3]`` are one value.
 
-    :param names: of the values, in their order
+    Made by what :func:`record_maker` returns, or by :meth:`of`.
     """
 
-    __fields__: tuple[str, ...]
+    __slots__ = ()
+    __fields__: ClassVar[tuple[str, ...]] = ()
 
-    def __new__(cls, names: Sequence[str], values: Sequence[Any]) -> Self:
-        """Make a record; tuples are filled here."""
-        one = super().__new__(cls, values)
-        one.__fields__ = tuple(names)
-        return one
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> Record:
         """Return a record with the values of a mapping."""
-        return cls(tuple(values), tuple(values.values()))
+        return record_maker(tuple(values))(values.values())
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in self.__fields__:
-            raise AttributeError(f"{name}: there are {', '.join(self.__fields__)}")
-        return self[self.__fields__.index(name)]
+        raise AttributeError(f"{name}: there are {', '.join(self.__fields__)}")
 
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, str):
@@ -43,3 +38,10 @@ class Record(tuple[Any, ...]):
 
     def __repr__(self) -> str:
         return f"Record({', '.join(f'{name}={value!r}' for name, value in self.asDict().items())})"
+
+
+@lru_cache(maxsize=1000)
+def record_maker(names: tuple[str, ...]) -> Callable[[Iterable[Any]], Record]:
+    """Return what makes records with these names of their values; they cost what a named tuple's do."""
+    named = namedtuple("Record", names, rename=True)  # type: ignore[misc]  # whose attributes need no look-up
+    return partial(tuple.__new__, type("Record", (Record, named), {"__slots__": (), "__fields__": names}))

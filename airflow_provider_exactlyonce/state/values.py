@@ -63,6 +63,20 @@ def load(kind: DataType) -> Fit | None:
     return None
 
 
+def to_arrow(kind: DataType) -> Fit | None:
+    """Return what makes a fitted value what Arrow takes, whose structs have names; None when it is that already."""
+    if kind.name == "STRUCT":
+        fields = [(one.name, to_arrow(one.type) or _same) for one in kind.fields]
+        return lambda value: (
+            None if value is None else {name: to(one) for (name, to), one in zip(fields, value, strict=True)}
+        )
+    if kind.name == "ARRAY" and (inner := to_arrow(kind.inner[0])):
+        return lambda value: None if value is None else [inner(one) for one in value]
+    if kind.name == "MAP" and (of := to_arrow(kind.inner[1])):
+        return lambda value: None if value is None else {key: of(one) for key, one in value.items()}
+    return None
+
+
 def is_mutable(kind: DataType) -> bool:
     """Tell whether a caller could change a fitted value."""
     return kind.name in ("ARRAY", "MAP") or any(is_mutable(one.type) for one in kind.fields)

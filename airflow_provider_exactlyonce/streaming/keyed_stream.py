@@ -7,10 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import ArrayType, MapType, Row, StructType, TimestampType
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.state import values
+from airflow_provider_exactlyonce.state.aggregation import Aggregation, function_of
 from airflow_provider_exactlyonce.state.declared import Shape
 from airflow_provider_exactlyonce.state.function import (
     KeyedProcessFunction,
@@ -20,6 +23,8 @@ from airflow_provider_exactlyonce.state.function import (
     time_mode_of,
 )
 from airflow_provider_exactlyonce.state.operator import KeyedOperator
+from airflow_provider_exactlyonce.state.record import record_maker
+from airflow_provider_exactlyonce.streaming import combining
 from airflow_provider_exactlyonce.streaming.marked_errors import mark
 
 if TYPE_CHECKING:
@@ -59,10 +64,6 @@ class KeyedStream:
         self._frame = frame
         self._columns = tuple(columns)
 
-    def _key(self) -> Mapping[str, bool]:
-        """Return which columns of the key are timestamps."""
-        return {name: isinstance(self._frame.schema[name].dataType, TimestampType) for name in self._columns}
-
     def process(self, function: KeyedProcessFunction[Any, Any]) -> DataFrame:
         """Return what a function gives out for the stream's rows and its timers.
 
@@ -81,13 +82,46 @@ class KeyedStream:
                 f"{type(function).__name__} runs by event time, and {function.event_time} has no watermark; say "
                 f'.withWatermark("{function.event_time}", "…") before key_by()'
             )
-        names = tuple(one.name for one in output_of(function).fields)
-        return self._frame.groupBy(*self._columns).transformWithState(
-            _Processor(function, self._key(), names, _schemas(function)),
-            _struct(function.output),
-            "append",  # what it gives out is given out once, whatever the query's own mode
-            mode.value,
-        )
+        return _transformed(self._frame, self._columns, function, _struct(function.output), mode)
+
+    def aggregate(self, *what: str | Aggregation) -> DataFrame:
+        """Return the key and what its rows come to, once for each batch that has rows of it.
+
+        Needs ``output_mode="update"``, as any aggregation without a window.
+
+        :param what: expressions of Spark's SQL with names, such as ``"sum(price) AS paid"``, which Spark aggregates by
+            itself; or one aggregation in Python
+        :raises RefusedError: when it is neither
+        """
+        if len(what) == 1 and isinstance(what[0], Aggregation):
+            return self._aggregated(what[0])
+        expressions = [one for one in what if isinstance(one, str)]
+        if not what or len(expressions) < len(what):
+            raise RefusedError("aggregate(): one or more expressions of Spark's SQL, or one Aggregation")
+        return self._frame.groupBy(*self._columns).agg(*[F.expr(one) for one in expressions])
+
+    def _aggregated(self, aggregation: Aggregation) -> DataFrame:
+        key = StructType([self._frame.schema[name] for name in self._columns])
+        ddl = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in key.fields)
+        frame, combined = self._frame, None
+        if aggregation.merge is not None:
+            frame = combining.combined(frame, self._columns, aggregation)
+            combined = combining.accumulator_of(aggregation, self._columns)
+        function = function_of(aggregation, ddl, combined)
+        return _transformed(frame, self._columns, function, _struct(function.output), TimeMode.NONE)
+
+
+def _transformed(
+    frame: DataFrame,
+    key: Sequence[str],
+    function: KeyedProcessFunction[Any, Any],
+    output: StructType,
+    mode: TimeMode,
+) -> DataFrame:
+    timestamps = {name: isinstance(frame.schema[name].dataType, TimestampType) for name in key}
+    processor = _Processor(function, tuple(frame.columns), timestamps, _schemas(function))
+    # What a function gives out is given out once, whatever the query's own mode.
+    return frame.groupBy(*key).transformWithState(processor, output, "append", mode.value)
 
 
 def _schemas(function: KeyedProcessFunction[Any, Any]) -> Mapping[str, StructType]:
@@ -106,24 +140,28 @@ class _Processor(StatefulProcessor):
     def __init__(
         self,
         function: KeyedProcessFunction[Any, Any],
+        columns: tuple[str, ...],
         key: Mapping[str, bool],
-        output_names: Sequence[str],
         schemas: Mapping[str, StructType],
     ) -> None:
         self._function = function
         self._key = key
-        self._output_names = output_names
+        self._columns = columns
         self._schemas = schemas
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the states; Spark calls it on the driver too, to learn of them."""
-        self._row = Row(*self._output_names)
+        output = output_of(self._function)
+        self._row = Row(*(one.name for one in output.fields))
+        self._to_arrow = [values.to_arrow(one.type) for one in output.fields]
+        # Spark's rows look each attribute up by its name.
+        self._record = record_maker(self._columns)
         self._operator = KeyedOperator(self._function, tuple(self._key), _SparkHandle(handle, self._schemas))
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
         """Process a key's rows of a batch."""
         self._set_clocks(timerValues)
-        return starmap(self._row, _marked(self._operator.rows(key, rows)))
+        return self._given(self._operator.rows(key, map(self._record, rows)))
 
     def handleExpiredTimer(  # noqa: N802
         self,
@@ -138,11 +176,20 @@ class _Processor(StatefulProcessor):
             one.astimezone(dt.UTC) if one is not None and is_timestamp else one
             for one, is_timestamp in zip(key, self._key.values(), strict=True)
         )
-        return starmap(self._row, _marked(self._operator.timers(tuple(zoned))))
+        return self._given(self._operator.timers(tuple(zoned)))
 
     def close(self) -> None:
         """Close the function."""
         self._operator.close()
+
+    def _given(self, rows: Iterator[Any]) -> Iterator[Row]:
+        marked = _marked(rows)
+        if any(self._to_arrow):
+            marked = (
+                tuple([one if to is None else to(one) for to, one in zip(self._to_arrow, row, strict=True)])
+                for row in marked
+            )
+        return starmap(self._row, marked)
 
     def _set_clocks(self, times: TimerValues) -> None:
         self._operator.set_clocks(times.getCurrentProcessingTimeInMs(), times.getCurrentWatermarkInMs())

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, StateValueError
 from airflow_provider_exactlyonce.state import (
+    Aggregation,
     Context,
     KeyedHarness,
     KeyedProcessFunction,
@@ -84,6 +85,7 @@ def run(
     query: Callable[[DataFrame], DataFrame],
     *,
     until: int,
+    output_mode: str = "append",
 ) -> Run:
     """Run a query over batches.
 
@@ -103,7 +105,7 @@ def run(
 
     stream = (
         query(frame.withWatermark("ts", f"{DELAY.seconds} seconds"))
-        .writeStream.outputMode("append")
+        .writeStream.outputMode(output_mode)
         .option("checkpointLocation", str(folder / "checkpoint"))
         .foreachBatch(keep)
         .start()
@@ -111,6 +113,7 @@ def run(
     while stream.isActive and len(found.rows) < until:
         stream.awaitTermination(0.05)
     stream.stop()
+    assert stream.exception() is None, stream.exception()
     for batch in found.rows:
         described = json.loads((folder / "checkpoint" / "offsets" / str(batch)).read_text().splitlines()[1])
         found.clocks[batch] = described["batchTimestampMs"], described["batchWatermarkMs"]
@@ -264,6 +267,81 @@ def test_every_type_comes_back_from_spark_as_from_the_harness(spark: SparkSessio
                 "named": {"x": 1.0},
             }
     assert [len(rows) for _, rows in sorted(found.rows.items())] == [0, 2, 2]
+
+
+def aggregation(*, merges: bool) -> Aggregation:
+    return Aggregation(
+        accumulator="total DECIMAL(18,2), n BIGINT, ids ARRAY<BIGINT>, last STRUCT<at: TIMESTAMP>",
+        create=lambda: (Decimal(0), 0, [], (dt.datetime.min.replace(tzinfo=dt.UTC),)),
+        add=lambda before, row: (
+            *(before[0] + (row.v or 0), before[1] + 1, [*before[2], row.i]),
+            max(before[3], (row["ts"],)),
+        ),
+        merge=(lambda one, other: (one[0] + other[0], one[1] + other[1], one[2] + other[2], max(one[3], other[3])))
+        if merges
+        else None,
+        get=lambda made: (made[0], made[1], sum(made[2]), made[3][0]),
+        output="total DECIMAL(18,2), n BIGINT, ids BIGINT, last TIMESTAMP",
+    )
+
+
+SQL = ("coalesce(sum(v), 0.00) AS total", "count(*) AS n", "sum(i) AS ids", "max(ts) AS last")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(SQL, id="sql"),
+        pytest.param((aggregation(merges=True),), id="combined"),
+        pytest.param((aggregation(merges=False),), id="rows", marks=pytest.mark.slow),
+    ],
+)
+def test_an_aggregation_gives_the_same_in_sql_and_in_python(spark: SparkSession, tmp_path: Path, what: Any) -> None:
+    batches = events(seed=23, batches=3, rows=60)
+
+    def query(frame: DataFrame) -> DataFrame:
+        return key_by(frame, "k").aggregate(*what).withColumn("last", F.date_format("last", "yyyy-MM-dd HH:mm:ss.SSS"))
+
+    found = run(spark, tmp_path, batches, query, until=3, output_mode="update")
+    rows: dict[Any, list[dict[str, Any]]] = {}
+    for batch, given in enumerate(batches):
+        for row in given:
+            rows.setdefault(row["k"], []).append(row)
+        expected = {
+            key: [
+                (
+                    *(key, sum((one["v"] or Decimal(0) for one in its), Decimal(0)), len(its)),
+                    sum(one["i"] for one in its),
+                    max(one["ts"] for one in its).isoformat(" ", "milliseconds")[:-6],
+                )
+            ]
+            for key, its in rows.items()
+            if key in {row["k"] for row in given}
+        }
+        assert by_key(found.rows[batch]) == expected
+
+
+@pytest.mark.timeout(120)
+def test_a_reduction_is_an_aggregation_of_one_column(spark: SparkSession, tmp_path: Path) -> None:
+    largest = Aggregation.reducing("v", "DECIMAL(12,2)", max)
+
+    def query(frame: DataFrame) -> DataFrame:
+        return key_by(frame, "k").aggregate(largest)
+
+    given = [[("a", 5), ("a", None), ("b", None)], [("a", 3), ("b", 2)]]
+    batches = [[{"k": k, "v": v} for k, v in rows] for rows in given]
+    found = run(spark, tmp_path, batches, query, until=2, output_mode="update")
+    assert [sorted(rows) for _, rows in sorted(found.rows.items())] == [[("a", 5), ("b", None)], [("a", 5), ("b", 2)]]
+
+
+@pytest.mark.parametrize("what", [(), (aggregation(merges=True), "sum(v) AS v"), (5,)])
+def test_what_is_no_aggregation_is_refused(spark: SparkSession, what: Any) -> None:
+    frame = spark.createDataFrame([], SCHEMA)
+    with pytest.raises(
+        RefusedError, match="one or more expressions of Spark's SQL, or one Aggregation"
+    ):
+        key_by(frame, "k").aggregate(*what)
 
 
 @pytest.mark.timeout(120)

@@ -42,7 +42,7 @@ class Average(NamedTuple):
         ("total DECIMAL(18,2), n BIGINT", [Decimal(3), 2], (Decimal("3.00"), 2)),
         ("total DECIMAL(18,2), n BIGINT", {"n": 2, "total": 3}, (Decimal("3.00"), 2)),
         ("total DECIMAL(18,2), n BIGINT", Average(Decimal(3), 2), (Decimal("3.00"), 2)),
-        ("total DECIMAL(18,2), n BIGINT", Record(("n", "total"), (2, Decimal(3))), (Decimal("3.00"), 2)),
+        ("total DECIMAL(18,2), n BIGINT", Record.of({"n": 2, "total": Decimal(3)}), (Decimal("3.00"), 2)),
         ("a STRUCT<b: STRUCT<c: INT>>", (((1,),),), (((1,),),)),
         ("n BIGINT NOT NULL", None, None),
     ],

@@ -10,7 +10,7 @@ VENV_PYTHON := .venv/bin/python
 STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all crash-matrix lint format lock checksums bench-commit bench-ledger bench-restore bench-savepoint bench-sequencer bench-sink model wheel clean clean-cache
+.PHONY: help setup demo test test-all crash-matrix lint format lock checksums bench-commit bench-ledger bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -69,6 +69,9 @@ bench-restore: setup ## measure a restore, and its replay against the original p
 
 bench-sink: setup ## measure the sink against Spark's own: one run, one broker, interleaved; draws a plot
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/sink.py $(ARGS)
+
+bench-state: setup ## measure keyed state against hand-written transformWithState and Spark's own aggregation
+	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/state.py $(ARGS)
 
 model: ## check the model of the protocol and its mutations; BOUNDS=full in wider bounds too (needs spin and gcc)
 	@docs/model/check.sh $(BOUNDS)

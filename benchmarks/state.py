@@ -1,0 +1,182 @@
+"""Measure what keyed state costs: Spark's own aggregation, hand-written transformWithState, and this project's layers.
+
+Each variant sums a column by key over the same files, in one session and turn by turn; a variant's figure is the median
+of its batches, the first of each query left out. It wants two idle cores: look at the load in its answer.
+
+    python benchmarks/state.py --rows 500000 --keys 10000 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import operator
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+from airflow_provider_exactlyonce.state import Aggregation, Context, KeyedProcessFunction, ReducingState
+from airflow_provider_exactlyonce.streaming import key_by, settings
+
+OUTPUT = "k BIGINT, total BIGINT"
+
+
+class HandWritten(StatefulProcessor):
+    """As one writes it: one read, one write and one row a key and batch."""
+
+    def init(self, handle: Any) -> None:
+        self._total = handle.getValueState("total", "value BIGINT")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        before = self._total.get()
+        total = before[0] if before else 0
+        for row in rows:
+            total += row.v
+        self._total.update((total,))
+        yield Row(k=key[0], total=total)
+
+    def close(self) -> None:
+        pass
+
+
+class Function(KeyedProcessFunction[Any, Any]):
+    output = OUTPUT
+    total: ReducingState[int] = ReducingState("BIGINT", reduce=operator.add)
+
+    def process_element(self, value: Any, context: Context) -> None:
+        self.total.add(value.v)
+
+    def finish_batch(self, context: Context) -> Iterator[Any]:
+        yield context.key.k, self.total.get()
+
+
+REDUCTION = Aggregation.reducing("v", "BIGINT", operator.add)
+ROW_BY_ROW = Aggregation(
+    accumulator="BIGINT",
+    create=int,
+    add=lambda before, row: before + row.v,
+    get=lambda total: (total,),
+    output="total BIGINT",
+)
+
+VARIANTS: Mapping[str, Callable[[DataFrame], DataFrame]] = {
+    "spark sql": lambda frame: frame.groupBy("k").agg(F.sum("v").alias("total")),
+    "aggregate, sql": lambda frame: key_by(frame, "k").aggregate("sum(v) AS total"),
+    "transformWithState": lambda frame: frame.groupBy("k").transformWithState(HandWritten(), OUTPUT, "update", "none"),
+    "process": lambda frame: key_by(frame, "k").process(Function()),
+    "aggregate, python": lambda frame: key_by(frame, "k").aggregate(ROW_BY_ROW),
+    "aggregate, python, merged": lambda frame: key_by(frame, "k").aggregate(REDUCTION),
+}
+#: What each is compared with, and the least that it may reach of it.
+FLOORS: Mapping[str, tuple[str, float]] = {
+    "aggregate, sql": ("spark sql", 0.9),
+    "process": ("transformWithState", 0.9),
+}
+
+
+@dataclass(frozen=True)
+class Load:
+    rows: int
+    keys: int
+    batches: int
+    rounds: int
+
+
+def session() -> SparkSession:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]")
+    for name, value in {
+        **settings.submit_settings({}),
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }.items():
+        builder = builder.config(name, value)
+    made = builder.getOrCreate()
+    made.sparkContext.setLogLevel("OFF")
+    return made
+
+
+def write(spark: SparkSession, load: Load, folder: Path) -> None:
+    """Write each batch as two files of equal size, which two tasks read."""
+    rows = spark.range(load.rows).select((F.xxhash64("id") % load.keys).alias("k"), (F.col("id") % 1000).alias("v"))
+    rows.repartition(2).write.parquet(str(folder / "rows"))
+    files = sorted((folder / "rows").glob("*.parquet"))
+    (folder / "in").mkdir()
+    for batch in range(load.batches):
+        for number, file in enumerate(files):
+            copy = folder / "in" / f"{batch}-{number}.parquet"
+            os.link(file, copy)
+
+
+def rows_a_second(spark: SparkSession, load: Load, folder: Path, variant: str) -> list[float]:
+    """Return the speed of each batch but the first."""
+    frame = spark.readStream.schema("k BIGINT, v BIGINT").option("maxFilesPerTrigger", 2).parquet(str(folder / "in"))
+    with tempfile.TemporaryDirectory(dir=folder) as checkpoint:
+        stream = (
+            VARIANTS[variant](frame)
+            .writeStream.outputMode("update")
+            .format("noop")
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        stream.awaitTermination()
+        done = [one for one in stream.recentProgress if one.numInputRows]
+    assert len(done) == load.batches, f"{variant}: {len(done)} batches"
+    return [one.numInputRows * 1000 / one.durationMs["addBatch"] for one in done[1:]]
+
+
+def measure(spark: SparkSession, load: Load) -> dict[str, list[float]]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(spark, load, folder)
+        found: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+        for turn in range(load.rounds):
+            for variant in VARIANTS if turn % 2 == 0 else reversed(VARIANTS):
+                found[variant] += rows_a_second(spark, load, folder, variant)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=500_000, help="of a batch")
+    parser.add_argument("--keys", type=int, nargs="+", default=[10_000, 200])
+    parser.add_argument("--batches", type=int, default=3, help="of a query; the first is not counted")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    given = parser.parse_args()
+    spark = session()
+    figures: dict[str, Any] = {"load": os.getloadavg()[0], "rows_a_second": {}}
+    fails = []
+    for keys in given.keys:
+        load = Load(rows=given.rows, keys=keys, batches=given.batches, rounds=given.rounds)
+        speeds = {variant: statistics.median(one) for variant, one in measure(spark, load).items()}
+        figures["rows_a_second"][str(keys)] = {variant: round(speed) for variant, speed in speeds.items()}
+        print(f"{given.rows:,} rows and {keys:,} keys a batch")
+        for variant, speed in speeds.items():
+            base, floor = FLOORS.get(variant, (variant, 0.0))
+            share = speed / speeds[base]
+            told = f"   {share:.2f} of {base}" if base != variant else ""
+            print(f"  {variant:28}{speed:12,.0f} rows/s{told}")
+            if share < floor:
+                fails.append(f"{variant} with {keys:,} keys: {share:.2f} of {base}, at least {floor} is wanted")
+    print(f"load at the start {figures['load']:.1f}; median of {(given.batches - 1) * given.rounds} batches each")
+    if given.json:
+        given.json.write_text(json.dumps(figures, indent=1) + "\n")
+    print(*fails, sep="\n", end="\n" if fails else "")
+    spark.stop()
+    return 1 if fails else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

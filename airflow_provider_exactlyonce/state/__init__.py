@@ -1,15 +1,19 @@
 """Keyed state in Flink's names, and a harness that runs a function without Spark. Imports no pyspark."""
 
 from airflow_provider_exactlyonce.state.aggregation import Aggregation
+from airflow_provider_exactlyonce.state.broadcast import BroadcastProcessFunction, BroadcastState
 from airflow_provider_exactlyonce.state.collected import ListState, MapState
 from airflow_provider_exactlyonce.state.function import Context, KeyedProcessFunction, TimerService
-from airflow_provider_exactlyonce.state.harness import KeyedHarness
+from airflow_provider_exactlyonce.state.harness import BroadcastHarness, KeyedHarness
 from airflow_provider_exactlyonce.state.record import Record
 from airflow_provider_exactlyonce.state.single import AggregatingState, ReducingState, ValueState
 
 __all__ = [
     "AggregatingState",
     "Aggregation",
+    "BroadcastHarness",
+    "BroadcastProcessFunction",
+    "BroadcastState",
     "Context",
     "KeyedHarness",
     "KeyedProcessFunction",

@@ -8,6 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.state.broadcast import (
+    COPY,
+    BroadcastProcessFunction,
+    BroadcastState,
+    as_keyed,
+    columns_of,
+)
 from airflow_provider_exactlyonce.state.collected import ListState, MapState
 from airflow_provider_exactlyonce.state.function import (
     KeyedProcessFunction,
@@ -103,7 +110,7 @@ class KeyedHarness:
             return state.value()
         if isinstance(state, ReducingState | AggregatingState | ListState):
             return state.get()
-        assert isinstance(state, MapState)
+        assert isinstance(state, MapState | BroadcastState)
         return dict(state.items())
 
     def timers(self, key: Any) -> list[int]:
@@ -167,3 +174,44 @@ class KeyedHarness:
     @staticmethod
     def _key(key: Any) -> Key:
         return key if type(key) is tuple else (key,)
+
+
+class BroadcastHarness:
+    """A stream and its control stream in memory, with one copy of the rules.
+
+    :param function: what is run; it stays as it is
+    :param columns: of the data
+    :param control_columns: of the control stream
+    """
+
+    def __init__(
+        self,
+        function: BroadcastProcessFunction[Any, Any, Any],
+        columns: Sequence[str],
+        control_columns: Sequence[str],
+    ) -> None:
+        self._columns, self._control_columns = tuple(columns), tuple(control_columns)
+        self._copy, self._is_data, self._data_names, self._control_names = columns_of(columns, control_columns)
+        self._keyed = KeyedHarness(as_keyed(function, columns, control_columns), COPY)
+
+    def process(
+        self, rows: Iterable[Mapping[str, Any]] = (), control: Iterable[Mapping[str, Any]] = ()
+    ) -> list[Record]:
+        """Run a micro-batch and return what the function gave out.
+
+        :param rows: of the data
+        :param control: control records, which are processed first
+        """
+        make = record_maker((self._copy, self._is_data, *self._data_names, *self._control_names))
+        no_datum, no_rule = [None] * len(self._columns), [None] * len(self._control_columns)
+        data = [make((0, True, *(row[name] for name in self._columns), *no_rule)) for row in rows]
+        rules = [make((0, False, *no_datum, *(row[name] for name in self._control_columns))) for row in control]
+        return self._keyed.process([*data, *rules])
+
+    def state(self, name: str) -> dict[Any, Any]:
+        """Return a state's entries.
+
+        :param name: the attribute of the function's class
+        """
+        held: dict[Any, Any] = self._keyed.state(name, 0)
+        return held

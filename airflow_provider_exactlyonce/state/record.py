@@ -23,7 +23,9 @@ class Record(tuple[Any, ...]):
         return record_maker(tuple(values))(values.values())
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{name}: there are {', '.join(self.__fields__)}")
+        if name not in self.__fields__:
+            raise AttributeError(f"{name}: there are {', '.join(self.__fields__)}")
+        return super().__getitem__(self.__fields__.index(name))  # one that no named tuple takes, such as _id
 
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, str):

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
     from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
     from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointConfig, CheckpointingMode, OnCancellation
+    from airflow_provider_exactlyonce.streaming.connected_stream import ConnectedStream, connect
     from airflow_provider_exactlyonce.streaming.definition import Pipeline, pipeline
     from airflow_provider_exactlyonce.streaming.keyed_stream import KeyedStream, key_by
     from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
@@ -20,6 +21,7 @@ __all__ = [
     "AvroFormat",
     "CheckpointConfig",
     "CheckpointingMode",
+    "ConnectedStream",
     "KafkaSink",
     "KafkaSource",
     "KeyedStream",
@@ -28,6 +30,7 @@ __all__ = [
     "Pipeline",
     "SavepointRetention",
     "StateBackend",
+    "connect",
     "key_by",
     "pipeline",
 ]
@@ -36,6 +39,7 @@ _HOMES: Final = {
     "AvroFormat": "sinks.kafka_columns",
     "CheckpointConfig": "checkpointing",
     "CheckpointingMode": "checkpointing",
+    "ConnectedStream": "connected_stream",
     "KafkaSink": "sinks.kafka",
     "KafkaSource": "sources.kafka",
     "KeyedStream": "keyed_stream",
@@ -44,6 +48,7 @@ _HOMES: Final = {
     "Pipeline": "definition",
     "SavepointRetention": "checkpointing",
     "StateBackend": "state_backend",
+    "connect": "connected_stream",
     "key_by": "keyed_stream",
     "pipeline": "definition",
 }

@@ -166,7 +166,7 @@ def test_spark_and_the_harness_give_the_same_by_event_time(spark: SparkSession, 
         timers += sum(row[3] is None for row in rows)
         before = found.clocks[batch - 1][1] if batch else 0
         late += sum(row["ts"].timestamp() * 1000 <= before for row in given)
-    assert timers > 20, "the events try the timers"
+    assert timers > 5, "the events try the timers"
     assert late > 10, "the events try what is late"
 
 

@@ -6,6 +6,7 @@ import json
 import signal
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,57 @@ def test_an_alert_comes_once_though_its_adds_lie_on_both_sides_of_a_kill(
     finally:
         world.end()
     check(world, "shop_alerts", events)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_batch_that_is_run_again_sees_the_switch_as_it_was(
+    kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
+) -> None:
+    world = replace(world_of("shop_switch", kafka, tmp_path), sink="shop.switched")
+    create(kafka, [SOURCE, "shop.switches", world.sink])
+    events = list(shop.events(900, users=12, seed=3))
+    producer = Producer(dict(kafka))
+
+    def turn(setting: str | None) -> None:
+        producer.produce("shop.switches", value=json.dumps({"name": "switch", "setting": setting}))
+        assert producer.flush(30) == 0
+
+    send(kafka, events[:300])
+    try:
+        killed = world.start(failpoints="after-pre-commit:run=1:batch=0")
+        assert killed.wait() == -signal.SIGKILL, killed.output()[-3000:]
+        turn("too late for the batch that is run again")
+        send(kafka, events[300:600])
+        killed = world.start(failpoints="after-pre-commit:run=2:batch=1")
+        assert killed.wait() == -signal.SIGKILL, killed.output()[-3000:]
+        turn("on")
+        turn("off")
+        send(kafka, events[600:])
+        last = world.start()
+        assert last.wait() == 0, last.output()[-3000:]
+    finally:
+        world.end()
+    source = {(one.partition, one.offset): json.loads(one.value or b"") for one in read_committed(kafka, SOURCE)}
+    switches: dict[tuple[int, int], str] = {
+        (one.partition, one.offset): json.loads(one.value or b"")["setting"]
+        for one in read_committed(kafka, "shop.switches")
+    }
+    expected = []
+    latest: str | None = None
+    for commit in world.ledger()[0]:
+        for partition, (start, end) in commit.source["shop.switches"].items():
+            if end > start:
+                latest = switches[partition, end - 1]
+        for partition, (start, end) in commit.source[SOURCE].items():
+            for offset in range(start, end):
+                event = source[partition, offset]
+                expected.append((event["uuid"], event["event_id"], latest))
+    assert {setting for *_, setting in expected} == {None, "too late for the batch that is run again", "off"}
+    written = [json.loads(one.value or b"") for one in read_committed(kafka, world.sink)]
+    assert sorted(map(str, expected)) == sorted(
+        str((row["uuid"], row["event_id"], row.get("switch"))) for row in written
+    )
 
 
 @pytest.mark.slow

@@ -1,0 +1,237 @@
+"""State that every task has: rules from a control stream, which a function of the data reads.
+
+The control stream is a source of the query like any other, so Spark writes its position down before a batch runs, and
+the ledger has it: a batch that is run again sees the same rules. Its records go to each of a fixed number of *copies*,
+which keep the rules as state; each row of the data goes to one of them. In a batch a copy sees control records first.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Final, Generic, TypeVar, cast
+
+from airflow_provider_exactlyonce.exceptions import RefusedError, StateValueError
+from airflow_provider_exactlyonce.state import values
+from airflow_provider_exactlyonce.state.ddl import parse
+from airflow_provider_exactlyonce.state.declared import Shape, State
+from airflow_provider_exactlyonce.state.function import Context, KeyedProcessFunction, states_of
+from airflow_provider_exactlyonce.state.record import record_maker
+from airflow_provider_exactlyonce.state.stores import Handle, ValueStore
+
+K = TypeVar("K")
+V = TypeVar("V")
+IN = TypeVar("IN")
+RULE = TypeVar("RULE")
+OUT = TypeVar("OUT")
+
+#: Columns of the rows that a copy sees: its number, and whether the row is data; control records sort first.
+COPY: Final = "_exactlyonce_copy"
+IS_DATA: Final = "_exactlyonce_is_data"
+
+
+class BroadcastState(State, Generic[K, V]):
+    """A map that is the same in every copy; only ``process_broadcast_element`` may change it.
+
+    :param key_type: of the map's keys, in Spark's DDL
+    :param type: of its values
+    :param name: in the checkpoint; by default the attribute's
+    """
+
+    _store: ValueStore
+    _entries: dict[K, V] | None
+    _changed: bool
+
+    def __init__(self, key_type: str, type: str, *, name: str | None = None) -> None:
+        super().__init__(name, None)
+        kinds = parse(key_type), parse(type)
+        values.check_key(kinds[0], f"BroadcastState({key_type!r}, …)")
+        self._fit_key, self._fit = map(values.fit, kinds)
+        self._copies = values.is_mutable(kinds[1])
+        self._shape = Shape(f"MAP<{kinds[0]}, {kinds[1]}>")
+        #: Whether a control record is being processed.
+        self.is_writable = False
+
+    def get(self, key: K) -> V | None:
+        """Return a key's value, None when there is none."""
+        return self._given(self._read().get(self._key(key)))
+
+    def contains(self, key: K) -> bool:
+        """Tell whether a key has a value."""
+        return self._key(key) in self._read()
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Iterate over the entries as they are now, in no particular order."""
+        return iter([(key, cast("V", self._given(value))) for key, value in self._read().items()])
+
+    def put(self, key: K, value: V) -> None:
+        """Set a key's value.
+
+        :raises StateValueError: when one of them does not fit its declared type
+        :raises RefusedError: while a row of the data is processed
+        """
+        try:
+            self._written()[self._key(key)] = self._fit(value)
+        except values.MisfitError as error:
+            raise StateValueError(f"state {self.name}: {error}") from None
+
+    def remove(self, key: K) -> None:
+        """Remove a key's entry, if there is one.
+
+        :raises RefusedError: while a row of the data is processed
+        """
+        self._written().pop(self._key(key), None)
+
+    def clear(self) -> None:
+        """Remove all entries.
+
+        :raises RefusedError: while a row of the data is processed
+        """
+        self._written().clear()
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """What its store is declared with."""
+        return (self._shape,)
+
+    def begin(self) -> None:
+        """Forget what was read."""
+        self._entries = None
+        self._changed = False
+
+    def flush(self) -> None:
+        """Write what has changed."""
+        if not self._changed:
+            return
+        if self._entries:
+            self._store.update(self._shape.pack(self._entries))
+        else:
+            self._store.clear()
+
+    def _open(self, handle: Handle) -> None:
+        self._store = handle.value_store(self.name, self._shape, None)
+
+    def _key(self, key: K) -> K:
+        if key is None:
+            raise StateValueError(f"state {self.name}: None is no key of a map")
+        return cast("K", self._fit_key(key))
+
+    def _given(self, value: V | None) -> V | None:
+        return cast("V | None", self._fit(value)) if self._copies else value
+
+    def _read(self) -> dict[K, V]:
+        if self._entries is None:
+            row = self._store.get()
+            self._entries = {} if row is None else self._shape.unpack(row)
+        return cast("dict[K, V]", self._entries)
+
+    def _written(self) -> dict[K, V]:
+        if not self.is_writable:
+            raise RefusedError(
+                f"state {self.name}: only process_broadcast_element may change it; else its copies would differ"
+            )
+        self._changed = True
+        return self._read()
+
+
+class BroadcastProcessFunction(ABC, Generic[IN, RULE, OUT]):
+    """A function of a stream and of a control stream, whose states are :class:`BroadcastState`."""
+
+    #: What the function gives out: columns in Spark's DDL.
+    output: ClassVar[str]
+    #: The columns of the control stream by which its records of a batch are sorted, nulls first.
+    control_order_by: ClassVar[Sequence[str]] = ()
+
+    def open(self) -> None:
+        """Prepare what the calls need; states can't be used yet."""
+
+    @abstractmethod
+    def process_element(self, value: IN, context: Context) -> Iterable[OUT] | None:
+        """Process a row of the data; states can be read.
+
+        :return: rows of ``output``: tuples in its order, or mappings by its names
+        """
+
+    @abstractmethod
+    def process_broadcast_element(self, value: RULE, context: Context) -> None:
+        """Process a control record; every copy does, so it gives nothing out, and must do the same everywhere."""
+
+    def close(self) -> None:
+        """Release what :meth:`open` has prepared."""
+
+
+def as_keyed(
+    function: BroadcastProcessFunction[Any, Any, Any], data: Sequence[str], control: Sequence[str]
+) -> KeyedProcessFunction[Any, Any]:
+    """Return the keyed function that runs a broadcast one, keyed by the copy.
+
+    Its rows have the columns of :func:`columns_of`.
+
+    :param data: the columns of the data
+    :param control: the columns of the control stream
+    :raises RefusedError: when the function's states are no broadcast states
+    """
+    kind = type(function)
+    states = {name: one for name in dir(kind) if isinstance(one := getattr(kind, name), State)}
+    for name, state in states.items():
+        if not isinstance(state, BroadcastState):
+            raise RefusedError(f"{kind.__name__}: {name} is a {type(state).__name__}; here it must be a BroadcastState")
+    unknown = [name for name in function.control_order_by if name not in control]
+    if unknown:
+        raise RefusedError(f"{kind.__name__}: {unknown[0]} is no column of the control stream: {', '.join(control)}")
+    *_, rule_names = columns_of(data, control)
+    by_name = dict(zip(control, rule_names, strict=True))
+    body = {
+        **states,
+        "output": function.output,
+        "order_by": (IS_DATA, *(by_name[name] for name in function.control_order_by)),
+    }
+    return cast("KeyedProcessFunction[Any, Any]", type(kind.__name__, (_Broadcasting,), body)(function, data, control))
+
+
+def columns_of(data: Sequence[str], control: Sequence[str]) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
+    """Return the columns of the rows that a copy sees: two of ours, then the data's and the control stream's.
+
+    :param data: the columns of the data
+    :param control: the columns of the control stream
+    """
+    return (
+        COPY,
+        IS_DATA,
+        tuple(f"_exactlyonce_data_{place}" for place in range(len(data))),
+        tuple(f"_exactlyonce_control_{place}" for place in range(len(control))),
+    )
+
+
+class _Broadcasting(KeyedProcessFunction[Any, Any]):
+    """A broadcast function behind the interface of a keyed one; its states are its subclass's."""
+
+    def __init__(
+        self, function: BroadcastProcessFunction[Any, Any, Any], data: Sequence[str], control: Sequence[str]
+    ) -> None:
+        self._function = function
+        self._columns = tuple(data), tuple(control)
+
+    def open(self) -> None:
+        data, control = self._columns
+        self._datum, self._rule = record_maker(data), record_maker(control)
+        self._control_from = 2 + len(data)
+        self._states = [name for name in states_of(self) if isinstance(getattr(self, name), BroadcastState)]
+        for name in self._states:
+            setattr(self._function, name, getattr(self, name))
+        self._function.open()
+
+    def process_element(self, value: Any, context: Context) -> Iterable[Any] | None:
+        if value[1]:
+            return self._function.process_element(self._datum(value[2 : self._control_from]), context)
+        self._set_writable(True)
+        self._function.process_broadcast_element(self._rule(value[self._control_from :]), context)
+        self._set_writable(False)
+        return None
+
+    def close(self) -> None:
+        self._function.close()
+
+    def _set_writable(self, is_writable: bool) -> None:
+        for name in self._states:
+            getattr(self, name).is_writable = is_writable

@@ -1,0 +1,79 @@
+"""Rules from a control stream, in the harness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce.exceptions import RefusedError, StateValueError
+from airflow_provider_exactlyonce.state import (
+    BroadcastHarness,
+    BroadcastProcessFunction,
+    BroadcastState,
+    Context,
+    ValueState,
+)
+
+
+class Limits(BroadcastProcessFunction[Any, Any, Any]):
+    """Gives out rows above their limit, with all limits."""
+
+    output = "i BIGINT, limits MAP<STRING, BIGINT>"
+    control_order_by = ("at",)
+    limits: BroadcastState[str, int] = BroadcastState("STRING", "BIGINT")
+
+    def process_element(self, value: Any, context: Context) -> Iterator[Any]:
+        if not self.limits.contains(value.k) or value.i > (self.limits.get(value.k) or 0):
+            yield value.i, dict(self.limits.items())
+
+    def process_broadcast_element(self, value: Any, context: Context) -> None:
+        if value.k is None:
+            self.limits.clear()
+        elif value.limit is None:
+            self.limits.remove(value.k)
+        else:
+            self.limits.put(value.k, value.limit)
+
+
+def rule(k: str | None, limit: int | None, at: int = 0) -> dict[str, Any]:
+    return {"k": k, "limit": limit, "at": at}
+
+
+def test_data_sees_the_rules_of_all_batches_up_to_its_own_in_the_order_of_the_control_stream() -> None:
+    harness = BroadcastHarness(Limits(), ["k", "i"], ["k", "limit", "at"])
+    assert harness.process([{"k": "a", "i": 5}]) == [(5, {})]
+    assert harness.process([{"k": "a", "i": 5}], control=[rule("a", 5, 2), rule("a", 1, 1)]) == []
+    assert harness.process([{"k": "a", "i": 6}]) == [(6, {"a": 5})]
+    assert harness.process(control=[rule("b", 9), rule("a", None, 1)]) == []
+    assert harness.state("limits") == {"b": 9}
+    assert harness.process([{"k": "a", "i": 0}], control=[rule(None, None)]) == [(0, {})]
+    assert harness.state("limits") == {}
+
+
+def test_data_does_not_change_the_rules() -> None:
+    class Changing(Limits):
+        def process_element(self, value: Any, context: Context) -> Iterator[Any]:
+            self.limits.put("a", 1)
+            yield from ()
+
+    harness = BroadcastHarness(Changing(), ["k", "i"], ["k", "limit", "at"])
+    with pytest.raises(RefusedError, match="state limits: only process_broadcast_element may change it"):
+        harness.process([{"k": "a", "i": 5}], control=[rule("a", 5)])
+
+
+def test_a_rule_that_does_not_fit_is_refused() -> None:
+    harness = BroadcastHarness(Limits(), ["k", "i"], ["k", "limit", "at"])
+    with pytest.raises(StateValueError, match="state limits: 'x' does not fit BIGINT"):
+        harness.process(control=[rule("a", "x")])  # type: ignore[arg-type]
+
+
+def test_declarations_that_cannot_be_are_refused() -> None:
+    class Keyed(Limits):
+        count: ValueState[int] = ValueState("BIGINT")
+
+    with pytest.raises(RefusedError, match="Keyed: count is a ValueState; here it must be a BroadcastState"):
+        BroadcastHarness(Keyed(), ["k"], ["k", "limit", "at"])
+    with pytest.raises(RefusedError, match="Limits: at is no column of the control stream: k, limit"):
+        BroadcastHarness(Limits(), ["k"], ["k", "limit"])

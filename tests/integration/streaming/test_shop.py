@@ -22,6 +22,7 @@ from tests.integration.streaming.harness import World, read_committed
 
 JOBS = Path(__file__).parents[3] / "dags" / "jobs"
 SOURCE = "shop.events"
+SWITCHES = "shop.switches"
 
 
 @pytest.fixture
@@ -33,9 +34,9 @@ def kafka(tmp_path: Path) -> Iterator[Mapping[str, str]]:
 
 def create(config: Mapping[str, str], topics: Sequence[str]) -> None:
     admin = AdminClient(dict(config))
-    for future in admin.create_topics(
-        [NewTopic(name, num_partitions=3, replication_factor=1) for name in topics]
-    ).values():
+    # The control topic has one partition, as its records have an order.
+    new = [NewTopic(name, num_partitions=1 if name == SWITCHES else 3, replication_factor=1) for name in topics]
+    for future in admin.create_topics(new).values():
         future.result(30)
 
 
@@ -102,12 +103,12 @@ def test_a_batch_that_is_run_again_sees_the_switch_as_it_was(
     kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
 ) -> None:
     world = replace(world_of("shop_switch", kafka, tmp_path), sink="shop.switched")
-    create(kafka, [SOURCE, "shop.switches", world.sink])
+    create(kafka, [SOURCE, SWITCHES, world.sink])
     events = list(shop.events(900, users=12, seed=3))
     producer = Producer(dict(kafka))
 
     def turn(setting: str | None) -> None:
-        producer.produce("shop.switches", value=json.dumps({"name": "switch", "setting": setting}))
+        producer.produce(SWITCHES, value=json.dumps({"name": "switch", "setting": setting}))
         assert producer.flush(30) == 0
 
     send(kafka, events[:300])
@@ -127,13 +128,12 @@ def test_a_batch_that_is_run_again_sees_the_switch_as_it_was(
         world.end()
     source = {(one.partition, one.offset): json.loads(one.value or b"") for one in read_committed(kafka, SOURCE)}
     switches: dict[tuple[int, int], str] = {
-        (one.partition, one.offset): json.loads(one.value or b"")["setting"]
-        for one in read_committed(kafka, "shop.switches")
+        (one.partition, one.offset): json.loads(one.value or b"")["setting"] for one in read_committed(kafka, SWITCHES)
     }
     expected = []
     latest: str | None = None
     for commit in world.ledger()[0]:
-        for partition, (start, end) in commit.source["shop.switches"].items():
+        for partition, (start, end) in commit.source[SWITCHES].items():
             if end > start:
                 latest = switches[partition, end - 1]
         for partition, (start, end) in commit.source[SOURCE].items():

@@ -338,9 +338,7 @@ def test_a_reduction_is_an_aggregation_of_one_column(spark: SparkSession, tmp_pa
 @pytest.mark.parametrize("what", [(), (aggregation(merges=True), "sum(v) AS v"), (5,)])
 def test_what_is_no_aggregation_is_refused(spark: SparkSession, what: Any) -> None:
     frame = spark.createDataFrame([], SCHEMA)
-    with pytest.raises(
-        RefusedError, match="one or more expressions of Spark's SQL, or one Aggregation"
-    ):
+    with pytest.raises(RefusedError, match="one or more expressions of Spark's SQL, or one Aggregation"):
         key_by(frame, "k").aggregate(*what)
 
 

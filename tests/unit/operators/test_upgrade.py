@@ -228,7 +228,7 @@ def test_a_stream_runs_the_version_in_use_whatever_its_own_file_is(
     from airflow_provider_exactlyonce.hooks import launch
 
     started: list[str] = []
-    monkeypatch.setattr(launch, "launch_of", lambda settings, _: started.append(settings.application))
+    monkeypatch.setattr(launch, "launch_of", lambda settings, *_: started.append(settings.application))
     old = tmp_path / "old.py"
     old.write_text("old")
     stream = StreamingPipelineOperator(task_id="stream", application=str(old), checkpoint=str(home.path))

@@ -214,7 +214,9 @@ def test_a_task_that_is_cleared_before_its_driver_was_asked_to_stop_starts_anew_
 
 def test_a_driver_that_is_stuck_brings_the_task_back_to_fail_as_unhealthy(tmp_path: Path) -> None:
     rules = HealthRules(no_commit_within=timedelta(seconds=1))
-    with pytest.raises(UnhealthyError, match=r"no commit for \d s after commit 1, lag unknown; no_commit_within is 1 s"):
+    with pytest.raises(
+        UnhealthyError, match=r"no commit for \d s after commit 1, lag unknown; no_commit_within is 1 s"
+    ):
         play(lambda: deferred(tmp_path, "take-lease commit until-stop", health=rules))
     status = statuses.read(Home(tmp_path / "home").status)
     assert status is not None

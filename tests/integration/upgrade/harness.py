@@ -19,7 +19,8 @@ from typing import Any
 from confluent_kafka import Producer
 
 from airflow_provider_exactlyonce import cli
-from airflow_provider_exactlyonce.control import lease, releases, status, upgrade_plan
+from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import lease, processes, releases, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
@@ -140,14 +141,10 @@ class Story:
         return found
 
     def end(self) -> None:
-        """Stop whatever runs, at once."""
+        """End whatever runs, at once."""
         self.world.end()
-        held = lease.read(self.home.lease)
-        if held is not None and lease.life(held) is not lease.Life.GONE:
-            self.run("stop", "--timeout", "60")
-        for token in {plan.token for plan in [upgrade_plan.read(self.home)] if plan is not None and plan.token}:
-            from airflow_provider_exactlyonce.control import processes
-
+        held, intent, plan = lease.read(self.home.lease), intents.read(self.home.intent), upgrade_plan.read(self.home)
+        for token in {one.token for one in (held, intent, plan) if one is not None and one.token}:
             processes.sweep(token)
 
     def send(self, producer: Producer, records: int) -> None:

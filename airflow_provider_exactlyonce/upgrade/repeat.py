@@ -65,6 +65,8 @@ def find_ground(home: Home, commits: int, last: int) -> Ground:
 
     :raises RefusedError: when there is none
     """
+    if last < 2:
+        raise RefusedError(f"the pipeline has made {last} commits; a shadow run repeats those after the first one")
     wanted, lineage = max(1, last - commits), home.current()
     if lineage is not None and lineage.base_commit <= wanted:
         checkpoint, batch = Checkpoint(home.checkpoint(lineage.id)), lineage.batch_of(wanted)

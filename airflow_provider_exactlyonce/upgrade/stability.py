@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger import records
-from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 
 #: A transaction of the pipeline that is open for longer speaks against it, though it commits now and then.
 _OPEN_SECONDS: Final = 60.0
@@ -48,9 +48,7 @@ def look(home: Home, plan: Plan, config: Mapping[str, Any]) -> Sight:
     status = verdict.status_of(home, token)
     if not drivers.is_there(home, token):
         return Sight(commits=0, lag=0, unstable=f"its driver ended: {how_it_ended(home, plan)}")
-    with LedgerReader(config, plan.pipeline) as reader:
-        tail = reader.tail()
-    lag = _lag(tail, config)
+    lag = _lag(plan.pipeline, config)
     commits = status.commits_of_run if status is not None else 0
     is_running = status is not None and status.state is DriverState.RUNNING
     seen = Sight(commits=commits, lag=lag)
@@ -80,12 +78,19 @@ def _too_late(plan: Plan, status: Status | None, commits: int, lag: int) -> str:
     )
 
 
-def _lag(tail: LedgerTail | None, config: Mapping[str, Any]) -> int:
-    """Return how many committed source records the last commit has not read."""
-    if tail is None or tail.commit is None:
-        return 0
-    offsets = StableOffsets(config)
-    ends = offsets.last_stable(offsets.partitions(tail.commit.source))
+def _lag(pipeline: str, config: Mapping[str, Any]) -> int:
+    """Return how many source records that can be read the last commit has not."""
+    from confluent_kafka import KafkaException
+
+    try:
+        with LedgerReader(config, pipeline) as reader:
+            tail = reader.tail()
+        if tail is None or tail.commit is None:
+            return 0
+        offsets = StableOffsets(config)
+        ends = offsets.last_stable(offsets.partitions(tail.commit.source))
+    except KafkaException as error:
+        raise ExactlyOnceError(f"how far {pipeline} is can't be seen: {error.args[0]}") from error
     read = {(topic, partition): end for topic, of in tail.commit.source.items() for partition, (_, end) in of.items()}
     return sum(max(0, end - read.get(place, 0)) for place, end in ends.items())
 

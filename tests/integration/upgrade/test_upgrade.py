@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from tests.integration.upgrade.harness import Story
 
 INTENDED = ["--compare", "k,start,total,n", "--allow", "changed", "--allow", "missing"]
@@ -22,7 +23,14 @@ def test_an_upgrade_under_load_loses_and_doubles_nothing(story: Story) -> None:
     assert (answer["outcome"], answer["changed"], story.in_use()) == ("done", True, "second")
     assert answer["shadow"]["columns"] == ["k", "start", "total", "n"]
     story.drain()
-    assert story.run("stop").returncode == 0
+    stopped = story.run("stop", "--savepoint", "the end")
+    assert json.loads(stopped.stdout)["savepoint"] == Savepoints(story.home.savepoints).list()[-1].id
+
+    _, runs = story.world.ledger()
+    old = story.world.start()
+    assert old.wait() == 64
+    assert "VersionRefusedError" in old.output(), "an old file does not undo an upgrade"
+    assert story.world.ledger()[1] == runs
     assert story.check() == ["first", "second"]
 
 

@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.backfill.command import add_backfill_parser
 from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments, add_savepoint_parser, with_action
 from airflow_provider_exactlyonce.checkpoint.restore_command import add_restore_parser
 from airflow_provider_exactlyonce.checkpoint.stop_command import add_stop_parser
-from airflow_provider_exactlyonce.control import lease, restarts, status
+from airflow_provider_exactlyonce.control import lease, restarts, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.cli import add_broker_parser
 from airflow_provider_exactlyonce.doctor.command import add_doctor_parser
@@ -140,6 +140,7 @@ def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
     held = lease.read(home.lease)
     driver = status.read(home.status)
     newest = driver if driver and claim and driver.token == claim.token else None
+    plan = upgrade_plan.read(home)
     return {
         "pipeline": pipeline,
         "run": claim.run if claim else None,
@@ -149,6 +150,8 @@ def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
         "host": held.host if held else None,
         "home": str(home.path),
         "lineage": claim.lineage if claim else None,
+        "version": claim.version if claim else None,
+        "upgrade": plan.sentence if plan is not None and not plan.is_over else None,
         "commit": commit.commit if commit else 0,
         "batch": commit.batch if commit else None,
         "committed": _time(commit.committed) if commit else None,

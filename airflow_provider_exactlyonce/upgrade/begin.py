@@ -77,6 +77,9 @@ def begin_rollback(
         if found is not None and found.id == request:
             return found
         version, savepoint = _target(home, pipeline, found, version, savepoint)
+        is_ours = found is not None and (found.application, found.old, found.savepoint) == (None, version, savepoint)
+        if found is not None and is_ours and not found.is_over:
+            return found  # of somebody who was lost
         if releases.application(home, version) is None:
             raise RefusedError(
                 f"{home.path} has no copy of the job's file of version {version}: only versions that have run there "

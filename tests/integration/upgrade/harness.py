@@ -19,6 +19,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 from airflow_provider_exactlyonce import cli
+from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease, processes, releases, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
@@ -236,6 +237,8 @@ class Story:
         ]
         assert len(expected) > 10, "the windows close"
         assert sorted(found, key=str) == sorted(expected, key=str)
+        report = audit(self.world.config, self.world.pipeline, AuditOptions(patience_seconds=10))
+        assert report.is_clean, [str(violation) for violation in report.found]
         return order
 
 

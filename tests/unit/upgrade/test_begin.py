@@ -118,6 +118,7 @@ def test_a_rollback_goes_to_what_the_last_upgrade_has_replaced(home: Home, tmp_p
     plan = begin_rollback(home, "p", Options(), request="c3")
     assert (plan.step, plan.old, plan.savepoint, plan.unpin) == (Step.STOP_NEW, "old", "7-ab", ("7-ab",))
     assert begin_rollback(home, "p", Options(), request="c3") == plan
+    assert begin_rollback(home, "p", Options(), request="d4") == plan, "of one that was lost"
 
 
 def test_a_rollback_in_the_midst_of_an_upgrade_goes_to_where_that_has_begun(

@@ -176,6 +176,10 @@ class PipelineLineage:
         """Return the same: what is committed stays committed."""
         return self.get_openlineage_facets_on_complete(task_instance)
 
+    def ledger_of(self, pipeline: str) -> str:
+        """Return the name of the ledger in which the task's commits are."""
+        return pipeline
+
     def _lineage(self, since: int | None) -> Lineage:
         from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
         from airflow_provider_exactlyonce.hooks import home
@@ -185,7 +189,7 @@ class PipelineLineage:
         name = getattr(self, "pipeline", None)
         try:
             _, pipeline = home.find(self.kafka_conn_id, pipeline=name, checkpoint=self.checkpoint)
-            known = committed_since(config, pipeline, since)
+            known = committed_since(config, self.ledger_of(pipeline), since)
         except UnknownPipelineError:
             known = None
         return lineage_of(config["bootstrap.servers"], known)

@@ -143,6 +143,12 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         found, pipeline = home.find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint or None)
         return homes.make(found, pipeline, request)
 
+    def ledger_of(self, pipeline: str) -> str:
+        """Return the ledger of the pipeline's backfills."""
+        from airflow_provider_exactlyonce.ledger.records import backfill_pipeline
+
+        return backfill_pipeline(pipeline)
+
     def launch(self, home: Home, until: str, goal: str | None) -> Launch:
         """Return how the driver is started.
 

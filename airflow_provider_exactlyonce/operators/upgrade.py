@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from airflow.sdk import BaseOperator, conf
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.hooks.lineage import PipelineLineage
 from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
 from airflow_provider_exactlyonce.triggers.upgrade import UpgradeTrigger
 
@@ -29,7 +30,7 @@ __all__ = ["RollbackPipelineOperator", "UpgradePipelineOperator"]
 _BACKSTOP_SECONDS: Final = 60.0
 
 
-class _PlanOperator(BaseOperator):
+class _PlanOperator(PipelineLineage, BaseOperator):
     """Carries out a plan that is on disk: a retry, and the return from the triggerer, go on where it is."""
 
     template_fields: Sequence[str] = (

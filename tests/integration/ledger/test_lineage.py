@@ -18,7 +18,9 @@ from openlineage.client.uuid import generate_new_uuid
 
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.hooks import lineage
+from airflow_provider_exactlyonce.operators.backfill import BackfillPipelineOperator
 from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
+from airflow_provider_exactlyonce.operators.upgrade import UpgradePipelineOperator
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
 
 COMMITS = 90
@@ -137,6 +139,12 @@ def test_of_a_long_task_the_newest_commits_are_told(pipeline: CraftedPipeline, m
     known = lineage.committed_since(pipeline.config, "lineage", 1000)
     assert known is not None
     assert [record.commit for record in known[1]] == list(range(COMMITS - 19, COMMITS + 1))
+
+
+def test_a_backfill_tells_what_is_in_the_ledger_of_backfills_and_an_upgrade_what_the_pipeline_commits() -> None:
+    named = {"task_id": "t", "pipeline": "shop", "application": "job.py"}
+    assert BackfillPipelineOperator(**named).ledger_of("shop") == "shop.backfill"
+    assert UpgradePipelineOperator(**named).ledger_of("shop") == "shop"
 
 
 def test_airflows_own_extractor_finds_the_methods(

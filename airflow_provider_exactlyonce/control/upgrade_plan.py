@@ -41,6 +41,7 @@ class Step(StrEnum):
     FAILED = "failed"  # a person is needed
 
 
+_PLAN: Final = "upgrade.json"
 #: After these nothing follows.
 ENDS: Final = frozenset({Step.DONE, Step.CHECKED, Step.ROLLED_BACK, Step.UNSTABLE, Step.REFUSED, Step.FAILED})
 #: While these are taken, nobody else may start a driver.
@@ -139,14 +140,14 @@ class Plan:
         return {"schema": 1, **asdict(self)}
 
 
-def path_of(home: Home, *, dry_run: bool = False) -> Path:
-    """Return where the plan is; that of a dry run lies beside, and holds nobody up."""
-    return home.control / ("upgrade-dry-run.json" if dry_run else "upgrade.json")
+def path_of(home: Home, name: str, *, dry_run: bool = False) -> Path:
+    """Return where something of an upgrade is; what a dry run has lies beside, and holds nobody up."""
+    return home.control / (f"dry-run-{name}" if dry_run else name)
 
 
 def read(home: Home, *, dry_run: bool = False) -> Plan | None:
     """Return the newest plan, None when there was none."""
-    body = documents.read(path_of(home, dry_run=dry_run))
+    body = documents.read(path_of(home, _PLAN, dry_run=dry_run))
     if body is None:
         return None
     options = body.pop("options")
@@ -163,17 +164,17 @@ def read(home: Home, *, dry_run: bool = False) -> Plan | None:
 
 def write(home: Home, plan: Plan, *, dry_run: bool = False) -> None:
     """Replace the plan."""
-    documents.write(path_of(home, dry_run=dry_run), plan.document())
+    documents.write(path_of(home, _PLAN, dry_run=dry_run), plan.document())
 
 
 @contextmanager
-def working_on(home: Home) -> Iterator[None]:
+def working_on(home: Home, *, dry_run: bool = False) -> Iterator[None]:
     """Keep everybody else from advancing the plan; a process that dies lets go.
 
     :raises AlreadyRunningError: when somebody does
     """
     home.control.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(home.control / "upgrade.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(path_of(home, "upgrade.lock", dry_run=dry_run), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -31,7 +31,7 @@ def begin_upgrade(
     _check(options)
     file = Path(application)
     job_hash = releases.hash_of(file)
-    with upgrade_plan.working_on(home):
+    with upgrade_plan.working_on(home, dry_run=dry_run):
         found = upgrade_plan.read(home, dry_run=dry_run)
         if found is not None and found.id == request:
             return found

@@ -80,7 +80,7 @@ class Upgrade:
         :raises AlreadyRunningError: when somebody else works on it, or has replaced it
         :raises ExactlyOnceError: when a step failed and may be taken again
         """
-        with upgrade_plan.working_on(self._home):
+        with upgrade_plan.working_on(self._home, dry_run=self._dry_run):
             plan = self._read()
             while not plan.is_over:
                 failpoints.reach(f"upgrade-{plan.step}")
@@ -175,7 +175,7 @@ class Upgrade:
         if plan.options.shadow_commits == 0:
             return replace(plan, step=following)
         try:
-            report = shadow_run.run(self._home, plan, self._tools)
+            report = shadow_run.run(self._home, plan, self._tools, dry_run=self._dry_run)
         except RefusedError as error:
             return _refused(plan, error)
         found = replace(plan, shadow=report)

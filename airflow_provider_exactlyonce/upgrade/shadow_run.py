@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import documents, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
@@ -22,13 +22,13 @@ _SHOWN_CHARACTERS: Final = 2000
 _KINDS: Final = ("missing", "extra", "changed")
 
 
-def run(home: Home, plan: Plan, tools: Tools) -> dict[str, Any]:
+def run(home: Home, plan: Plan, tools: Tools, *, dry_run: bool) -> dict[str, Any]:
     """Make the shadow run of a plan's new version; returns the report.
 
     :raises RefusedError: when there is nothing to repeat, or nothing to compare with
     :raises ExactlyOnceError: when its process failed
     """
-    folder, log = home.control / "shadow", home.logs / "shadow.log"
+    folder, log = upgrade_plan.path_of(home, "shadow", dry_run=dry_run), home.logs / "shadow.log"
     shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
     request, report = folder / "request.json", folder / "report.json"
     try:

@@ -95,6 +95,8 @@ def test_nobody_else_works_on_a_plan_until_its_process_has_ended(home: Home) -> 
     assert process.stdout.readline() == b"held\n"
     with pytest.raises(AlreadyRunningError, match="another process works on"), upgrade_plan.working_on(home):
         pass
+    with upgrade_plan.working_on(home, dry_run=True):
+        pass
     process.kill()
     process.wait(10)
     process.stdout.close()

@@ -52,14 +52,17 @@ class Reporter:
         self._next = 0.0
 
     def report(self) -> None:
-        """Send what is known, unless that was just done."""
+        """Send what is known, unless that was just done. Never raises: metrics must not cost a stream its watcher."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + INTERVAL_SECONDS
-        state, status = state_of(self._home)
-        if status is not None:
-            for name, value in measure(self._home, state, status, time.time()).items():
-                _send(name, status.pipeline, value)
+        try:
+            state, status = state_of(self._home)
+            if status is not None:
+                for name, value in measure(self._home, state, status, time.time()).items():
+                    _send(name, status.pipeline, value)
+        except Exception:
+            _log.warning("the metrics of %s could not be sent", self._home.path, exc_info=True)
 
 
 def measure(home: Home, state: PipelineState, status: Status, now: float) -> Mapping[str, float]:
@@ -97,10 +100,7 @@ def reporting(home: Home) -> Iterator[None]:
 
     def work() -> None:
         while True:
-            try:
-                reporter.report()
-            except Exception:  # metrics must never cost a stream its supervisor
-                _log.warning("the metrics of %s could not be sent", home.path, exc_info=True)
+            reporter.report()
             if done.wait(INTERVAL_SECONDS):
                 return
 

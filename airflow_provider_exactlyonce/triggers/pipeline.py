@@ -120,10 +120,7 @@ class PipelineTrigger(BaseTrigger):
         from airflow_provider_exactlyonce.hooks.metrics import Reporter
 
         self._metrics = self._metrics or Reporter(home)
-        try:
-            self._metrics.report()
-        except Exception as error:  # metrics must never cost a stream its supervisor
-            self.log.warning("the metrics of %s could not be sent: %s", self.home, error)
+        self._metrics.report()
 
     def _stop(self, timeout_seconds: float) -> None:
         from airflow_provider_exactlyonce.control import commands, stopping

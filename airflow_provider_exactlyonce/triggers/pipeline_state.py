@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.state import PipelineState
     from airflow_provider_exactlyonce.control.status import Status
+    from airflow_provider_exactlyonce.hooks.metrics import Reporter
 
 #: For so long it is not looked up again where a pipeline's home is.
 _HOME_SECONDS: Final = 30.0
@@ -26,6 +27,7 @@ class StateLooker(Looker):
     def __init__(self, conn_id: str) -> None:
         super().__init__(conn_id)
         self._homes: dict[_Place, tuple[Home, str, float]] = {}
+        self._reporters: dict[str, Reporter] = {}  # by home
 
     def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, Look | Exception]:
         from confluent_kafka import KafkaException
@@ -46,11 +48,13 @@ class StateLooker(Looker):
 
     def _close(self) -> None:
         self._homes.clear()
+        self._reporters.clear()
 
     def _state(self, place: _Place) -> tuple[str, PipelineState, Status | None]:
         from airflow_provider_exactlyonce.control.state import PipelineState, state_of
         from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
         from airflow_provider_exactlyonce.hooks import home as homes
+        from airflow_provider_exactlyonce.hooks.metrics import Reporter
 
         pipeline, checkpoint = place
         home, name, until = self._homes.get(place, (None, "", 0.0))
@@ -60,6 +64,7 @@ class StateLooker(Looker):
             except UnknownPipelineError:
                 return pipeline or str(checkpoint), PipelineState.ABSENT, None
             self._homes[place] = home, name, time.monotonic() + _HOME_SECONDS
+        self._reporters.setdefault(str(home.path), Reporter(home)).report()
         return name, *state_of(home)
 
 

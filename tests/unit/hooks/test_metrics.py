@@ -18,6 +18,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.hooks import metrics
 from airflow_provider_exactlyonce.hooks.metrics import METRICS, Reporter, measure, reporting
+from airflow_provider_exactlyonce.sensors.pipeline_state import PipelineStateSensor
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -131,6 +132,21 @@ def test_a_watcher_reports_at_once_and_then_at_its_interval(
         time.sleep(0.4)
         assert received(server)["exactlyonce.commits_total"] == 8
     assert received(server) == {}, "nothing is sent when nobody watches"
+
+
+def test_who_waits_for_a_state_reports_too(server: socket.socket, tmp_path: Path) -> None:
+    home = home_of(tmp_path)
+    sensor = PipelineStateSensor(task_id="s", checkpoint=str(home.path), states=["running"])
+    assert sensor.execute({})["state"] == "running"  # type: ignore[typeddict-item]
+    assert received(server)["exactlyonce.commits_total"] == 7
+
+
+def test_what_fails_is_logged_and_costs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    home = home_of(tmp_path)
+    home.status.unlink()
+    home.status.mkdir()
+    Reporter(home).report()
+    assert f"the metrics of {home.path} could not be sent" in caplog.text
 
 
 def test_the_documentation_lists_every_metric_and_its_alerts_use_no_other() -> None:

@@ -58,7 +58,7 @@ RESCALE_NAMES: Final = (
 #: The steps of an upgrade and of its way back: each when it is on disk and not taken, and when it is taken.
 UPGRADE_NAMES: Final = tuple(
     f"upgrade-{step}{when}"
-    for step in ("check", "compare", "stop", "start", "watch", "stop-new", "restore", "start-old", "watch-old")
+    for step in ("check", "compare", "stop", "start", "watch", "stop-new", "restore", "start-old", "watch-old", "rest")
     for when in ("", "-taken")
 )
 #: The steps of a backfill: its lineage is made, a batch is noted, its last record is committed. In between it takes

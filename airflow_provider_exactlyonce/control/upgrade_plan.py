@@ -33,8 +33,9 @@ class Step(StrEnum):
     RESTORE = "restore"  # a lineage is made of the savepoint
     START_OLD = "start-old"  # the driver of the version that is gone back to starts
     WATCH_OLD = "watch-old"  # until it has caught up
+    REST = "rest"  # what was started stops, because nothing ran before
     DONE = "done"  # the new version is in use
-    ROLLED_BACK = "rolled-back"  # the old version is in use again, and runs
+    ROLLED_BACK = "rolled-back"  # the old version is in use again
     CHECKED = "checked"  # the end of a dry run: nothing was touched, and nothing speaks against it
     UNSTABLE = "unstable"  # the new version is in use, as it was asked for, and not stable
     REFUSED = "refused"  # nothing was touched
@@ -88,6 +89,7 @@ class Plan:
     :param savepoint: what a rollback goes back to
     :param pinned: whether this plan has pinned it
     :param unpin: savepoints of earlier upgrades that are pinned until this one has ended well
+    :param was_stopped: nothing ran when the plan was begun, so nothing does in the end
     :param token: start token of the driver that this plan starts
     :param log: that driver's output
     :param entered: when the step was begun, seconds since the epoch
@@ -109,6 +111,7 @@ class Plan:
     savepoint: str | None = None
     pinned: bool = False
     unpin: tuple[str, ...] = ()
+    was_stopped: bool = False
     token: str | None = None
     log: str | None = None
     started: float = field(default_factory=time.time)

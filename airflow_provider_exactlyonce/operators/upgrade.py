@@ -168,8 +168,8 @@ class UpgradePipelineOperator(_PlanOperator):
 
     Checks the new version against a savepoint, compares its output on the newest commits if asked to, stops the driver
     with a savepoint, starts the new version's, and waits until it is stable: ``docs/upgrades.md``. The driver goes on
-    when the task is done; a ``StreamingPipelineOperator`` with ``until="forever"`` takes it over. A task that is killed
-    leaves its plan where it is; the next try goes on there.
+    when the task is done, unless none ran before; a ``StreamingPipelineOperator`` with ``until="forever"`` takes it
+    over. A task that is killed leaves its plan where it is; the next try goes on there.
 
     Returns ``pipeline``, ``outcome`` (``done``), ``changed`` (False if the version was in use already), ``old`` and
     ``new`` version, ``savepoint``, ``reason``, ``log``, ``seconds``, ``check`` and ``shadow`` (the reports). A task

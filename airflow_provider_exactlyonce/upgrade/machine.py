@@ -72,6 +72,7 @@ class Upgrade:
             Step.RESTORE: self._restore,
             Step.START_OLD: self._start_old,
             Step.WATCH_OLD: self._watch_old,
+            Step.REST: self._rest,
         }
 
     def advance(self) -> Plan | Wait:
@@ -213,6 +214,7 @@ class Upgrade:
             savepoint=savepoint,
             pinned=pinned or plan.pinned,
             unpin=tuple(one for one in unpin if one != savepoint),
+            was_stopped=found.token is None,
             token=str(uuid.uuid4()),
         )
 
@@ -239,7 +241,8 @@ class Upgrade:
             return self._unstable(plan, seen.unstable)
         if seen.stable is not None:
             self._unpin(plan.unpin)
-            return replace(plan, step=Step.DONE, reason=f"stable after {seen.stable}")
+            following = Step.REST if plan.was_stopped else Step.DONE
+            return replace(plan, step=following, reason=f"stable after {seen.stable}")
         if seen.commits == 0 and seen.lag > plan.lag_peak:
             upgrade_plan.write(self._home, replace(plan, lag_peak=seen.lag))
         left = plan.entered + plan.options.stable_timeout - time.time()
@@ -258,13 +261,16 @@ class Upgrade:
         reason = f"a rollback to version {plan.old}"
         request = f"{plan.id}b"  # the stop of the old version has the plan's own
         found = Stop(self._home, plan.pipeline, self._tools.config, request=request, reason=reason).advance()
+        was_stopped = plan.was_stopped
         if isinstance(found, Wait):
             if time.time() - plan.entered <= plan.options.stop_timeout:
                 return replace(found, seconds=plan.options.stop_timeout)
             stopping.ask_and_enforce(self._home, found.token, reason=reason, timeout_seconds=0)
             if drivers.is_there(self._home, found.token):
                 raise not_stopped(self._home, plan.pipeline, found.token, plan.options.stop_timeout)
-        return replace(plan, step=Step.RESTORE)
+        elif plan.application is None:  # a rollback by hand; what an upgrade has found is known
+            was_stopped = found.token is None
+        return replace(plan, step=Step.RESTORE, was_stopped=was_stopped)
 
     def _restore(self, plan: Plan) -> Plan:
         """Make a lineage of the savepoint, which replays what was committed since without writing it."""
@@ -296,7 +302,7 @@ class Upgrade:
         if status is not None and status.state is DriverState.RUNNING:
             if status.replay is None or not status.replay.pending:
                 self._unpin((*plan.unpin, *([str(plan.savepoint)] if plan.pinned else [])))
-                return replace(plan, step=Step.ROLLED_BACK)
+                return replace(plan, step=Step.REST if plan.was_stopped else Step.ROLLED_BACK)
         elif not drivers.is_there(self._home, str(plan.token)):
             return _failed(
                 plan,
@@ -304,6 +310,18 @@ class Upgrade:
                 f"{stability.how_it_ended(self._home, plan)}",
             )
         return Wait(token=str(plan.token), commits=0)
+
+    def _rest(self, plan: Plan) -> Plan | Wait:
+        """Stop what was started, because nothing ran before."""
+        request, reason = f"{plan.id}c", "the pipeline was stopped before"
+        found = Stop(self._home, plan.pipeline, self._tools.config, request=request, reason=reason).advance()
+        self._reap()
+        if isinstance(found, Wait):
+            limit = plan.options.stop_timeout
+            self._limit(plan, limit, not_stopped(self._home, plan.pipeline, found.token, limit))
+            return replace(found, seconds=limit)
+        is_upgrade = plan.application is not None and plan.error is None
+        return replace(plan, step=Step.DONE if is_upgrade else Step.ROLLED_BACK)
 
     # -- both -------------------------------------------------------------------------------------------------------
 
@@ -347,8 +365,8 @@ def raise_outcome(plan: Plan) -> None:
     what = f"version {plan.new} of pipeline {plan.pipeline} was not stable: " if was_started else ""
     now = {
         Step.REFUSED: "",
-        Step.ROLLED_BACK: f". Version {plan.old} runs again, from savepoint {plan.savepoint}; what version {plan.new} "
-        "has committed stays committed",
+        Step.ROLLED_BACK: f". Version {plan.old} is in use again, from savepoint {plan.savepoint}; what version "
+        f"{plan.new} has committed stays committed",
         Step.UNSTABLE: f". It is left as it is; to go back: exactlyonce rollback {plan.pipeline}",
         Step.FAILED: ". No driver runs: a person has to decide",
     }[plan.step]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_provider_exactlyonce.control import lease, releases, status, upgrade_plan
+from airflow_provider_exactlyonce.control import commands, lease, releases, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.status import DriverState, ReplayReport, Status
@@ -146,7 +147,7 @@ def test_a_plan_that_is_done_is_the_result_of_every_try_and_a_clear_makes_anothe
         (
             Step.ROLLED_BACK,
             UpgradeUnstableError,
-            "version v2 of pipeline p was not stable: boom. Version v1 runs again",
+            "version v2 of pipeline p was not stable: boom. Version v1 is in use again",
         ),
         (Step.UNSTABLE, UpgradeUnstableError, "boom. It is left as it is; to go back: exactlyonce rollback p"),
         (Step.FAILED, UpgradeUnstableError, "boom. No driver runs"),
@@ -180,8 +181,30 @@ def test_a_task_that_waits_gives_its_slot_back_and_the_retry_goes_on_where_it_wa
     assert path == "airflow_provider_exactlyonce.triggers.upgrade.UpgradeTrigger"
     assert UpgradeTrigger(**json.loads(json.dumps(arguments))).serialize() == (path, arguments)
     status.write(home.status, Status(pipeline="p", token="t", state=DriverState.RUNNING))
-    with pytest.raises(UpgradeUnstableError, match="Version v1 runs again"):
+    with pytest.raises(UpgradeUnstableError, match="Version v1 is in use again"):
         upgrade(home, job, deferrable=True).resume_from_trigger({"ti": TaskInstance()}, {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "end"),
+    [
+        ({"new": "v2", "reason": "stable after 3 commits"}, Step.DONE),
+        ({"new": "v2", "reason": "boom", "error": "UpgradeUnstableError"}, Step.ROLLED_BACK),
+        ({"application": None}, Step.ROLLED_BACK),
+    ],
+)
+def test_a_pipeline_that_was_stopped_is_stopped_again(home: Home, job: str, changes: dict[str, Any], end: Step) -> None:
+    plan = begun(home, job, Step.REST, old="v1", token="t", was_stopped=True, **changes)
+    task = upgrade(home, job, deferrable=True)
+    with lease.holding(home.lease, "p", "t"):
+        with pytest.raises(TaskDeferred):
+            execute(task)
+        assert commands.stop_requested(home, "t") == "the pipeline was stopped before"
+    with contextlib.suppress(UpgradeUnstableError):
+        execute(task)
+    found = upgrade_plan.read(home)
+    assert found is not None
+    assert (found.id, found.step) == (plan.id, end)
 
 
 def fires_within(home: Home, seconds: float, **arguments: Any) -> bool:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointConfig, CheckpointingMode, OnCancellation
     from airflow_provider_exactlyonce.streaming.connected_stream import ConnectedStream, connect
     from airflow_provider_exactlyonce.streaming.definition import Pipeline, pipeline
-    from airflow_provider_exactlyonce.streaming.keyed_stream import KeyedStream, key_by
+    from airflow_provider_exactlyonce.streaming.keyed_stream import KeyedStream, key_by, spread
     from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
     from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import AvroFormat
     from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
@@ -33,6 +33,7 @@ __all__ = [
     "connect",
     "key_by",
     "pipeline",
+    "spread",
 ]
 
 _HOMES: Final = {
@@ -51,6 +52,7 @@ _HOMES: Final = {
     "connect": "connected_stream",
     "key_by": "keyed_stream",
     "pipeline": "definition",
+    "spread": "keyed_stream",
 }
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state.broadcast import COPY, IS_DATA, BroadcastProcessFunction, as_keyed, columns_of
-from airflow_provider_exactlyonce.streaming.keyed_stream import key_by
-
-_COPIES: Final = 4
+from airflow_provider_exactlyonce.streaming.keyed_stream import COPIES, copy_of, key_by
 
 
 class ConnectedStream:
@@ -27,15 +24,14 @@ class ConnectedStream:
         """Return what a function gives out for the rows of the data.
 
         :param function: an instance; a copy of it runs for each copy of the rules
-        :raises RefusedError: when its declarations can't be
+        :raises RefusedError: when its declarations can't be, or there is no copy
         """
         data, control = self._data.columns, self._control.columns
         keyed = as_keyed(function, data, control)
         *_, datum_names, rule_names = columns_of(data, control)
         datum = _renamed(self._data, datum_names)
         rule = _renamed(self._control, rule_names)
-        # By the row itself, so that it goes to the same copy when its batch is run again.
-        place = F.pmod(F.xxhash64(*(self._data[name] for name in data)), F.lit(self._copies)).cast("int")
+        place = copy_of(self._data, self._copies)
         everywhere = F.explode(F.array(*(F.lit(copy) for copy in range(self._copies))))
         rows = self._data.select(
             place.alias(COPY), F.lit(True).alias(IS_DATA), *datum, *_nulls(self._control, rule_names)
@@ -46,16 +42,13 @@ class ConnectedStream:
         return key_by(rules.union(rows), COPY).process(keyed)
 
 
-def connect(data: DataFrame, control: DataFrame, *, copies: int = _COPIES) -> ConnectedStream:
+def connect(data: DataFrame, control: DataFrame, *, copies: int = COPIES) -> ConnectedStream:
     """Connect a stream with a control stream, whose records reach every task.
 
     :param data: the stream
     :param control: the control stream, another source of the same pipeline
     :param copies: of the rules, at least as many as cores are to work on the data; it must never change
-    :raises RefusedError: when there is no copy
     """
-    if copies < 1:
-        raise RefusedError(f"connect(copies={copies}): at least 1")
     return ConnectedStream(data, control, copies)
 
 

@@ -14,6 +14,7 @@ from pyspark.sql.types import ArrayType, MapType, Row, StructType, TimestampType
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.state import values
 from airflow_provider_exactlyonce.state.aggregation import Aggregation, function_of
+from airflow_provider_exactlyonce.state.broadcast import COPY
 from airflow_provider_exactlyonce.state.declared import Shape
 from airflow_provider_exactlyonce.state.function import (
     KeyedProcessFunction,
@@ -28,7 +29,7 @@ from airflow_provider_exactlyonce.streaming import combining
 from airflow_provider_exactlyonce.streaming.marked_errors import mark
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.streaming.stateful_processor import (
         ExpiredTimerInfo,
         StatefulProcessorHandle,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
         ValueState,
     )
 
+#: By default; a copy is a key of its own, and keys are spread over the state partitions by chance.
+COPIES: Final = 4
 #: Where Spark notes that a column has a watermark.
 _WATERMARK: Final = "spark.watermarkDelayMs"
 
@@ -57,8 +60,31 @@ def key_by(frame: DataFrame, *columns: str) -> KeyedStream:
     return KeyedStream(frame, columns)
 
 
+def spread(frame: DataFrame, *, copies: int = COPIES) -> KeyedStream:
+    """Spread a stream without a key over copies of a function, each with state of its own: Flink's operator state.
+
+    When the number of state partitions changes, copies move with their state. A row goes to the copy that its values
+    tell, so that it goes to the same one when its batch is run again.
+
+    :param frame: the stream, or a batch in a test
+    :param copies: at least as many as cores are to work on it; it must never change
+    :raises RefusedError: when there is no copy
+    """
+    return KeyedStream(frame.withColumn(COPY, copy_of(frame, copies)), (COPY,))
+
+
+def copy_of(frame: DataFrame, copies: int) -> Column:
+    """Return the number of the copy that a row goes to.
+
+    :raises RefusedError: when there is no copy
+    """
+    if copies < 1:
+        raise RefusedError(f"copies={copies}: at least 1")
+    return F.pmod(F.xxhash64(*(frame[name] for name in frame.columns)), F.lit(copies)).cast("int")
+
+
 class KeyedStream:
-    """A stream with a key; made by :func:`key_by`."""
+    """A stream with a key; made by :func:`key_by` and :func:`spread`."""
 
     def __init__(self, frame: DataFrame, columns: Sequence[str]) -> None:
         self._frame = frame

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -23,6 +23,7 @@ from tests.integration.streaming.harness import World, read_committed
 JOBS = Path(__file__).parents[3] / "dags" / "jobs"
 SOURCE = "shop.events"
 SWITCHES = "shop.switches"
+NUMBERS = "shop.numbers"
 
 
 @pytest.fixture
@@ -145,6 +146,68 @@ def test_a_batch_that_is_run_again_sees_the_switch_as_it_was(
     assert sorted(map(str, expected)) == sorted(
         str((row["uuid"], row["event_id"], row.get("switch"))) for row in written
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_poison_record_stops_the_counting_and_once_it_is_handled_the_count_goes_on(
+    kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
+) -> None:
+    world = world_of("shop_counts", kafka, tmp_path)
+    create(kafka, [NUMBERS, world.sink])
+    producer = Producer(dict(kafka))
+
+    def send_numbers(*numbers: int) -> None:
+        for number in numbers:
+            producer.produce(NUMBERS, value=json.dumps({"number": number}))
+        assert producer.flush(30) == 0
+
+    def count() -> int:
+        latest = {one.key: json.loads(one.value or b"")["count"] for one in read_committed(kafka, world.sink)}
+        return sum(latest.values())
+
+    try:
+        send_numbers(*range(1, 301))
+        assert world.start().wait() == 0
+        assert count() == 300
+        send_numbers(*range(1, 51), 0, *range(1, 51))
+        for _ in range(2):
+            failed = world.start()
+            assert failed.wait(200) not in (0, -signal.SIGKILL)
+            assert "ZeroDivisionError" in failed.output()
+            assert (count(), world.commits()) == (300, 1)
+        text = (JOBS / "shop_counts.py").read_text()
+        handled = tmp_path / "shop_counts.py"
+        handled.write_text(text.replace("10 / value.number", "10 / (value.number or 1)"))
+        assert handled.read_text() != text
+        last = replace(world, job=str(handled)).start()
+        assert last.wait() == 0, last.output()[-3000:]
+    finally:
+        world.end()
+    assert count() == 401
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_what_waits_in_a_buffer_survives_a_kill(kafka: Mapping[str, str], tmp_path: Path, spark_classes: None) -> None:
+    world = world_of("shop_parcels", kafka, tmp_path)
+    create(kafka, [SOURCE, world.sink])
+    events = list(shop.events(600, users=12, seed=3))
+    try:
+        send(kafka, events[:300])
+        killed = world.start(failpoints="after-end-transaction:run=1:batch=0")
+        assert killed.wait() == -signal.SIGKILL, killed.output()[-3000:]
+        send(kafka, events[300:])
+        last = world.start()
+        assert last.wait() == 0, last.output()[-3000:]
+    finally:
+        world.end()
+    parcels = [json.loads(one.value or b"")["event_ids"] for one in read_committed(kafka, world.sink)]
+    paid = Counter(event.event_id for event in events if event.behavior == "pay")
+    given = Counter(number for parcel in parcels for number in parcel)
+    assert {len(parcel) for parcel in parcels} == {10}
+    assert given <= paid
+    assert (paid - given).total() < 2 * 10, "less than a parcel waits in each of the two copies"
 
 
 @pytest.mark.slow

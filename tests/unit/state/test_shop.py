@@ -36,3 +36,19 @@ def test_the_events_try_what_is_hard() -> None:
     assert sum(one.ts > other.ts for one, other in itertools.pairwise(EVENTS)) > 100, "some are late"
     assert list(shop.events(4000, users=60, seed=7)) == EVENTS
     assert {status for rows in shop.orders(EVENTS).values() for *_, status, _ in rows} == {"added", "paid", "cancelled"}
+
+
+def test_a_zero_stops_the_counting_and_leaves_the_counts() -> None:
+    harness = KeyedHarness(shop.module_of("shop_counts").Counts(), "copy")
+    assert harness.process([{"copy": 0, "number": 5}, {"copy": 1, "number": 2}]) == [("0", 1), ("1", 1)]
+    with pytest.raises(ZeroDivisionError):
+        harness.process([{"copy": 0, "number": 5}, {"copy": 1, "number": 0}])
+    assert harness.process([{"copy": 0, "number": 5}]) == [("0", 2)]
+
+
+def test_a_buffer_gives_out_parcels_of_ten_and_keeps_the_rest() -> None:
+    harness = KeyedHarness(shop.module_of("shop_parcels").Parcels(), "copy")
+    given = [{"copy": 0, "event_id": number} for number in range(47)]
+    parcels = [row.event_ids for rows in (given[:4], given[4:30], given[30:]) for row in harness.process(rows)]
+    assert parcels == [list(range(start, start + 10)) for start in range(0, 40, 10)]
+    assert harness.state("buffer", 0) == list(range(40, 47))

@@ -24,8 +24,15 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
-from airflow_provider_exactlyonce.state import Aggregation, Context, KeyedProcessFunction, ReducingState
-from airflow_provider_exactlyonce.streaming import key_by, settings
+from airflow_provider_exactlyonce.state import (
+    Aggregation,
+    BroadcastProcessFunction,
+    BroadcastState,
+    Context,
+    KeyedProcessFunction,
+    ReducingState,
+)
+from airflow_provider_exactlyonce.streaming import connect, key_by, settings
 
 OUTPUT = "k BIGINT, total BIGINT"
 
@@ -83,6 +90,23 @@ FLOORS: Mapping[str, tuple[str, float]] = {
 }
 
 
+class Ruled(BroadcastProcessFunction[Any, Any, Any]):
+    """Looks a rule up for each row."""
+
+    output = "name STRING, known BOOLEAN"
+    rules: BroadcastState[str, str] = BroadcastState("STRING", "STRING")
+
+    def process_element(self, value: Any, context: Context) -> Iterator[Any]:
+        yield value.name, self.rules.contains(value.name)
+
+    def process_broadcast_element(self, value: Any, context: Context) -> None:
+        self.rules.put(value.name, value.text)
+
+
+#: What 1 MB of rules may cost a batch.
+RULES_MILLISECONDS_MAX = 50
+
+
 @dataclass(frozen=True)
 class Load:
     rows: int
@@ -136,6 +160,29 @@ def rows_a_second(spark: SparkSession, load: Load, folder: Path, variant: str) -
     return [one.numInputRows * 1000 / one.durationMs["addBatch"] for one in done[1:]]
 
 
+def rules_milliseconds(spark: SparkSession, rules: int, batches: int) -> list[float]:
+    """Return how long batches of 1,000 rows take after one with so many rules of 100 bytes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "in").mkdir()
+        names = F.lpad(F.col("id").cast("string"), 20, "0").alias("name")
+        for batch in range(batches + 1):
+            is_rule = batch == 0
+            rows = spark.range(rules if is_rule else 1000).select(F.lit(is_rule).alias("is_rule"), names)
+            rows = rows.withColumn("text", F.lit("x" * 80) if is_rule else F.lit(""))
+            rows.coalesce(1).write.parquet(str(folder / f"{batch}"))
+            (written,) = (folder / f"{batch}").glob("*.parquet")
+            written.rename(folder / "in" / f"{batch}.parquet")
+            os.utime(folder / "in" / f"{batch}.parquet", (1_700_000_000 + batch,) * 2)
+        schema = "is_rule BOOLEAN, name STRING, text STRING"
+        frame = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
+        answered = connect(frame.where("NOT is_rule").select("name"), frame.where("is_rule").select("name", "text"))
+        writer = answered.process(Ruled()).writeStream.format("noop").trigger(availableNow=True)
+        stream = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
+        stream.awaitTermination()
+        return [one.durationMs["addBatch"] for one in stream.recentProgress if one.batchId][2:]
+
+
 def measure(spark: SparkSession, load: Load) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -170,6 +217,11 @@ def main() -> int:
             print(f"  {variant:28}{speed:12,.0f} rows/s{told}")
             if share < floor:
                 fails.append(f"{variant} with {keys:,} keys: {share:.2f} of {base}, at least {floor} is wanted")
+    few, many = (rules_milliseconds(spark, rules, 10) for rules in (1, 10_000))
+    figures["rules_milliseconds"] = statistics.median(many) - statistics.median(few)
+    print(f"1 MB of rules: {figures['rules_milliseconds']:.0f} ms a batch, of {statistics.median(many):.0f} ms")
+    if figures["rules_milliseconds"] > RULES_MILLISECONDS_MAX:
+        fails.append(f"rules: at most {RULES_MILLISECONDS_MAX} ms are wanted")
     print(f"load at the start {figures['load']:.1f}; median of {(given.batches - 1) * given.rounds} batches each")
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1) + "\n")

@@ -6,6 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from operator import index
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -58,7 +59,7 @@ class TimerService:
         :raises RefusedError: when the function does not declare its event time
         """
         self._check(TimeMode.EVENT_TIME, "register_event_time_timer()")
-        self._changes[timestamp] = True
+        self._changes[index(timestamp)] = True
 
     def delete_event_time_timer(self, timestamp: int) -> None:
         """Take a registration back; without one nothing happens.
@@ -66,7 +67,7 @@ class TimerService:
         :raises RefusedError: when the function does not declare its event time
         """
         self._check(TimeMode.EVENT_TIME, "delete_event_time_timer()")
-        self._changes[timestamp] = False
+        self._changes[index(timestamp)] = False
 
     def register_processing_time_timer(self, timestamp: int) -> None:
         """Have :meth:`KeyedProcessFunction.on_timer` called for this key by the first batch at or after a time.
@@ -74,7 +75,7 @@ class TimerService:
         :raises RefusedError: when the function does not declare processing time
         """
         self._check(TimeMode.PROCESSING_TIME, "register_processing_time_timer()")
-        self._changes[timestamp] = True
+        self._changes[index(timestamp)] = True
 
     def delete_processing_time_timer(self, timestamp: int) -> None:
         """Take a registration back; without one nothing happens.
@@ -82,7 +83,7 @@ class TimerService:
         :raises RefusedError: when the function does not declare processing time
         """
         self._check(TimeMode.PROCESSING_TIME, "delete_processing_time_timer()")
-        self._changes[timestamp] = False
+        self._changes[index(timestamp)] = False
 
     def set_clocks(self, processing_time: int, watermark: int) -> None:
         """Set what the two clocks show; whoever runs the function calls it."""

@@ -154,9 +154,9 @@ class Upgrade:
             for one in savepoints.list()
             if lineage is not None and one.version == old and (one.lineage == lineage.id or one.id == lineage.savepoint)
         ]
-        good = [one for one in fitting if not savepoints.verify(one.id)]
-        if good:
-            return good[-1]
+        good = next((one for one in reversed(fitting) if not savepoints.verify(one.id)), None)
+        if good is not None:
+            return good
         taking = Taking(self._home, plan.pipeline, self._tools.config, request=f"{plan.id}a", label="before an upgrade")
         taken = taking.advance()
         if taken is not None:

@@ -80,14 +80,14 @@ def find_ground(home: Home, commits: int, last: int) -> Ground:
                 commit=wanted,
             )
     savepoints = Savepoints(home.savepoints)
-    known = [one for one in savepoints.list() if one.commit < last and not savepoints.verify(one.id)]
-    before = [one for one in known if one.commit <= wanted]
-    if not known:
+    known = [one for one in savepoints.list() if one.commit < last]
+    nearest = sorted(known, key=lambda one: (one.commit > wanted, abs(one.commit - wanted)))
+    chosen = next((one for one in nearest if not savepoints.verify(one.id)), None)
+    if chosen is None:
         raise RefusedError(
             f"there is no state before commit {last} to repeat commits from: no savepoint in {savepoints.directory}, "
             "and the lineage in use does not hold any. Take a savepoint, and do the shadow run some commits later"
         )
-    chosen = before[-1] if before else known[0]
     return Ground(
         base=f"savepoint {chosen.id}",
         source=savepoints.checkpoint(chosen.id),

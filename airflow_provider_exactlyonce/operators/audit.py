@@ -73,7 +73,7 @@ class AuditPipelineOperator(BaseOperator):
             report = self._judge()
         except ExactlyOnceError as error:
             if verdict.is_final(error):
-                raise AirflowFailException(str(error)) from error
+                raise AirflowFailException(f"{error} ({error.page()})") from error
             raise
         facts = report.to_json()
         for violation in report.found:

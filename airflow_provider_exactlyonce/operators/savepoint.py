@@ -312,7 +312,7 @@ def _raise(error: ExactlyOnceError) -> NoReturn:
 
     # A driver that is silent, or has just started, holds the pipeline for a while.
     if verdict.is_final(error) and not isinstance(error, AlreadyRunningError):
-        raise AirflowFailException(str(error)) from error
+        raise AirflowFailException(f"{error} ({error.page()})") from error
     raise error
 
 

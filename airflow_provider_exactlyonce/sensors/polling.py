@@ -67,7 +67,7 @@ class PollingSensor(BaseSensorOperator):
             self._subject = self.prepare(context)
         except ExactlyOnceError as error:
             if error.decision is Decision.REFUSE:
-                raise AirflowFailException(str(error)) from error
+                raise AirflowFailException(f"{error} ({error.page()})") from error
             raise
         try:
             return self._wait(context)

@@ -40,7 +40,8 @@ def bare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_executors_get_the_package_and_its_wheels_from_the_operator(
     airflow: Airflow, world: World, bare_cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -139,8 +139,8 @@ def test_it_returns_where_the_pipeline_is_over_all_restarts(tmp_path: Path) -> N
 @pytest.mark.usefixtures("calls")
 def test_links_are_pushed_while_the_driver_runs_and_again_at_the_end(tmp_path: Path) -> None:
     ti, seen = TaskInstance(), {}
-    task = operator(tmp_path, "take-lease commit sleep=1 end=finished")
-    with alarm(0.8, lambda: seen.update(ti.pushed)):
+    task = operator(tmp_path, "take-lease commit sleep=3 end=finished")
+    with alarm(2.5, lambda: seen.update(ti.pushed)):
         execute(task, ti)
     told = seen.pop("pipeline_status")
     assert (told["pipeline"], told["state"]) == ("shop", "running")

@@ -25,6 +25,8 @@ with DAG(
     params={
         "pipeline": "shop-totals",
         "application": "jobs/shop_totals.py",
+        "shadow_commits": 20,
+        "stable_after": 5,
         "rehearse": False,
     },
 ):
@@ -42,8 +44,8 @@ with DAG(
         application="{{ params.application }}",
         conf=CONF,
         savepoint="before {{ run_id }}",
-        shadow_commits=20,
-        stable_after=5,
+        shadow_commits="{{ params.shadow_commits }}",
+        stable_after="{{ params.stable_after }}",
         stable_timeout=timedelta(minutes=20),
         on_unstable="rollback",
         retries=3,

@@ -36,7 +36,7 @@ def run(airflow: Airflow, story: Story, dag: str, **params: Any) -> None:
     folder = str(ROOT / "dags" / "upgrade.py")
     conf = json.dumps({"pipeline": story.world.pipeline, **params})
     environment = {**story.names_for_jobs(), "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags")}
-    airflow.run([sys.executable, "-c", RUN, folder, dag, conf, "success"], environment, timeout_seconds=280)
+    airflow.run([sys.executable, "-c", RUN, folder, dag, conf, "success"], environment, timeout_seconds=400)
 
 
 def result(airflow: Airflow, dag: str, task_id: str) -> Any:
@@ -49,20 +49,21 @@ def result(airflow: Airflow, dag: str, task_id: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_night_brings_the_new_version_once_and_a_rollback_brings_the_old_one_back(
     airflow: Airflow, story: Story
 ) -> None:
     with story.load():
         story.start()
-        run(airflow, story, "shop_upgrade", application=story.file("shouts"), rehearse=True)
+        night = {"application": story.file("shouts"), "shadow_commits": 3, "stable_after": 2, "rehearse": True}
+        run(airflow, story, "shop_upgrade", **night)
         done = result(airflow, "shop_upgrade", "upgrade")
         assert (done["outcome"], done["changed"], story.in_use()) == ("done", True, "shouts")
         assert done["shadow"]["intended"]
         assert done["shadow"]["columns_left_out"] == ["shout"]
         driver = story.state().token
 
-        run(airflow, story, "shop_upgrade", application=story.file("shouts"), rehearse=True)
+        run(airflow, story, "shop_upgrade", **night)
         again = result(airflow, "shop_upgrade", "upgrade")
         assert (again["outcome"], again["changed"]) == ("done", False), "a night without a new version"
         assert story.state().token == driver

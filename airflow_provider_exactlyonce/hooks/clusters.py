@@ -109,9 +109,9 @@ class KubernetesCluster(Cluster):
             _log.warning("driver %s could not be killed on Kubernetes: %s", token, error)
 
     def _client(self) -> Any:
-        from airflow.providers.cncf.kubernetes.kube_client import get_kube_client
+        from airflow.providers.apache.spark.hooks import spark_submit
 
-        return get_kube_client()
+        return spark_submit.kube_client.get_kube_client()  # type: ignore[attr-defined]
 
     def _find(self, client: Any, token: str) -> list[Any]:
         selector = f"{LABEL}={token}"

@@ -12,7 +12,6 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,10 +101,11 @@ def cluster_of(conn_id: str) -> Cluster | None:
 
 
 def _hook(conn_id: str) -> SparkSubmitHook:
+    from airflow.providers.apache.spark.hooks import spark_submit
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
     connection = SparkSubmitHook.get_connection(conn_id)  # the hook would go on with master "yarn" if there were none
-    if connection.host and connection.host.startswith("k8s") and find_spec("airflow.providers.cncf.kubernetes") is None:
+    if connection.host and connection.host.startswith("k8s") and not hasattr(spark_submit, "kube_client"):
         raise RefusedError(
             f"connection {conn_id} submits to Kubernetes: install apache-airflow-providers-cncf-kubernetes, "
             "through which its drivers are looked up"

@@ -8,11 +8,12 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-import yaml
+from airflow.providers.apache.spark.hooks import spark_submit as spark_submit_module
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER, Cluster, ClusterState
@@ -101,6 +102,18 @@ def settings_of(launched: Launch) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Stand in for Airflow's Kubernetes provider, which costs each import of the Spark provider's hook seconds.
+
+    Only its few lines that make a client of the official package are replaced; a test says what they return.
+    """
+    client = ModuleType("airflow.providers.cncf.kubernetes.kube_client")
+
+    monkeypatch.setattr(spark_submit_module, "kube_client", client, raising=False)
+    return client
+
+
 # -- the command line -----------------------------------------------------------------------------------------------
 
 
@@ -141,6 +154,7 @@ def test_the_kafka_configuration_goes_by_a_file_of_the_home_that_only_its_owner_
         kafka_config.from_environment(None)
 
 
+@pytest.mark.usefixtures("provider")
 def test_kubernetes_gets_a_label_and_the_drivers_environment(connect: Callable[..., None], tmp_path: Path) -> None:
     connect("k8s://https://cluster:6443", namespace="streams")
     conf = settings_of(launch(tmp_path, conf={"spark.exactlyonce.packages": "installed"}))
@@ -162,6 +176,12 @@ def test_what_could_not_be_supervised_is_refused_by_name(connect: Callable[..., 
     connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
     with pytest.raises(SettingRefusedError, match=r"spark\.yarn\.maxAppAttempts is '4'; it must be '1'"):
         launch(tmp_path, conf={"spark.yarn.maxAppAttempts": 4})
+
+
+def test_kubernetes_without_airflows_provider_for_it_is_refused_by_name(connect: Callable[..., None]) -> None:
+    connect("k8s://https://cluster:6443")
+    with pytest.raises(RefusedError, match="install apache-airflow-providers-cncf-kubernetes"):
+        spark_submit.cluster_of("spark_default")
 
 
 def test_the_hook_still_has_the_private_names_that_are_used() -> None:
@@ -236,25 +256,12 @@ def test_yarn_is_told_to_kill_what_has_the_tag(server: Server, connect: Callable
 
 
 @pytest.fixture
-def kubernetes(
-    server: Server, connect: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Cluster]:
-    file = tmp_path / "kube.yaml"
-    context = {"cluster": "c", "user": "u"}
-    file.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "x",
-                "clusters": [{"name": "c", "cluster": {"server": server.address}}],
-                "users": [{"name": "u", "user": {}}],
-                "contexts": [{"name": "x", "context": context}],
-            }
-        )
-    )
-    monkeypatch.setenv("AIRFLOW__KUBERNETES_EXECUTOR__IN_CLUSTER", "False")
-    monkeypatch.setenv("AIRFLOW__KUBERNETES_EXECUTOR__CONFIG_FILE", str(file))
+def kubernetes(server: Server, connect: Callable[..., None], provider: ModuleType) -> Cluster:
+    from kubernetes import client
+
+    configuration = client.Configuration(host=server.address)
+    configuration.retries = 0
+    provider.__dict__["get_kube_client"] = lambda: client.CoreV1Api(client.ApiClient(configuration))
     connect(f"k8s://{server.address}", namespace="streams")
     found = spark_submit.cluster_of("spark_default")
     assert found is not None

@@ -10,7 +10,7 @@ VENV_PYTHON := .venv/bin/python
 STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all crash-matrix lint format lock checksums bench-commit bench-ledger bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo test test-all crash-matrix lint format lock checksums bench-commit bench-gates bench-ledger bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -54,6 +54,9 @@ checksums: setup ## download the broker's jars afresh and remake their checksums
 
 bench-commit: setup ## measure what a commit costs a batch, and how soon a reader sees it
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/commit.py $(ARGS)
+
+bench-gates: setup ## measure what 500 waiting gates cost a triggerer, and how soon the next task is queued
+	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/gates.py $(ARGS)
 
 bench-ledger: setup ## measure how long a ledger of a million commits takes to open
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/ledger.py $(ARGS)

@@ -1,0 +1,150 @@
+"""One poller for all who wait at a connection, with a looker that looks at a dictionary."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.triggers import looking
+from airflow_provider_exactlyonce.triggers.looking import Look, Looker, Subject
+from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
+
+
+class Shelf(Looker):
+    """Finds what lies on the shelf; what is an exception there can't be looked at."""
+
+    seconds = 0.05
+    things: ClassVar[dict[str, Any]] = {}
+    looks: ClassVar[list[set[str]]] = []
+    opened: ClassVar[list[Shelf]] = []
+    closed: ClassVar[list[Shelf]] = []
+
+    def __init__(self, conn_id: str) -> None:
+        super().__init__(conn_id)
+        self.opened.append(self)
+
+    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, Look | Exception]:
+        self.looks.append({subject["thing"] for subject in subjects.values()})
+        return {name: self._at(subject["thing"]) for name, subject in subjects.items()}
+
+    def _at(self, thing: str) -> Look | Exception:
+        lies = self.things.get(thing)
+        if isinstance(lies, KeyError):
+            raise lies
+        if isinstance(lies, Exception):
+            return lies
+        return Look(found={"thing": thing, "is": lies}) if lies is not None else Look(missing=f"no {thing}")
+
+    def _close(self) -> None:
+        self.closed.append(self)
+
+
+class ShelfTrigger(PollingTrigger):
+    looker = Shelf
+
+
+@pytest.fixture(autouse=True)
+def empty_shelf() -> None:
+    for kept in (Shelf.things, Shelf.looks, Shelf.opened, Shelf.closed):
+        kept.clear()
+
+
+def trigger(thing: str, seconds: float = 20, conn_id: str = "a") -> ShelfTrigger:
+    return ShelfTrigger(kafka_conn_id=conn_id, poll_interval=5, deadline=time.time() + seconds, thing=thing)
+
+
+async def fired(of: ShelfTrigger) -> Any:
+    [event] = [event.payload async for event in of.run()]
+    return event
+
+
+def test_many_wait_with_one_looker_that_is_closed_when_the_last_one_has_left() -> None:
+    async def run() -> list[Any]:
+        waiting = [asyncio.create_task(fired(trigger(f"thing {number % 3}"))) for number in range(300)]
+        await asyncio.sleep(0.3)
+        assert len(Shelf.opened) == 1
+        assert Shelf.looks[-1] == {"thing 0", "thing 1", "thing 2"}
+        Shelf.things["thing 1"] = 5
+        await asyncio.sleep(0.3)
+        assert sum(task.done() for task in waiting) == 100
+        assert Shelf.looks[-1] == {"thing 0", "thing 2"}
+        Shelf.things.update({"thing 0": 4, "thing 2": 6})
+        found = await asyncio.gather(*waiting)
+        await asyncio.sleep(0.2)
+        assert Shelf.closed == Shelf.opened
+        assert not any(looking._pollers.values())
+        return found
+
+    found = asyncio.run(run())
+    assert [event["found"]["is"] for event in found] == [4, 5, 6] * 100
+
+
+def test_each_connection_has_a_looker_of_its_own_and_a_new_one_when_it_is_waited_for_again() -> None:
+    Shelf.things["x"] = 1
+
+    async def run() -> None:
+        await asyncio.gather(fired(trigger("x")), fired(trigger("x", conn_id="b")))
+        await fired(trigger("x"))
+
+    asyncio.run(run())
+    assert sorted(shelf.conn_id for shelf in Shelf.opened) == ["a", "a", "b"]
+
+
+def test_a_cancelled_one_leaves_the_others_waiting() -> None:
+    async def run() -> Any:
+        gone, stays = asyncio.create_task(fired(trigger("x"))), asyncio.create_task(fired(trigger("x")))
+        await asyncio.sleep(0.2)
+        gone.cancel()
+        await asyncio.sleep(0.2)
+        Shelf.things["x"] = 1
+        return await stays
+
+    assert asyncio.run(run())["reason"] == "found"
+    assert len(Shelf.opened) == 1
+
+
+def test_what_can_not_be_looked_at_concerns_its_own_only() -> None:
+    Shelf.things.update({"refused": RefusedError("never"), "silent": ExactlyOnceError("no answer")})
+
+    async def run() -> list[Any]:
+        waiting = [fired(trigger(name, seconds=0.5)) for name in ("refused", "silent", "absent")]
+        return await asyncio.gather(*waiting)
+
+    assert asyncio.run(run()) == [
+        {"reason": "refused", "missing": "never"},
+        {"reason": "timeout", "missing": "connection a: no answer"},
+        {"reason": "timeout", "missing": "no absent"},
+    ]
+
+
+def test_what_nobody_expects_reaches_all_who_wait() -> None:
+    Shelf.things["broken"] = KeyError("a defect")
+
+    async def run() -> list[Any]:
+        waiting = [fired(trigger("absent")), fired(trigger("broken"))]
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert [type(one) for one in asyncio.run(run())] == [KeyError, KeyError]
+
+
+def test_connections_are_opened_again_when_nothing_can_be_looked_at() -> None:
+    Shelf.things["silent"] = ExactlyOnceError("no answer")
+
+    async def run() -> Any:
+        waiting = asyncio.create_task(fired(trigger("silent")))
+        await asyncio.sleep(0.2)
+        assert Shelf.closed
+        Shelf.things["silent"] = 7
+        return await waiting
+
+    assert asyncio.run(run())["found"]["is"] == 7
+
+
+def test_it_is_found_although_the_deadline_has_passed() -> None:
+    Shelf.things["x"] = 1
+    assert asyncio.run(fired(trigger("x", seconds=-5)))["reason"] == "found", "the triggerer was away meanwhile"

@@ -22,14 +22,14 @@ hours = Asset(f"{PIPELINE}-hours")
 
 with DAG("export_committed", schedule=[committed], max_active_runs=1):
 
-    @task(retries=2)
-    def export(triggering_asset_events: Any) -> list[str]:
+    @task(inlets=[committed], retries=2)
+    def export(**context: Any) -> list[str]:
         from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.kafka.range_reader import read_range
 
         written = []
         FOLDER.mkdir(parents=True, exist_ok=True)
-        for found in committed_ranges(triggering_asset_events[committed]):
+        for found in committed_ranges(committed, context):
             file = FOLDER / f"{found.key}.jsonl"
             if file.exists():
                 print(f"commit {found.last} has been told before")
@@ -48,10 +48,10 @@ with DAG("export_committed", schedule=[committed], max_active_runs=1):
 
 with DAG("publish_hours", schedule=[completed], max_active_runs=1):
 
-    @task(outlets=[hours])
-    def publish(triggering_asset_events: Any, outlet_events: Any) -> None:
-        for found in committed_ranges(triggering_asset_events[completed]):
-            outlet_events[hours].add_partitions(list(found.partitions))
+    @task(inlets=[completed], outlets=[hours])
+    def publish(**context: Any) -> None:
+        for found in committed_ranges(completed, context):
+            context["outlet_events"][hours].add_partitions(list(found.partitions))
 
     publish()
 

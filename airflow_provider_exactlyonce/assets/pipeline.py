@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.sdk import Asset, AssetWatcher
 
@@ -12,13 +12,6 @@ from airflow_provider_exactlyonce.triggers.committed_ranges import CommittedRang
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult
-
-    class AssetEvent(Protocol):
-        """What Airflow gives a task of the events that have scheduled it."""
-
-        @property
-        def extra(self) -> dict[str, Any]:
-            """What is known of it."""
 
 
 def pipeline_asset(
@@ -54,11 +47,20 @@ def pipeline_asset(
     return Asset(name=uri, uri=uri, group="exactlyonce", watchers=[AssetWatcher(name=uri, trigger=trigger)])
 
 
-def committed_ranges(events: Iterable[AssetEvent]) -> list[CommittedRange]:
-    """Return the ranges of events, each once, in the order of their commits.
+def committed_ranges(asset: Asset, context: Mapping[str, Any]) -> list[CommittedRange]:
+    """Return what a run of a DAG that the asset schedules is about: ranges, each once, in the order of their commits.
 
-    :param events: ``triggering_asset_events[asset]`` of a task's context
+    These are the events that have scheduled the run and all later ones that Airflow has. It keeps events back that come
+    while a run is being made, until the next event makes the next run; that run has them again, with the same keys. A
+    run that was started by hand is about all events of the asset that Airflow still has.
+
+    :param asset: what :func:`pipeline_asset` has returned; an inlet of the task
+    :param context: the task's, with ``triggering_asset_events`` and ``inlet_events``
     """
+    scheduled_by = context["triggering_asset_events"].get(asset, ())
+    events = context["inlet_events"][asset]
+    if scheduled_by:
+        events = events.after(min(event.timestamp for event in scheduled_by).isoformat())
     found = [CommittedRange.parse(event.extra["payload"]) for event in events if event.extra.get("from_trigger")]
     return sorted({one.key: one for one in found}.values(), key=lambda one: one.first)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets
+from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError, Place, StableOffsets
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.kafka.transactions import Hanging, Transaction
@@ -56,17 +56,30 @@ class Decisions:
         self._config: Final = config
         self._offsets: Final = StableOffsets(config)
 
-    def undecided(self, wanted: Mapping[str, Targets]) -> dict[str, list[Undecided] | RefusedError]:
+    def undecided(self, wanted: Mapping[str, Targets]) -> dict[str, list[Undecided] | ExactlyOnceError]:
         """Return the partitions whose last stable offset has not passed the target.
 
         :param wanted: targets by who asks
-        :return: by who asks; an error where a topic ends before the target: it is not the one that was looked at
+        :return: by who asks; an error where a topic is gone, or ends before the target: it is not the one that was
+            looked at
         """
+        try:
+            return self._undecided(wanted)
+        except MissingPartitionError as error:
+            if len(wanted) == 1:
+                return dict.fromkeys(wanted, error)
+        return {name: found for one in wanted for name, found in self.undecided({one: wanted[one]}).items()}
+
+    def blockers(self, waiting: Iterable[Undecided]) -> Blockers:
+        """Find out who holds partitions back."""
+        return Blockers(self._config, waiting)
+
+    def _undecided(self, wanted: Mapping[str, Targets]) -> dict[str, list[Undecided] | ExactlyOnceError]:
         places = {name: _places(targets) for name, targets in wanted.items()}
         stable = self._offsets.last_stable({place for of in places.values() for place in of})
         behind = {name: [place for place in sorted(of) if stable[place] < of[place]] for name, of in places.items()}
         ends = self._offsets.ends({place for of in behind.values() for place in of})
-        found: dict[str, list[Undecided] | RefusedError] = {}
+        found: dict[str, list[Undecided] | ExactlyOnceError] = {}
         for name, of in behind.items():
             targets = places[name]
             short = [place for place in of if ends[place] < targets[place]]
@@ -78,10 +91,6 @@ class Decisions:
                     for place in of
                 ]
         return found
-
-    def blockers(self, waiting: Iterable[Undecided]) -> Blockers:
-        """Find out who holds partitions back."""
-        return Blockers(self._config, waiting)
 
 
 class Blockers:

@@ -22,7 +22,7 @@ class TransactionsLooker(Looker):
         self._decisions: Decisions | None = None
 
     def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, Look | Exception]:
-        from airflow_provider_exactlyonce.exceptions import RefusedError
+        from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
         from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.transactions.undecided import Decisions
 
@@ -32,7 +32,7 @@ class TransactionsLooker(Looker):
         waiting: dict[str, list[Undecided]] = {}
         targets = {name: subject["targets"] for name, subject in subjects.items()}
         for name, answer in self._decisions.undecided(targets).items():
-            if isinstance(answer, RefusedError):
+            if isinstance(answer, ExactlyOnceError):
                 looks[name] = answer
             elif answer:
                 waiting[name] = answer

@@ -56,18 +56,25 @@ class HandWrittenPipeline:
         self.place = replace(self.place, run=1, run_offset=offset)
         self._wait_until_readable(offset)
 
-    def commit(self, rows: Mapping[int, int], *, read_up_to: Mapping[int, int], watermark: int = 0) -> None:
+    def commit(
+        self, rows: Mapping[int, int], *, read_up_to: Mapping[int, int], watermark: int = 0, second: str = ""
+    ) -> None:
         """Commit a batch.
 
         :param rows: how many, by sink partition
         :param read_up_to: source ends by partition
+        :param second: another sink topic, which gets the same rows
         """
         self.producer.begin_transaction()
-        written = self.send(self.sink, {partition: [(b"k", b"v")] * number for partition, number in rows.items()})
+        records = {partition: [(b"k", b"v")] * number for partition, number in rows.items()}
+        written = {topic: self.send(topic, records) for topic in (self.sink, second) if topic}
         ranges = {partition: (self.ends.get(partition, 0), end) for partition, end in read_up_to.items()}
         sink = {
-            partition: SinkRange(first=offsets[0], last=offsets[-1], rows=len(offsets), digest=0)
-            for partition, offsets in written.items()
+            topic: {
+                partition: SinkRange(first=offsets[0], last=offsets[-1], rows=len(offsets), digest=0)
+                for partition, offsets in of.items()
+            }
+            for topic, of in written.items()
         }
         record = CommitRecord(
             pipeline=self.name,
@@ -78,11 +85,11 @@ class HandWrittenPipeline:
             version="v",
             source={self.source: ranges},
             source_topic_ids={},
-            sink={self.sink: sink} if sink else {},
+            sink={topic: of for topic, of in sink.items() if of},
             offsets="",
             watermark=watermark,
             batch_timestamp=0,
-            rows=sum(rows.values()),
+            rows=sum(rows.values()) * len(written),
             digest=0,
             producer_id=0,
             epoch=0,

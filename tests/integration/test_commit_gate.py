@@ -107,6 +107,19 @@ def test_somebody_elses_open_transaction_keeps_the_gate_closed_until_it_is_decid
     wait_until_open(pipeline, GateTarget(commit=1))
 
 
+def test_the_slowest_of_several_sinks_decides(
+    pipeline: HandWrittenPipeline, foreign: Producer, make_topic: Callable[..., str]
+) -> None:
+    second = make_topic(partitions=1)
+    foreign.begin_transaction()
+    send(foreign, second, {0: [(b"k", b"v")]})
+    pipeline.commit({0: 1}, read_up_to={0: 1}, second=second)
+    closed = check(pipeline.config, pipeline.name, GateTarget(commit=1))
+    assert f"{second}-0: last stable offset 0 has not passed 1" in closed.missing
+    foreign.abort_transaction(30)
+    wait_until_open(pipeline, GateTarget(commit=1))
+
+
 def test_what_older_commits_wrote_has_to_be_readable_too(pipeline: HandWrittenPipeline, foreign: Producer) -> None:
     foreign.begin_transaction()
     send(foreign, pipeline.sink, {2: [(b"k", b"v")]})

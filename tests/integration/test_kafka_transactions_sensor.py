@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -127,3 +128,29 @@ def test_a_topic_that_is_not_there_or_was_made_again_is_named(
     store.set("exactlyonce_waits_for", made)
     with pytest.raises(AirflowFailException, match=f"{topic}-0 ends at offset 0 and has ended at 99 before"):
         sensor(topic).execute(context(store))
+
+
+def test_a_topic_that_is_deleted_holds_back_only_those_who_wait_for_it(
+    kafka_config: Mapping[str, str], make_topic: Callable[..., str]
+) -> None:
+    gone, stays = make_topic(partitions=1), make_topic(partitions=1)
+    _, producer = opened(kafka_config, stays)
+    triggers = []
+    for topic in (gone, stays):
+        options = {"kafka_conn_id": "kafka_default", "poll_interval": 0.1, "deadline": time.time() + 4}
+        triggers.append(KafkaTransactionsTrigger(targets={topic: {"0": 0 if topic == gone else 3}}, **options))
+    admin = AdminClient(dict(kafka_config))
+    admin.delete_topics([gone])[gone].result(30)
+
+    async def fired(trigger: KafkaTransactionsTrigger) -> Any:
+        [event] = [event.payload async for event in trigger.run()]
+        return event
+
+    async def both() -> list[Any]:
+        asyncio.get_running_loop().call_later(1, lambda: producer.commit_transaction(30))
+        return await asyncio.gather(*map(fired, triggers))
+
+    lost, found = asyncio.run(both())
+    assert found["reason"] == "found"
+    assert lost["reason"] == "timeout"
+    assert f"partition {gone}-0 does not exist" in lost["missing"]

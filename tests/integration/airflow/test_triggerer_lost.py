@@ -132,7 +132,7 @@ def test_gates_and_watchers_survive_killed_triggerers(
         trigger = airflow.command("dags", "trigger", "gates", "--run-id", "r", "--conf", '{"commit": 40}')
         airflow.run(trigger, environment)
         wait(lambda: list(states("gates").values()).count("deferred") >= 3, "the gates wait")
-        for _ in range(3):
+        for _ in range(2):
             commit(pipeline, 4)
             wait(lambda: len({event["key"] for event in story.events()}) == pipeline.place.commit, "events arrive")
             assert kill_triggerers(airflow) >= 1  # Airflow has events behind the watcher's place

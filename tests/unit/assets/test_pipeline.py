@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,8 +30,17 @@ def made(number: int, key: str | None = None) -> CommittedRange:
     )
 
 
-def event(found: CommittedRange) -> Any:
-    return SimpleNamespace(extra={"from_trigger": True, "payload": json.loads(json.dumps(found.to_json()))})
+def event(found: CommittedRange, minute: int = 0) -> Any:
+    payload = json.loads(json.dumps(found.to_json()))
+    at = datetime(2026, 1, 1, 0, minute, tzinfo=UTC)
+    return SimpleNamespace(extra={"from_trigger": True, "payload": payload}, timestamp=at)
+
+
+class Events(list[Any]):
+    """An asset's events, as far as Airflow's accessor is asked for them."""
+
+    def after(self, since: str) -> list[Any]:
+        return [one for one in self if one.timestamp >= datetime.fromisoformat(since)]
 
 
 def test_a_pipeline_has_an_asset_of_its_own_per_partition() -> None:
@@ -60,7 +70,13 @@ def test_the_watcher_survives_the_metadata_database() -> None:
     assert other.shared_stream_key() != restored.shared_stream_key()
 
 
-def test_ranges_come_in_their_order_and_once() -> None:
-    by_hand = SimpleNamespace(extra={"by": "hand"})
-    events = [event(made(3)), event(made(1)), by_hand, event(made(3)), event(made(2))]
-    assert committed_ranges(events) == [made(1), made(2), made(3)]
+def test_ranges_come_in_their_order_and_once_from_the_runs_first_event_on() -> None:
+    asset = pipeline_asset("shop")
+    by_hand = SimpleNamespace(extra={"by": "hand"}, timestamp=datetime(2026, 1, 2, tzinfo=UTC))
+    before, first, other = event(made(1)), event(made(3), 5), event(made(2), 5)
+    again, kept_back = event(made(3), 6), event(made(4), 7)
+    events = Events([before, first, other, by_hand, again, kept_back])
+    context = {"triggering_asset_events": {asset: [other, first]}, "inlet_events": {asset: events}}
+    assert committed_ranges(asset, context) == [made(2), made(3), made(4)]
+    started_by_hand = {**context, "triggering_asset_events": {}}
+    assert committed_ranges(asset, started_by_hand) == [made(1), made(2), made(3), made(4)]

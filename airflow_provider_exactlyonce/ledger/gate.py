@@ -115,7 +115,7 @@ class Gates:
     def look(self, gates: Mapping[str, Gate]) -> dict[str, Verdict | Exception]:
         """Look once at each; blocks.
 
-        :param gates: by a name that stays the same from look to look
+        :param gates: by a name that stays with its gate from look to look, and is no other one's
         :return: verdicts, or why there is none, by the same names
         :raises ExactlyOnceError: when the cluster doesn't answer
         """

@@ -12,7 +12,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 from airflow.triggers.base import StartTriggerArgs
 
-from airflow_provider_exactlyonce.triggers.looking import BLAME_SECONDS, Look, Looker
+from airflow_provider_exactlyonce.triggers.looking import BLAME_SECONDS, Looker, name_of
 from airflow_provider_exactlyonce.triggers.polling import BACKSTOP_SECONDS, PollingTrigger, PollReason
 
 if TYPE_CHECKING:
@@ -179,7 +179,8 @@ class PollingSensor(BaseSensorOperator):
         self._looker = self._looker or self.trigger_cls.looker(self.kafka_conn_id)
         blame = blame or time.monotonic() - self._blamed >= BLAME_SECONDS
         self._blamed = time.monotonic() if blame else self._blamed
-        now: Look = self._looker.look({"": self._subject}, blame=blame)[""]
+        name = name_of(self._subject)
+        now = self._looker.look({name: self._subject}, blame=blame)[name]
         if now.refused:
             raise AirflowFailException(now.missing)
         if now.fixed is not None:

@@ -23,6 +23,7 @@ class GateLooker(Looker):
     def __init__(self, conn_id: str) -> None:
         super().__init__(conn_id)
         self._gates: Gates | None = None
+        self._read: dict[str, Gate] = {}  # so that hundreds are not read at each look
 
     def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, Look | Exception]:
         from airflow_provider_exactlyonce.hooks.kafka import client_config
@@ -32,9 +33,10 @@ class GateLooker(Looker):
         looks: dict[str, Look | Exception] = {}
         for name, subject in subjects.items():
             try:
-                gates[name] = gate_of(subject)
+                gates[name] = self._read.get(name) or gate_of(subject)
             except ValueError as error:  # a template has rendered to it
                 looks[name] = Look(missing=str(error), refused=True)
+        self._read = gates
         if self._gates is None:
             self._gates = Gates(client_config(self.conn_id))
         answers = self._gates.look(gates)

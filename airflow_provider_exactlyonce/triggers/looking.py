@@ -65,7 +65,7 @@ class Looker(ABC):
     def look(self, subjects: Mapping[str, Subject], *, blame: bool) -> dict[str, Look]:
         """Look once at each; what the cluster doesn't say is missing until it does.
 
-        :param subjects: by a name that stays the same from look to look
+        :param subjects: by :func:`name_of` them
         :param blame: find out who is to blame, too, which may be costly
         """
         from confluent_kafka import KafkaException
@@ -92,6 +92,11 @@ class Looker(ABC):
         return Look(missing=f"connection {self.conn_id}: {answer}")
 
 
+def name_of(subject: Subject) -> str:
+    """Return by what name a looker is asked for a subject: the same for the same one, and of no other one."""
+    return json.dumps(subject, sort_keys=True)
+
+
 #: In it Airflow's own time-out, which knows nothing of what is missing, must not come.
 _NOW_SECONDS: Final = 40.0
 
@@ -104,7 +109,7 @@ class Watch:
 
     def __init__(self, poller: Poller, subject: Subject, seconds: float) -> None:
         self.poller, self.subject, self.seconds = poller, subject, seconds
-        self.name = json.dumps(subject, sort_keys=True)
+        self.name = name_of(subject)
         self._latest: Look | Exception | None = None
         self._told = asyncio.Event()
 

@@ -19,6 +19,9 @@ Unit = Literal["hour", "day"]
 
 UNIT_MILLISECONDS: Final[Mapping[str, int]] = {"hour": 3_600_000, "day": 86_400_000}
 
+#: A topic's id is base64, whose "/" would make a key two names in a path.
+_FOR_FILES: Final = str.maketrans("+/", "-_")
+
 #: {topic: {partition: (start, end)}}, in JSON with texts for the partitions
 Spans = dict[str, dict[int, tuple[int, int]]]
 
@@ -27,7 +30,7 @@ Spans = dict[str, dict[int, tuple[int, int]]]
 class CommittedRange:
     """Commits of a pipeline that follow each other.
 
-    :param key: the same whenever the range is told
+    :param key: the same whenever the range is told; may be the name of a file
     :param first: number of its first commit
     :param last: number of its last commit
     :param source: source offsets that went in, ``(start, end)``, end exclusive
@@ -140,8 +143,9 @@ class Cutter:
             _extend(source, record.source)
             _extend(sink, {topic: {p: (w.first, w.last) for p, w in of.items()} for topic, of in record.sink.items()})
         told = self.cut.commit + 1
+        ledger = self.cut.topic_id.translate(_FOR_FILES)
         return CommittedRange(
-            key=f"{last.pipeline}.{self.cut.topic_id}.{self.unit or 'commit'}.{last.commit}",
+            key=f"{last.pipeline}.{ledger}.{self.unit or 'commit'}.{last.commit}",
             pipeline=last.pipeline,
             first=first.commit,
             last=last.commit,

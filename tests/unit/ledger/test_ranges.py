@@ -113,6 +113,12 @@ def test_commits_that_come_one_by_one_are_cut_as_all_at_once(unit: Unit | None) 
     assert [found for one in COMMITS for found in cutter.take([one])] == ranges(unit)
 
 
+def test_a_key_may_be_the_name_of_a_file() -> None:
+    [(found, cut)] = list(Cutter(None, Cut(topic_id="bMQYTfP+T/avSquuvWXeNQ")).take([commit(1)]))
+    assert found.key == "shop.bMQYTfP-T_avSquuvWXeNQ.commit.1"
+    assert cut.topic_id == "bMQYTfP+T/avSquuvWXeNQ"
+
+
 def test_commits_that_retention_has_deleted_are_named() -> None:
     [(found, _)] = list(Cutter(None, Cut(topic_id="T", commit=3)).take([commit(7)]))
     assert found.lost == (4, 6)

@@ -121,7 +121,7 @@ class PollingSensor(BaseSensorOperator):
         return fixed
 
     def start_without_worker(self, subject: Mapping[str, Any]) -> None:
-        """Let the scheduler hand the task to the triggerer, which ends it, too, unless it has outlets.
+        """Let the scheduler hand the task to the triggerer, which ends it, too, unless it has outlets or no result.
 
         :param subject: what the looker is asked for, templates and all
         """
@@ -142,7 +142,7 @@ class PollingSensor(BaseSensorOperator):
                 **subject,
                 "kafka_conn_id": self.kafka_conn_id,
                 "poll_interval": self.poke_interval,
-                "ends_task": not self.outlets,
+                "ends_task": self.do_xcom_push and not self.outlets,
             },
             timeout=timedelta(seconds=self.timeout + BACKSTOP_SECONDS),
         )

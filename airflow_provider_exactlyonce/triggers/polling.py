@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, ClassVar, Final
@@ -90,10 +90,20 @@ class PollingTrigger(BaseTrigger):
                 if now is None:
                     continue
                 event = self._event(now, deadline, is_over=left <= 0)
+                if isinstance(event, TaskSuccessEvent):
+                    await self._push(now.found)
                 if event is not None:
                     yield event
                     return
                 self.log.info("waiting: %s", now.missing)
+
+    async def _push(self, found: Mapping[str, Any] | None) -> None:
+        """Return the result as a worker does; in the event Airflow 3.3.2 would store it as a text that holds JSON."""
+        from airflow.sdk.execution_time.xcom import XCom
+
+        task: Any = self.task_instance
+        place = {"dag_id": task.dag_id, "task_id": task.task_id, "run_id": task.run_id, "map_index": task.map_index}
+        await XCom.aset("return_value", found, **place)
 
     def _deadline(self) -> float:
         if self.deadline is not None:
@@ -107,7 +117,7 @@ class PollingTrigger(BaseTrigger):
         if now.refused:
             return _event(PollReason.REFUSED, missing=now.missing)
         if now.found is not None and self.ends_task:
-            return TaskSuccessEvent(xcoms={"return_value": now.found})
+            return TaskSuccessEvent()
         if now.found is not None:
             return _event(PollReason.FOUND, found=now.found)
         if now.fixed is not None:

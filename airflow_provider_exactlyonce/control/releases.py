@@ -1,10 +1,10 @@
-"""Which version of its job a pipeline runs, once it was upgraded, and the files of the versions that have run.
+"""Which version of its job a pipeline runs, once it was upgraded, and the files of its versions.
 
 ::
 
     <home>/release.json                          the version in use; absent before the first upgrade
     <home>/applications/<version>/release.json   where the job's file of a version was, and its hash
-    <home>/applications/<version>/<name>.py      that file, as it was when the version started
+    <home>/applications/<version>/<name>.py      that file, as it was when the version started or was checked
 
 Before its first upgrade a pipeline runs whatever file it is started with. Afterwards only upgrades and rollbacks change
 its version: an older file that somebody starts by habit is refused, and never undoes an upgrade.
@@ -74,7 +74,7 @@ def write(home: Home, release: Release) -> None:
 
 
 def keep(home: Home, version: str, file: Path) -> None:
-    """Keep the job's file of a version that starts, so that a rollback can start it again. May be repeated."""
+    """Keep the job's file of a version, so that it can be started again. May be repeated."""
     directory = home.path / "applications" / version
     if documents.read(directory / "release.json") is None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -123,9 +123,7 @@ def check_start(home: Home, version: str, token: str) -> None:
     :raises VersionRefusedError: when it would undo an upgrade
     """
     plan = upgrade_plan.read(home)
-    if plan is not None and plan.holds_starts:
-        if token == plan.token:
-            return
+    if plan is not None and plan.holds_starts and token != plan.token:
         raise AlreadyRunningError(
             f"{plan.sentence}, and only what it starts may run meanwhile. Wait for its end; if nobody works on it any "
             f"more, repeat it, or go back: exactlyonce rollback {plan.pipeline}"

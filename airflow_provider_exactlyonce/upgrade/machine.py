@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce import failpoints
@@ -124,8 +125,11 @@ class Upgrade:
             savepoint = self._savepoint_to_check(plan, old)
             if isinstance(savepoint, Wait):
                 return savepoint
-            path = self._home.savepoints / savepoint.id
-            answer = check_version(self._tools, str(plan.application), plan.pipeline, path)
+            file = Path(str(plan.application))
+            answer = check_version(self._tools, str(file), plan.pipeline, self._home.savepoints / savepoint.id)
+            if releases.hash_of(file) != plan.job_hash:
+                raise RefusedError(f"{file} was changed since the upgrade began: begin another one")
+            releases.keep(self._home, answer["version"], file)  # what follows takes this, whatever becomes of the file
         except RefusedError as error:
             if isinstance(error, AlreadyRunningError):
                 raise
@@ -176,7 +180,8 @@ class Upgrade:
         if plan.options.shadow_commits == 0:
             return replace(plan, step=following)
         try:
-            report = shadow_run.run(self._home, plan, self._tools, dry_run=self._dry_run)
+            kept = self._kept(str(plan.new))
+            report = shadow_run.run(self._home, plan, kept, self._tools, dry_run=self._dry_run)
         except RefusedError as error:
             return _refused(plan, error)
         found = replace(plan, shadow=report)
@@ -187,7 +192,7 @@ class Upgrade:
     # -- forward ----------------------------------------------------------------------------------------------------
 
     def _stop(self, plan: Plan) -> Plan | Wait:
-        """Stop the old version with a savepoint, and let the new one be the version in use."""
+        """Stop the old version with a savepoint, which stays until nobody can want to go back to it."""
         options = plan.options
         stop = Stop(
             self._home,
@@ -205,14 +210,15 @@ class Upgrade:
             return replace(found, seconds=options.stop_timeout)
         savepoint = found.savepoint.id if found.savepoint is not None else str(plan.savepoint)
         savepoints, before = Savepoints(self._home.savepoints), releases.read(self._home)
-        pinned = not savepoints.get(savepoint).pinned
+        if not plan.pinned and not savepoints.get(savepoint).pinned:
+            plan = replace(plan, pinned=True)
+            upgrade_plan.write(self._home, plan)  # before it is: whoever comes after us must not take it for a person's
         savepoints.pin(savepoint)
         unpin = [before.savepoint] if before is not None and before.pinned and before.savepoint else []
         return replace(
             plan,
             step=Step.START,
             savepoint=savepoint,
-            pinned=pinned or plan.pinned,
             unpin=tuple(one for one in unpin if one != savepoint),
             was_stopped=found.token is None,
             token=str(uuid.uuid4()),
@@ -229,7 +235,7 @@ class Upgrade:
         )
         releases.write(self._home, release)
         try:
-            return replace(plan, step=Step.WATCH, log=self._start_driver(plan, str(plan.application)))
+            return replace(plan, step=Step.WATCH, log=self._start_driver(plan, self._kept(str(plan.new))))
         except RefusedError as error:
             return self._unstable(plan, f"its driver could not be started: {error}")
 
@@ -285,12 +291,9 @@ class Upgrade:
 
     def _start_old(self, plan: Plan) -> Plan:
         """Start the version that is gone back to; from here on it is the version in use."""
-        application = releases.application(self._home, str(plan.old))
-        if application is None:
-            return _failed(plan, f"the copy of the job's file of version {plan.old} is gone from {self._home.path}")
         releases.write(self._home, Release(version=str(plan.old), since=int(plan.entered * 1000)))
         try:
-            log = self._start_driver(plan, str(application.file))
+            log = self._start_driver(plan, self._kept(str(plan.old)))
         except RefusedError as error:
             return _failed(plan, f"the driver of version {plan.old} could not be started: {error}")
         return replace(plan, step=Step.WATCH_OLD, log=log)
@@ -298,18 +301,15 @@ class Upgrade:
     def _watch_old(self, plan: Plan) -> Plan | Wait:
         """Wait until the old version has caught up with the ledger, and is live."""
         self._reap()
+        if not drivers.is_there(self._home, str(plan.token)):
+            ended = stability.how_it_ended(self._home, plan)
+            return _failed(plan, f"the driver of version {plan.old} ended after the rollback: {ended}")
         status = verdict.status_of(self._home, str(plan.token))
-        if status is not None and status.state is DriverState.RUNNING:
-            if status.replay is None or not status.replay.pending:
-                self._unpin((*plan.unpin, *([str(plan.savepoint)] if plan.pinned else [])))
-                return replace(plan, step=Step.REST if plan.was_stopped else Step.ROLLED_BACK)
-        elif not drivers.is_there(self._home, str(plan.token)):
-            return _failed(
-                plan,
-                f"the driver of version {plan.old} ended after the rollback: "
-                f"{stability.how_it_ended(self._home, plan)}",
-            )
-        return Wait(token=str(plan.token), commits=0)
+        is_live = status is not None and status.state is DriverState.RUNNING
+        if status is None or not is_live or (status.replay is not None and status.replay.pending):
+            return Wait(token=str(plan.token), commits=0)
+        self._unpin((*plan.unpin, *([str(plan.savepoint)] if plan.pinned else [])))
+        return replace(plan, step=Step.REST if plan.was_stopped else Step.ROLLED_BACK)
 
     def _rest(self, plan: Plan) -> Plan | Wait:
         """Stop what was started, because nothing ran before."""
@@ -324,6 +324,13 @@ class Upgrade:
         return replace(plan, step=Step.DONE if is_upgrade else Step.ROLLED_BACK)
 
     # -- both -------------------------------------------------------------------------------------------------------
+
+    def _kept(self, version: str) -> str:
+        """Return the job's file of a version."""
+        application = releases.application(self._home, version)
+        if application is None:
+            raise RefusedError(f"the copy of the job's file of version {version} is gone from {self._home.path}")
+        return str(application.file)
 
     def _start_driver(self, plan: Plan, application: str) -> str:
         """Start the driver that the plan names, unless an earlier try has; returns where its output is."""

@@ -22,9 +22,10 @@ _SHOWN_CHARACTERS: Final = 2000
 _KINDS: Final = ("missing", "extra", "changed")
 
 
-def run(home: Home, plan: Plan, tools: Tools, *, dry_run: bool) -> dict[str, Any]:
+def run(home: Home, plan: Plan, application: str, tools: Tools, *, dry_run: bool) -> dict[str, Any]:
     """Make the shadow run of a plan's new version; returns the report.
 
+    :param application: the new version's file
     :raises RefusedError: when there is nothing to repeat, or nothing to compare with
     :raises ExactlyOnceError: when its process failed
     """
@@ -35,7 +36,7 @@ def run(home: Home, plan: Plan, tools: Tools, *, dry_run: bool) -> dict[str, Any
         documents.write(
             request,
             {
-                "application": plan.application,
+                "application": application,
                 "pipeline": plan.pipeline,
                 "home": str(home.path),
                 "folder": str(folder),

@@ -47,7 +47,10 @@ def test_an_older_version_never_undoes_an_upgrade(home: Home) -> None:
 @pytest.mark.parametrize("step", list(Step))
 def test_while_an_upgrade_is_under_way_only_its_own_driver_may_start(home: Home, step: Step) -> None:
     upgrade_plan.write(home, replace(PLAN, step=step))
+    releases.write(home, Release(version="new", since=1, previous="old", savepoint="1-a"))
     releases.check_start(home, "new", "mine")
+    with pytest.raises(VersionRefusedError):
+        releases.check_start(home, "old", "mine")
     if step in ENDS or step in (Step.CHECK, Step.COMPARE):
         releases.check_start(home, "new", "another")
         return

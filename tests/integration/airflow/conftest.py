@@ -61,7 +61,11 @@ class Airflow:
 
 @pytest.fixture(scope="session")
 def airflow(tmp_path_factory: pytest.TempPathFactory, kafka_config: Mapping[str, str]) -> Airflow:
-    home = tmp_path_factory.mktemp("airflow")
+    return make_airflow(tmp_path_factory.mktemp("airflow"), kafka_config)
+
+
+def make_airflow(home: Path, kafka_config: Mapping[str, str]) -> Airflow:
+    home.mkdir(exist_ok=True)
     settings = {
         "CORE__DAGS_FOLDER": str(Path(__file__).parent / "dags"),
         "CORE__LOAD_EXAMPLES": "False",

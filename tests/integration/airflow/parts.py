@@ -93,6 +93,15 @@ class Parts:
                     self.airflow.command(name), env=self.environment, stdout=log, stderr=log, start_new_session=True
                 )
 
+    def start_all(self) -> None:
+        """Start all parts, and wait until tasks can be run."""
+        self.start("api-server")
+        self.airflow.run(self.airflow.command("dags", "reserialize"), self.environment)
+        self.start("scheduler", "triggerer")
+        self.ready()
+        for dag in ("worker", "deferred"):
+            self.call("PATCH", f"/api/v2/dags/{dag}", {"is_paused": False})
+
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """End a part with all its processes, as a lost host does."""
         part = self.running.pop(name)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import IsolationLevel
 
+from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.control import restarts
 from tests.integration.airflow.conftest import Airflow, names_of
 from tests.integration.streaming.harness import World, check_counts, end_offsets
@@ -72,3 +73,33 @@ def test_a_killed_driver_costs_nothing_and_the_gate_lets_through_what_is_readabl
     }
     assert taken == {partition: (0, end) for partition, end in ends.items()}
     assert written["outputFacets"]["outputStatistics"]["rowCount"] == sum(commit.rows for commit in commits)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_deferred_stream_makes_as_many_commits_as_were_asked_for_over_a_restart(
+    airflow: Airflow, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.send(2000)
+    result = tmp_path / "result.json"
+    names = names_of(world, result, TEST_FAILPOINTS="after-commit:run=1:batch=0")
+    dags = airflow.environment["AIRFLOW__CORE__DAGS_FOLDER"]
+    airflow.run([sys.executable, "-c", RUN, dags, "deferred_until_two_commits"], names)
+
+    found = json.loads(result.read_text())
+    commits, runs = world.ledger()
+    assert (len(commits), len(runs)) == (2, 2)
+    assert (found["stream"]["commit"], found["stream"]["run"], found["stream"]["restarts"]) == (2, 2, 1)
+    assert found["rows"] == sum(commit.rows for commit in commits)
+    check_counts(world, complete=False)
+    keys = {key for (key,) in airflow.query("SELECT key FROM xcom WHERE dag_id = 'deferred_until_two_commits'")}
+    assert keys >= {"return_value", "_link_SparkUILink", "_link_SparkApplicationLink"}
+
+    servers = ["--bootstrap-servers", world.config["bootstrap.servers"]]
+    assert cli.main(["status", world.pipeline, "--json", *servers]) == 0
+    [death] = json.loads(capsys.readouterr().out)["restarts"]
+    assert (death["run"], death["restart"]) == (1, 1)
+    assert "killed by signal 9" in death["cause"] or "without an account" in death["cause"]
+    assert death["died"] < death["started_again"]
+    assert cli.main(["status", world.pipeline, *servers]) == 0
+    assert death["cause"] in capsys.readouterr().out

@@ -26,12 +26,7 @@ FOREVER = "take-lease commit until-stop"
 def parts(airflow: Airflow, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
     made = Parts(airflow, tmp_path_factory.mktemp("parts"))
     try:
-        made.start("api-server")
-        airflow.run(airflow.command("dags", "reserialize"), made.environment)
-        made.start("scheduler", "triggerer")
-        made.ready()
-        for dag in ("worker", "deferred"):
-            made.call("PATCH", f"/api/v2/dags/{dag}", {"is_paused": False})
+        made.start_all()
         yield made
     finally:
         made.close()
@@ -55,7 +50,7 @@ def ends_well(stream: Stream, token: str, *, tries: int = 1) -> None:
     assert stream.is_gone(token)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_lost_worker_leaves_the_driver_to_the_next_try(parts: Parts, tmp_path: Path, number: signal.Signals) -> None:
     stream = Stream(parts, "worker", tmp_path / f"worker-{number}", first=FOREVER, until="forever")
     token = stream.committed()

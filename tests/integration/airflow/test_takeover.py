@@ -11,11 +11,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_exactlyonce.control import processes, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
+from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
 from tests.integration.airflow.conftest import names_of
@@ -37,6 +37,9 @@ class TaskInstance:
 
     def xcom_push(self, key: str, value: str) -> None:
         pass
+
+    def get_task_states(self, **wanted: object) -> dict[str, dict[str, str]]:
+        return {"run1": {"stream": "failed"}}
 
 
 def operator(home: str) -> StreamingPipelineOperator:
@@ -86,7 +89,7 @@ def test_a_lost_worker_leaves_a_driver_that_the_next_try_takes_over_and_stops_cl
     meanwhile = threading.Thread(target=work_then_kill)
     meanwhile.start()
     try:
-        with pytest.raises(AirflowException, match=r"stopped at commit \d+: the task was killed"):
+        with pytest.raises(StopRequestedError, match=r"stopped at commit \d+: the task was killed"):
             task.execute({"ti": TaskInstance()})  # type: ignore[typeddict-item]
     finally:
         meanwhile.join()

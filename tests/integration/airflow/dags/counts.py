@@ -8,20 +8,21 @@ from typing import Any
 
 from airflow.sdk import DAG, task
 
-from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
+from airflow_provider_exactlyonce.operators.streaming import Commits, RestartStrategy, StreamingPipelineOperator
 from airflow_provider_exactlyonce.sensors.commit_gate import CommitGateSensor
 from tests.integration.airflow.job import CONF, JOB
 
 
-def stream() -> StreamingPipelineOperator:
+def stream(**options: Any) -> StreamingPipelineOperator:
     return StreamingPipelineOperator(
         task_id="stream",
         application=str(JOB),
         checkpoint=os.environ["TEST_HOME"],
-        until="available",
+        until=options.pop("until", "available"),
         restart_strategy=RestartStrategy.fixed_delay(attempts=2, delay=timedelta(0)),
         conf={**CONF, **json.loads(os.environ.get("TEST_CONF", "{}"))},
         env_vars={"EXACTLYONCE_FAILPOINTS": os.environ.get("TEST_FAILPOINTS", "")},
+        **options,
     )
 
 
@@ -54,3 +55,9 @@ with DAG("stream_then_gate", schedule=None):
 with DAG("gate_beside_stream", schedule=None):
     stream()
     count(gate(offsets=os.environ["TEST_OFFSETS"]).output)
+
+with DAG("deferred_until_two_commits", schedule=None):
+    bounded = stream(until=Commits(2), deferrable=True)
+    opened = gate(commit="{{ ti.xcom_pull('stream')['commit'] }}")
+    bounded >> opened
+    count(opened.output, bounded.output)

@@ -1,0 +1,269 @@
+"""How long a pipeline stands still when its driver is killed: this project's supervisor beside a shell's loop.
+
+Both run the same aggregation on one broker, fed all the time, in turns. A driver is killed with all its processes
+(SIGKILL) once it has committed; what counts is the time to the next driver's start and to its first commit. The loop is
+``until spark-submit job.py; do :; done`` with Spark's own source and sink.
+
+``--deferred`` measures what a deferrable task adds: a real API server, scheduler and triggerer, and a driver that is a
+plain process, from its death to the start of the next. Run it with ``make bench-restart``; the goals are 2 s to the
+next start under a worker's supervision, and 30 s to the first commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from airflow_provider_exactlyonce.cli import submit_command
+from airflow_provider_exactlyonce.control import processes, restarts, status
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
+from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from airflow_provider_exactlyonce.exceptions import StopRequestedError
+from airflow_provider_exactlyonce.restart import RestartStrategy
+
+JOB = Path(__file__).with_name("restart_job.py")
+RESULTS = Path(__file__).parent / "results" / "restart.json"
+CONF = {"spark.sql.shuffle.partitions": "4", "spark.ui.enabled": "false"}
+SOURCE = "events"
+PATIENCE_SECONDS = 180.0
+
+
+def eventually(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(what)
+        time.sleep(0.02)
+
+
+@contextmanager
+def fed(servers: str) -> Iterator[None]:
+    """Produce 200 records a second."""
+    done, producer = threading.Event(), Producer({"bootstrap.servers": servers})
+
+    def feed() -> None:
+        number = 0
+        while not done.wait(0.05):
+            for _ in range(10):
+                number += 1
+                producer.produce(SOURCE, json.dumps({"id": number, "k": f"k{number % 50}"}))
+            producer.poll(0)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        producer.flush(10)
+
+
+def environment(servers: str, sink: str) -> dict[str, str]:
+    return {
+        "BENCH_SERVERS": servers,
+        "BENCH_SOURCE": SOURCE,
+        "BENCH_SINK": sink,
+        "EXACTLYONCE_KAFKA": json.dumps({"bootstrap.servers": servers}),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join([str(JOB.parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
+
+
+def supervised(folder: Path, servers: str) -> dict[str, float]:
+    home = Home(folder / "home")
+    command = submit_command(str(JOB), ["--home", str(home.path), "--until", "forever"], master="local[2]", conf=CONF)
+    supervisor = Supervisor(
+        home,
+        Launch(command=command, printable="", environment=environment(servers, "supervised")),
+        owner="bench",
+        until="forever",
+        strategy=RestartStrategy.fixed_delay(1, timedelta(0)),
+    )
+
+    def supervise() -> None:
+        try:
+            for _ in supervisor.run():
+                pass
+        except StopRequestedError:
+            pass
+
+    def committed() -> int:
+        told = status.read(home.status)
+        return told.commits_of_run if told else 0
+
+    thread = threading.Thread(target=supervise)
+    thread.start()
+    eventually(lambda: committed() >= 3, "three commits")
+    told = status.read(home.status)
+    assert told is not None
+    killed = time.time()
+    for pid in processes.members(told.token):
+        os.kill(pid, signal.SIGKILL)
+
+    def came_back() -> bool:
+        now = status.read(home.status)
+        return now is not None and now.token != told.token and now.commits_of_run > 0
+
+    eventually(came_back, "a commit of the next driver")
+    commit = time.time()
+    [restart] = restarts.read(home.restarts)
+    assert restart.relaunched is not None
+    supervisor.stop("measured")
+    thread.join()
+    return {"to_start": restart.relaunched - killed, "to_commit": commit - killed}
+
+
+def looped(folder: Path, servers: str) -> dict[str, float]:
+    checkpoint = folder / "checkpoint"
+    command = submit_command(str(JOB), ["--plain", str(checkpoint)], master="local[2]", conf=CONF)
+    starts = folder / "starts"
+    script = f'until date +%s.%N >> {starts}; "$@"; do :; done'
+    process = subprocess.Popen(
+        ["bash", "-c", script, "loop", *command],
+        env={**os.environ, **environment(servers, "looped"), "BENCH_LOOP": str(folder)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+    def newest() -> int:
+        return max((int(file.name) for file in checkpoint.glob("commits/[0-9]*")), default=-1)
+
+    def drivers() -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) not in (os.getpid(), process.pid):
+                try:
+                    mine = f"BENCH_LOOP={folder}".encode() in (entry / "environ").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                found += [int(entry.name)] if mine else []
+        return found
+
+    eventually(lambda: newest() >= 2, "three batches")
+    killed = time.time()
+    for pid in drivers():
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: len(starts.read_text().splitlines()) >= 2, "the next start")
+    before = newest()
+    eventually(lambda: newest() > before, "a batch of the next driver")
+    commit = time.time()
+    os.kill(process.pid, signal.SIGKILL)
+    for pid in drivers():
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    return {"to_start": float(starts.read_text().splitlines()[1]) - killed, "to_commit": commit - killed}
+
+
+def deferred(folder: Path, rounds: int) -> list[float]:
+    """Return the seconds from a driver's death to the next start, under a deferrable task."""
+    from tests.integration.airflow.conftest import make_airflow
+    from tests.integration.airflow.parts import Parts, Stream
+
+    parts = Parts(make_airflow(folder / "airflow", {"bootstrap.servers": "nowhere:9092"}), folder)
+    found = []
+    try:
+        parts.start_all()
+        plan = "take-lease commit until-stop"
+        stream = Stream(parts, "deferred", folder / "home", first=plan, then=plan, until="forever")
+        for number in range(rounds):
+            eventually(lambda number=number: len(stream.notes("started")) == number + 1, "a start")  # type: ignore[misc]
+            stream.wait_for("deferred")
+            os.kill(int(stream.notes("started")[-1]["pid"]), signal.SIGKILL)
+            killed = time.time()
+            eventually(lambda number=number: len(stream.notes("started")) == number + 2, "a restart")  # type: ignore[misc]
+            found.append(restarts.read(stream.home.restarts)[-1].relaunched - killed)  # type: ignore[operator]
+        stream.wait_for("deferred")
+        stream.stop()
+        stream.wait_for("success")
+    finally:
+        parts.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="kills of each lane (default: %(default)s)")
+    parser.add_argument("--deferred", action="store_true", help="measure what a deferrable task adds, instead")
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="bench-restart-"))
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    try:
+        if given.deferred:
+            found: dict[str, object] = {"deferred": deferred(folder, given.rounds)}
+        else:
+            found = {"lanes": in_turns(folder, given.rounds)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    machine = f"{os.cpu_count()} cores, {platform.system()}, load {os.getloadavg()[0]:.1f}"
+    RESULTS.write_text(json.dumps({**kept, **found, "machine": machine}, indent=1) + "\n")
+    report(json.loads(RESULTS.read_text()))
+
+
+def in_turns(folder: Path, rounds: int) -> dict[str, list[dict[str, float]]]:
+    lanes: dict[str, list[dict[str, float]]] = {"supervised": [], "looped": []}
+    with EmbeddedBroker(folder / "broker") as broker:
+        servers = broker.bootstrap_servers
+        admin = AdminClient({"bootstrap.servers": servers})
+        made = admin.create_topics([NewTopic(name, 4, 1) for name in (SOURCE, "looped")])
+        for future in made.values():
+            future.result(30)
+        with fed(servers):
+            for number in range(rounds):
+                for name, lane in (("supervised", supervised), ("looped", looped)):
+                    place = folder / f"{name}-{number}"
+                    place.mkdir()
+                    if name == "supervised":  # a pipeline's ledger belongs to one home
+                        fresh(admin)
+                    lanes[name].append(lane(place, servers))
+                    print(name, {key: round(value, 2) for key, value in lanes[name][-1].items()}, flush=True)
+    return lanes
+
+
+def fresh(admin: AdminClient) -> None:
+    ledger, there = "exactlyonce.ledger.bench-restart", admin.list_topics(timeout=10).topics
+    gone = [topic for topic in (ledger, "supervised") if topic in there]
+    for future in admin.delete_topics(gone).values() if gone else ():
+        future.result(30)
+    eventually(lambda: not {ledger, "supervised"} & set(admin.list_topics(timeout=10).topics), "the topics are gone")
+    admin.create_topics([NewTopic("supervised", 4, 1)])["supervised"].result(30)
+
+
+def report(kept: dict[str, object]) -> None:
+    lanes = kept.get("lanes", {})
+    assert isinstance(lanes, dict)
+    print(f"{'':12} {'to the next start':>22} {'to its first commit':>22}")
+    for name, runs in lanes.items():
+        cells = [
+            f"{statistics.median(values):.2f} ({min(values):.2f}..{max(values):.2f})"
+            for values in ([run[key] for run in runs] for key in ("to_start", "to_commit"))
+        ]
+        print(f"{name:12} {cells[0]:>22} {cells[1]:>22}")
+    waits = kept.get("deferred", [])
+    assert isinstance(waits, list)
+    if waits:
+        print(f"{'deferred':12} {f'{statistics.median(waits):.2f} ({min(waits):.2f}..{max(waits):.2f})':>22}")
+
+
+if __name__ == "__main__":
+    main()

@@ -64,7 +64,9 @@ def check_version(tools: Tools, application: str, pipeline: str, savepoint: Path
         return answer
     said = done.stderr.strip()[-_SHOWN_CHARACTERS:]
     if done.returncode == RefusedError.exit_code:
-        raise RefusedError(said.splitlines()[-1].partition(": ")[2] if said else f"{application} was refused")
+        # The command's last line is the error's name, its message, and where the documentation has it.
+        last = said.splitlines()[-1] if said else f": {application} was refused"
+        raise RefusedError(last.partition(": ")[2].rpartition(" (docs/")[0] or last)
     raise ExactlyOnceError(f"the check of {application} ended with exit code {done.returncode}: {said}")
 
 

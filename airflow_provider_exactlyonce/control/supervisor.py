@@ -156,6 +156,11 @@ class Supervisor:
         """The driver that is watched, ours or somebody else's, as long as it has not ended."""
         return self._attached.intent if self._attached is not None and not self._is_over else None
 
+    @property
+    def waits_for_another(self) -> bool:
+        """Whether the living driver is somebody else's, whose end is only waited for."""
+        return self._attached is not None and not self._attached.ours
+
     def run(self) -> Iterator[Status]:
         """Yield the driver's status whenever something in it has changed, until the work is done.
 

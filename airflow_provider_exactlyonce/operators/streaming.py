@@ -349,7 +349,8 @@ class _Stay:
         if self._is_overdue():
             self._supervisor.stop("the task's execution time-out has passed")
         intent = self._supervisor.living
-        if self._task.deferrable and intent is not None and not self._task.is_signalled:
+        leaves = self._task.deferrable and self._until != untils.RUNNING and not self._task.is_signalled
+        if leaves and intent is not None:
             if self._attached is None or self._attached[0] != intent.token:
                 self._attached = intent.token, time.monotonic()
             if time.monotonic() - self._attached[1] > _SLOT_SECONDS:
@@ -405,7 +406,8 @@ class _Stay:
 
     def _defer(self, intent: Intent, due: float | None = None) -> NoReturn:
         task = self._task
-        allowed = task.health.no_commit_within
+        ours = not self._supervisor.waits_for_another
+        allowed = task.health.no_commit_within if ours else None
         task.defer(
             trigger=PipelineTrigger(
                 home=str(self._home.path),
@@ -415,7 +417,7 @@ class _Stay:
                 due=due,
                 deadline=self._deadline,
                 no_commit_within=allowed.total_seconds() if allowed is not None else None,
-                stop_timeout=_seconds(task.stop_timeout) if task.stop_on_kill else None,
+                stop_timeout=_seconds(task.stop_timeout) if task.stop_on_kill and ours else None,
             ),
             method_name="resume_from_trigger",
         )

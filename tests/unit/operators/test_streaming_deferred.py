@@ -265,3 +265,26 @@ def test_a_lost_worker_before_the_deferral_leaves_a_driver_that_the_next_try_tak
     asyncio.run(first_event(trigger_of(again)))
     assert execute(deferred(tmp_path, "exit=1"))["commit"] == 1, "it has finished unseen, and the third try knows"
     assert intents.read(Home(tmp_path / "home").intent) is None
+
+
+def test_another_tasks_driver_is_waited_for_in_the_triggerer_and_left_alone(tmp_path: Path) -> None:
+    rules = HealthRules(no_commit_within=timedelta(seconds=0.5))
+    plans = ("take-lease commit sleep=2 end=finished", "take-lease commit sleep=0.3 end=finished")
+    leave(deferred(tmp_path, *plans))
+    waiting = leave(deferred(tmp_path, *plans, health=rules), OtherRun())
+    asyncio.run(trigger_of(waiting).on_kill())
+    event = asyncio.run(first_event(trigger_of(waiting)))
+    first = statuses.read(Home(tmp_path / "home").status)
+    assert first is not None
+    assert first.state is DriverState.FINISHED, "it was neither stopped nor found unhealthy"
+    task = operator(tmp_path, *plans)
+    assert task.resume_from_trigger({"ti": OtherRun()}, event)["commit"] == 2  # type: ignore[typeddict-item]
+
+
+def test_until_running_needs_no_triggerer(tmp_path: Path) -> None:
+    task = deferred(tmp_path, "take-lease commit until-stop", until="running")
+    assert execute(task)["run"] == 1
+    home = Home(tmp_path / "home")
+    held = leases.read(home.lease)
+    assert held is not None
+    commands.request_stop(home, held.token, reason="test")

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.control import releases
 from tests.integration.upgrade.harness import Story
 
 INTENDED = ["--compare", "k,start,total,n", "--allow", "changed", "--allow", "missing"]
@@ -67,6 +68,10 @@ def test_a_good_upgrade_and_all_kinds_of_bad_ones_leave_what_the_right_versions_
     assert set(order) <= {"first", "second", "crashes"}
 
 
+def pinned(story: Story) -> list[str]:
+    return [one.id for one in Savepoints(story.home.savepoints).list() if one.pinned]
+
+
 def kill_at(story: Story, steps: tuple[str, ...], *upgrade: str) -> None:
     """Call an upgrade again and again, and kill it at each step: when it is on disk, and when it is taken."""
     for step in steps:
@@ -91,6 +96,9 @@ def test_an_upgrade_that_is_killed_at_each_step_goes_on_there(story: Story) -> N
     _, runs = story.world.ledger()
     assert [story.names()[run.version] for run in runs] == ["first", "shouts"], "one driver for each start"
     assert not (story.home.control / "shadow").exists()
+    release = releases.read(story.home)
+    assert release is not None
+    assert pinned(story) == [release.savepoint], "the way back stays open"
 
 
 @pytest.mark.slow
@@ -107,3 +115,4 @@ def test_a_way_back_that_is_killed_at_each_step_goes_on_there(story: Story) -> N
     assert set(story.check()) <= {"first", "crashes"}
     _, runs = story.world.ledger()
     assert [story.names()[run.version] for run in runs] == ["first", "crashes", "first"], "one driver for each start"
+    assert pinned(story) == []

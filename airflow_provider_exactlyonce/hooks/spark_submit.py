@@ -70,10 +70,11 @@ def build_command(conn_id: str, submission: Submission) -> Command:
     from airflow_provider_exactlyonce.devkit.jars import cache_directory
     from airflow_provider_exactlyonce.streaming.settings import submit_settings
 
-    cluster = cluster_of(conn_id)
+    connected = _hook(conn_id)
+    cluster = clusters.cluster_of(connected)
     jars = submission.jars if submission.jars or submission.packages else _connector_jars()
     conf = submit_settings({name: _text(value) for name, value in submission.conf.items()})
-    conf |= packages.settings_for(conf, str(_hook(conn_id)._connection["master"]), cache_directory())
+    conf |= packages.settings_for(conf, str(connected._connection["master"]), cache_directory())
     if cluster is None:
         conf.setdefault("spark.pyspark.driver.python", sys.executable)  # the executors' may have another place
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -9,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.control import releases, upgrade_plan
+from airflow_provider_exactlyonce.control import commands, launching, releases, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
 from airflow_provider_exactlyonce.control.upgrade_plan import ENDS, Options, Plan, Step
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, VersionRefusedError
 from airflow_provider_exactlyonce.restart import RestartStrategy
 
+DRIVER = Path(__file__).with_name("contract_driver.py")
 PLAN = Plan(id="a1", pipeline="p", step=Step.CHECK, options=Options(), application="/jobs/new.py", token="mine")
 
 
@@ -112,3 +115,35 @@ def test_a_supervisor_starts_nothing_while_an_upgrade_is_under_way_and_goes_on_a
     assert not thread.is_alive()
     [error] = errors
     assert "without an account" in str(error) or "never said" in str(error), "it has started what it was given"
+
+
+def test_a_supervisor_takes_over_the_driver_that_an_upgrade_has_started(home: Home) -> None:
+    upgrade_plan.write(home, replace(PLAN, step=Step.WATCH))
+    command = [
+        sys.executable,
+        str(DRIVER),
+        "--home",
+        str(home.path),
+        "--until",
+        "forever",
+        "take-lease commit until-stop",
+    ]
+    intent = Intent(
+        token="mine", owner="upgrade a1", until="forever", series="mine", restarts=0, log=str(launching.next_log(home))
+    )
+    driver = launching.start(home, Launch(command=command, printable="driver", environment={}), intent)
+    supervisor = Supervisor(
+        home,
+        Launch(command=["false"], printable="false", environment={}),
+        owner="o",
+        until="forever",
+        strategy=RestartStrategy.none(),
+        poll_seconds=0.05,
+    )
+    seen = set()
+    for status in supervisor.run():
+        seen.add(status.token)
+        commands.request_stop(home, "mine", reason="test")
+    assert seen == {"mine"}
+    assert driver.process.wait(10) == 0
+    assert (home.control / "notes.jsonl").read_text().count('"started"') == 1

@@ -64,9 +64,26 @@ def add_upgrade_parser(subparsers: Any, submit: Submit) -> None:
         help="an intended difference: missing, extra, changed or changed.COLUMN, and at most how many; repeatable",
     )
     parser.add_argument("--savepoint", default=True, metavar="LABEL", help="a label for the savepoint")
-    parser.add_argument("--stable-after", type=int, default=_DEFAULTS.stable_after, metavar="M", help="commits")
-    parser.add_argument("--stable-timeout", type=float, default=_DEFAULTS.stable_timeout, metavar="SECONDS")
-    parser.add_argument("--on-unstable", choices=("rollback", "fail"), default=_DEFAULTS.on_unstable)
+    parser.add_argument(
+        "--stable-after",
+        type=int,
+        default=_DEFAULTS.stable_after,
+        metavar="M",
+        help="how many commits make the new version stable (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--stable-timeout",
+        type=float,
+        default=_DEFAULTS.stable_timeout,
+        metavar="SECONDS",
+        help="how long it may take for that (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--on-unstable",
+        choices=("rollback", "fail"),
+        default=_DEFAULTS.on_unstable,
+        help="start the old version again (default), or leave the new one as it is",
+    )
     _add_common(parser)
     parser.set_defaults(func=lambda given: _upgrade(given, submit))
     back = subparsers.add_parser(
@@ -85,7 +102,13 @@ def add_upgrade_parser(subparsers: Any, submit: Submit) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--stop-timeout", type=float, default=_DEFAULTS.stop_timeout, metavar="SECONDS")
+    parser.add_argument(
+        "--stop-timeout",
+        type=float,
+        default=_DEFAULTS.stop_timeout,
+        metavar="SECONDS",
+        help="how long a driver may take to end its batch (default: %(default)g)",
+    )
     parser.add_argument(
         "--accept-nondeterminism",
         action="store_true",

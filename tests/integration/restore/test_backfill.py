@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import signal
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame
 
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
+from airflow_provider_exactlyonce.audit.findings import Report
 from airflow_provider_exactlyonce.backfill import homes
-from airflow_provider_exactlyonce.backfill.request import BackfillRequest
+from airflow_provider_exactlyonce.backfill.request import BackfillRequest, instant
 from airflow_provider_exactlyonce.control import status
+from airflow_provider_exactlyonce.kafka.digest import BACKFILL_HEADER
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_pipeline
 from airflow_provider_exactlyonce.streaming.backfill import BackfillDriver
 from airflow_provider_exactlyonce.streaming.driver import DriverOptions
 from tests.integration.restore.harness import Bench, Case
+from tests.integration.restore.shapes import SHAPES
 from tests.integration.streaming.harness import read_committed
 
 ROUNDS = 8
@@ -86,13 +94,13 @@ def backfilled(case: Case) -> list[CommitRecord]:
         return list(reader.commits())
 
 
-def prepared(bench: Bench, shape: str) -> Case:
+def prepared(bench: Bench, shape: str, *, rounds: int = ROUNDS, saved: int = SAVED) -> Case:
     """Make a pipeline that has run, a batch a round, with a savepoint on the way."""
     case = bench.case(shape, bench.topics(shape), limit=100)
     feed = bench.input(rows=100)
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         feed.send(case.topics)
-    case.run(stop_at=SAVED)
+    case.run(stop_at=saved)
     case.save()
     case.run()
     return case
@@ -109,8 +117,8 @@ def windowed(
     return prepared(Bench(kafka_config, tmp_path_factory.mktemp("windowed"), make_topic), "windowed")
 
 
-def audited(case: Case) -> None:
-    assert audit(case.config, case.name, AuditOptions(patience_seconds=10)).found == ()
+def audited(case: Case) -> Report:
+    return audit(case.config, case.name, AuditOptions(patience_seconds=10))
 
 
 @pytest.mark.timeout(300)
@@ -150,3 +158,105 @@ def test_a_range_that_is_compared_writes_nothing_and_finds_what_differs(windowed
     found = backfill(case, commits=f"{SAVED + 1}..{last}")
     assert (found["clean"], found["compared"], found["rows"]) == (True, last - SAVED, 0)
     assert rows(case, case.sink) == before
+    other = replace(case, shape=replace(case.shape, function=without_one_key))
+    wrong = backfill(other, commits=f"{SAVED + 1}..{last}")
+    assert (wrong["clean"], wrong["version"] != found["version"]) == (False, True)
+    named = {one["commit"] for one in wrong["found"]}
+    late = [record.commit for record in case.commits() if record.commit > SAVED]
+    lost = {commit for commit in late if any('"k3"' in row for row in delivered(case, commit, commit))}
+    assert named == lost != set()
+
+
+def without_one_key(events: DataFrame) -> DataFrame:
+    return SHAPES["windowed"].function(events).where("k <> 'k3'")
+
+
+@pytest.mark.timeout(300)
+def test_what_is_written_into_the_sink_again_is_marked_and_not_doubled_to_an_audit(bench: Bench) -> None:
+    case = prepared(bench, "windowed", rounds=5, saved=2)
+    last = case.tail().place.commit
+    before, ledger = rows(case, case.sink), case.commits()
+    wanted = delivered(case, 4, last)
+    found = backfill(case, commits=f"4..{last}", output="reemit")
+    assert rows(case, case.sink) == before + wanted
+    assert backfill(case, commits=f"4..{last}", output="reemit") == found
+    assert rows(case, case.sink) == before + wanted, "the same range is written once"
+    marks = Counter(dict(record.headers).get(BACKFILL_HEADER) for record in read_committed(case.config, case.sink))
+    assert marks == {None: sum(before.values()), found["backfill"].encode(): sum(wanted.values())}
+    records = backfilled(case)
+    assert [record.backfill for record in records] == [found["backfill"]] * (last - 3 + 1)
+    assert [record.digest for record in records[:-1]] == [one.digest for one in ledger if one.commit >= 4]
+    report = audited(case)
+    assert (report.found, report.backfills, report.backfilled_rows) == ((), 1, sum(wanted.values()))
+    assert report.rows == sum(before.values())
+
+    # The pipeline goes on, and what is written is told apart where both write to one partition.
+    feed = bench.input(rows=100)
+    feed.rounds = 20
+    feed.send(case.topics)
+    case.run()
+    assert audited(case).found == ()
+    copied = next(record for record in read_committed(case.config, case.sink) if record.headers)
+    producer = Producer(dict(case.config))
+    producer.produce(case.sink, copied.value, copied.key, copied.partition, headers=list(copied.headers))
+    assert producer.flush(30) == 0
+    [doubled] = audited(case).found
+    assert (doubled.invariant, "not this pipeline's" in doubled.message) == ("I2", True)
+
+
+@pytest.mark.timeout(300)
+def test_a_range_may_begin_and_end_anywhere_and_ranges_that_follow_each_other_have_each_row_once(
+    windowed: Case, make_topic: Callable[..., str]
+) -> None:
+    case, other = windowed, make_topic(partitions=3)
+    topic = case.topics[""]
+    bounds = [{0: 0, 1: 0}, {0: 111, 1: 180}, {0: 266, 1: 205}, source_ends(case)]
+    for start, end in itertools.pairwise(bounds):
+        span = {topic: {part: [start[part], end[part]] for part in start}}
+        found = backfill(case, offsets=span, output=f"topic={other}")
+        assert found["records"] == sum(end.values()) - sum(start.values())
+    given = [json.loads(row) for row in rows(case, other).elements()]
+    windows = Counter((row["start"], row["k"]) for row in given)
+    assert set(windows.values()) == {1}, "no window is in two ranges"
+    whole = {(row["start"], row["k"]) for row in map(json.loads, rows(case, case.sink))}
+    assert whole <= set(windows), "and none is in neither"
+
+
+def source_ends(case: Case) -> dict[int, int]:
+    [ranges] = case.commits()[-1].source.values()
+    return {partition: end for partition, (_, end) in ranges.items()}
+
+
+@pytest.mark.timeout(300)
+def test_ranges_of_the_watermark_follow_each_other(windowed: Case) -> None:
+    commits = [record for record in windowed.commits() if record.watermark]
+    marks = [instant(commits[number].watermark) for number in (0, len(commits) // 2, len(commits) - 1)]
+    spans = [backfill(windowed, watermark=f"{first}..{last}")["commits"] for first, last in itertools.pairwise(marks)]
+    assert spans[0][1] + 1 == spans[1][0]
+    reached = next(record.commit for record in windowed.commits() if instant(record.watermark) == marks[2])
+    assert spans[1][1] == reached
+    told = backfill(windowed, expected=64, watermark=f"{marks[2]}..2200-01-01T00:00:00")
+    assert told == {}
+    home = homes.make(windowed.home, windowed.name, BackfillRequest.parse(watermark=f"{marks[2]}..2200-01-01T00:00:00"))
+    error = status.read(home.status).error  # type: ignore[union-attr]
+    assert error is not None
+    assert "has not reached 2200-01-01T00:00:00+00:00" in error.message
+
+
+@pytest.mark.timeout(300)
+def test_an_empty_state_knows_what_the_warm_up_has_seen(bench: Bench) -> None:
+    """First appearances only: what the warm-up has seen is no first appearance."""
+    case, other, bare = prepared(bench, "update", rounds=5, saved=2), bench.make_topic(), bench.make_topic()
+    last = case.tail().place.commit
+    backfill(case, commits=f"3..{last}", state="empty", output=f"topic={bare}")
+    found = backfill(case, commits=f"3..{last}", state="empty", warm_up=10, output=f"topic={other}")
+    assert found["suppressed_batches"] >= 2
+
+    def totals(topic: str) -> dict[str, int]:
+        newest: dict[str, int] = {}
+        for row in map(json.loads, rows(case, topic)):
+            newest[row["k"]] = max(newest.get(row["k"], 0), row["n"])
+        return newest
+
+    assert totals(other) == totals(case.sink), "as if it had run from the beginning"
+    assert sum(totals(bare).values()) == 300, "the range alone"

@@ -164,6 +164,7 @@ class Record:
     offset: int
     key: bytes | None
     value: bytes | None
+    headers: tuple[tuple[str, bytes], ...] = ()
 
 
 def end_offsets(config: Mapping[str, str], topic: str, isolation: IsolationLevel) -> dict[int, int]:
@@ -207,7 +208,8 @@ def read_committed(config: Mapping[str, str], topic: str) -> list[Record]:
             assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
             ended.add(message.partition())
         else:
-            records.append(Record(message.partition(), message.offset(), message.key(), message.value()))
+            headers = tuple(message.headers() or ())
+            records.append(Record(message.partition(), message.offset(), message.key(), message.value(), headers))
     consumer.close()
     return records
 

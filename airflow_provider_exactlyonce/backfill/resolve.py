@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -193,6 +194,8 @@ class _Resolver:
                 raise RefusedError(f"{topic}-{partition} is no partition of a source of {self._reader.pipeline}")
             return {place: span[0] for place, span in spans.items()}, {place: span[1] for place, span in spans.items()}
         start, end = request.time or (0, 0)
+        if end > time.time() * 1000:
+            raise RefusedError(f"the range ends at {instant(end)}, in the future: what belongs to it is not known yet")
         stable = self._stable()
         return self._at(start, stable), self._at(end, stable)
 

@@ -11,7 +11,13 @@ import pytest
 
 import airflow_provider_exactlyonce
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.failpoints import NAMES, RESCALE_NAMES, RESTORE_NAMES, SAVEPOINT_NAMES
+from airflow_provider_exactlyonce.failpoints import (
+    BACKFILL_NAMES,
+    NAMES,
+    RESCALE_NAMES,
+    RESTORE_NAMES,
+    SAVEPOINT_NAMES,
+)
 from airflow_provider_exactlyonce.kafka.transaction import TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +53,13 @@ def test_the_states_of_the_producer_session_are_drawn_from_its_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "names"), [("protocol", NAMES), ("savepoints", SAVEPOINT_NAMES), ("rescale", RESCALE_STEPS)]
+    ("document", "names"),
+    [
+        ("protocol", NAMES),
+        ("savepoints", SAVEPOINT_NAMES),
+        ("rescale", RESCALE_STEPS),
+        ("backfill", (*RESTORE_NAMES[:2], *BACKFILL_NAMES)),
+    ],
 )
 def test_every_fail_point_is_in_its_documents_table(document: str, names: tuple[str, ...]) -> None:
     assert re.findall(r"\| `([a-z-]+)` \|", (ROOT / f"docs/{document}.md").read_text()) == list(names)

@@ -15,11 +15,13 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame
 
+from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.audit.findings import Report
 from airflow_provider_exactlyonce.backfill import homes
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, instant
 from airflow_provider_exactlyonce.control import status
+from airflow_provider_exactlyonce.failpoints import BACKFILL_NAMES, NAMES, RESTORE_NAMES
 from airflow_provider_exactlyonce.kafka.digest import BACKFILL_HEADER
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_pipeline
@@ -260,3 +262,39 @@ def test_an_empty_state_knows_what_the_warm_up_has_seen(bench: Bench) -> None:
 
     assert totals(other) == totals(case.sink), "as if it had run from the beginning"
     assert sum(totals(bare).values()) == 300, "the range alone"
+
+
+class KilledError(Exception):
+    """Stands for the death of the driver."""
+
+
+@pytest.mark.timeout(300)
+def test_a_backfill_that_dies_at_every_step_goes_on_and_has_each_row_once(
+    windowed: Case, make_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, other = windowed, make_topic(partitions=3)
+    newest = case.tail().place.commit
+    asked = {"commits": f"{SAVED + 2}..{newest}", "output": f"topic={other}"}
+    deaths = [(name, 1) for name in (*RESTORE_NAMES[:2], *BACKFILL_NAMES[:2])]
+    deaths += [(name, 1) for name in NAMES if name != "during-send"] + [(BACKFILL_NAMES[1], 3), (BACKFILL_NAMES[2], 1)]
+    for name, times in deaths:
+        left = [times]
+
+        def reach(step: str, name: str = name, left: list[int] = left) -> None:
+            left[0] -= step == name
+            if step == name and left[0] == 0:
+                raise KilledError(name)
+
+        with monkeypatch.context() as armed:
+            armed.setattr(failpoints, "reach", reach)
+            assert backfill(case, expected=1, **asked) == {}, name
+        between = rows(case, other)
+        assert between <= delivered(case, SAVED + 2, newest), name
+        if name == "after-commit":  # another one has its turn
+            backfill(case, commits="2..2", output=f"topic={make_topic(partitions=1)}")
+    found = backfill(case, **asked)
+    assert rows(case, other) == delivered(case, SAVED + 2, newest)
+    assert found["rows"] == sum(rows(case, other).values())
+    records = [record for record in backfilled(case) if record.backfill == found["backfill"]]
+    assert [record.result is not None for record in records] == [False] * (len(records) - 1) + [True]
+    assert audited(case).found == ()

@@ -184,7 +184,6 @@ class BackfillDriver(Driver):
             if last
             else None,
             topics=order,
-            base_batch=lineage.base_batch if not own else min(record.batch for record in own) - 1,
             own=own[-1] if own else None,
         )
         try:

@@ -66,7 +66,6 @@ class BackfillSteps:
     :param steps: all of them
     :param commits: the pipeline's records, for the steps that repeat one; None when none does
     :param topics: of the sources, in Spark's order
-    :param base_batch: the batch whose state the lineage began with, -1 for none
     :param own: the newest record of this lineage in the ledger of backfills
     """
 
@@ -78,7 +77,6 @@ class BackfillSteps:
         *,
         commits: RecordedCommits | None,
         topics: Sequence[str],
-        base_batch: int,
         own: CommitRecord | None,
     ) -> None:
         self._spark: Final = spark
@@ -92,7 +90,8 @@ class BackfillSteps:
         self._attached: Final = threading.Event()
         self._steered: SteeredQuery | None = None
         self._once = False
-        self.done = read(self._path) or Done(batch=base_batch)
+        newest = checkpoint.newest_commit()  # without steps.json that is the batch whose state it begins with
+        self.done = read(self._path) or Done(batch=-1 if newest is None else newest)
         self._next = self.done.step + 1
         self._started_at = -1
 

@@ -1,0 +1,114 @@
+"""A backfill as a task: its range, the home of its request, and what becomes of its result."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce.backfill import homes
+from airflow_provider_exactlyonce.backfill.request import BackfillState, Output
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import AuditFailedError, DriverFailedError, RefusedError
+from airflow_provider_exactlyonce.operators.backfill import BackfillPipelineOperator
+
+TEN = datetime(2026, 1, 1, 10, tzinfo=UTC)
+RESULT = {"pipeline": "p", "clean": True, "found": [], "compared": 2, "rows": 3}
+
+
+class TaskInstance(SimpleNamespace):
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.made[key] = json.loads(json.dumps(value))
+
+
+def context(start: datetime | None = TEN, end: datetime | None = TEN + timedelta(hours=1)) -> Any:
+    ti = TaskInstance(dag_id="d", run_id="r", task_id="again", map_index=-1, made={})
+    return {"ti": ti, "data_interval_start": start, "data_interval_end": end}
+
+
+def operator(home: Path, **given: Any) -> BackfillPipelineOperator:
+    return BackfillPipelineOperator(**{"task_id": "again", "pipeline": "p", "checkpoint": str(home), **given})
+
+
+def test_without_a_range_it_is_the_data_interval(tmp_path: Path) -> None:
+    made = operator(tmp_path, state="empty", output_to="topic=t").home(context())
+    asked = homes.asked_of(made)
+    milliseconds = int(TEN.timestamp() * 1000)
+    assert asked.request.time == (milliseconds, milliseconds + 3_600_000)
+    assert (asked.request.state, asked.request.kind, asked.request.topic) == (BackfillState.EMPTY, Output.TOPIC, "t")
+    assert (asked.pipeline, asked.home) == ("p", str(tmp_path))
+    assert made.path.parent == tmp_path / "backfills"
+    assert operator(tmp_path, state="empty", output_to="topic=t").home(context()).path == made.path
+
+
+@pytest.mark.parametrize("given", [{}, {"start": "2026-01-01 10:00:00+00:00", "end": "2026-01-01 10:00:00+00:00"}])
+def test_an_interval_without_length_is_refused_with_the_reason(tmp_path: Path, given: dict[str, str]) -> None:
+    with pytest.raises(RefusedError, match=r"a cron expression as schedule gives one moment. Use schedule=CronDataInt"):
+        operator(tmp_path, **given).home(context(end=TEN))
+
+
+def test_a_run_without_an_interval_needs_a_range(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="this run has no data interval: give commits"):
+        operator(tmp_path).home(context(start=None, end=None))
+    assert homes.asked_of(operator(tmp_path, commits="3..4").home(context(None, None))).request.commits == (3, 4)
+
+
+def test_the_home_alone_names_the_pipeline_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
+    Home(tmp_path).create("shop")
+    made = BackfillPipelineOperator(task_id="again", checkpoint=str(tmp_path), commits="1..2").home(context())
+    assert homes.asked_of(made).pipeline == "shop"
+    with pytest.raises(RefusedError, match="is the home of pipeline shop, not of p"):
+        operator(tmp_path, commits="1..2").home(context())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"pipeline": None, "checkpoint": None}, "give pipeline or checkpoint"),
+        ({"on_worker_shutdown": "stop_with_savepoint"}, "a backfill takes no savepoints"),
+    ],
+)
+def test_what_can_not_be_is_refused_when_the_dag_is_read(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        operator(tmp_path, **given)
+
+
+def test_the_driver_is_told_that_it_runs_a_backfill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]"}))
+    kafka = {"conn_type": "kafka", "extra": {"bootstrap.servers": "127.0.0.1:1"}}
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps(kafka))
+    job = tmp_path / "job.py"
+    job.write_text("")
+    task = operator(tmp_path / "home", commits="1..2", application=str(job), jars="a.jar", application_args=["--x"])
+    home = task.home(context())
+    command = list(task.launch(home, "available", None).command)
+    assert command[command.index(str(job)) :][:3] == [str(job), "--home", str(home.path)]
+    assert command[-2:] == ["--backfill", "--x"]
+    with pytest.raises(RefusedError, match="it ends with its range"):
+        task.launch(home, "forever", None)
+
+
+def test_the_result_is_what_the_driver_has_left(tmp_path: Path) -> None:
+    task = operator(tmp_path, commits="1..2")
+    home = task.home(context())
+    with pytest.raises(DriverFailedError, match="ended without a result"):
+        task.outcome(context(), home, {"restarts": 1})
+    homes.write_result(home, RESULT)
+    assert task.outcome(context(), home, {"restarts": 1}) == {**RESULT, "restarts": 1}
+
+
+def test_differences_fail_the_task_and_are_its_xcom(tmp_path: Path) -> None:
+    task, given = operator(tmp_path, commits="1..2"), context()
+    home = task.home(given)
+    found = [{"invariant": "I7", "commit": 2, "message": "5 rows were delivered"}]
+    homes.write_result(home, {**RESULT, "clean": False, "found": found})
+    with pytest.raises(
+        AuditFailedError, match=r"1 of 2 commits of p give other rows .*: commit 2: 5 rows were delivered"
+    ):
+        task.outcome(given, home, {"restarts": 0})
+    assert given["ti"].made["return_value"]["found"] == found
+    assert given["ti"].made["_link_AuditReportLink"].endswith("/dags/d/runs/r/tasks/again/xcom")

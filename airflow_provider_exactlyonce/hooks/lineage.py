@@ -188,7 +188,7 @@ class PipelineLineage:
         config = client_config(self.kafka_conn_id)
         name = getattr(self, "pipeline", None)
         try:
-            _, pipeline = home.find(self.kafka_conn_id, pipeline=name, checkpoint=self.checkpoint)
+            _, pipeline = home.find(self.kafka_conn_id, pipeline=name, checkpoint=self.checkpoint or None)
             known = committed_since(config, self.ledger_of(pipeline), since)
         except UnknownPipelineError:
             known = None

@@ -143,13 +143,14 @@ class _Audit:
         tail = reader.tail()
         if tail is None or tail.place.run == 0 or self._options.first or self._options.last:
             return 0, 0
-        options = replace(self._options, allow_foreign=True)
-        inner = _Audit(self._config, reader.pipeline, options, reader, self._client, self._findings)
-        ledger = LedgerCheck(reader.pipeline, tail.place.oldest, self._findings.add)
+        options, findings = replace(self._options, allow_foreign=True), Findings()
+        inner = _Audit(self._config, reader.pipeline, options, reader, self._client, findings)
+        ledger = LedgerCheck(reader.pipeline, tail.place.oldest, findings.add)
         inner._read_ledger(ledger, 0)
         judged = inner._existing(ledger)
         limits = inner._settled({place: end for place, end in ledger.sink_ends.items() if place[0] in judged})
         totals = inner._check_sink(ledger, judged, limits, frozenset())
+        self._findings.take(findings, "backfills")
         return len({record.backfill for record in reader.commits()}), totals.rows
 
     def _check_bounds(self, oldest: int, newest: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 #: The invariants of docs/protocol.md, in an audit's words.
@@ -58,6 +58,15 @@ class Findings:
         self.counts[violation.invariant] += 1
         if len(self.kept) < KEPT:
             self.kept.append(violation)
+
+    def take(self, others: Findings, where: str) -> None:
+        """Take over what was found elsewhere.
+
+        :param where: said in front of each message
+        """
+        self.counts.update(others.counts)
+        left = KEPT - len(self.kept)
+        self.kept += [replace(one, message=f"{where}: {one.message}") for one in others.kept[: max(0, left)]]
 
     def in_order(self) -> list[Violation]:
         """Return the kept ones, the earliest commit first."""

@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.audit.findings import Report
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.ledger.records import SinkRange
+from airflow_provider_exactlyonce.ledger.records import SinkRange, backfill_pipeline
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
 from tests.integration.streaming.harness import eventually
 
@@ -274,3 +274,59 @@ def test_the_command_says_what_it_found_and_ends_with_its_own_code(
     assert f"AuditFailedError: I2, commit 1, {crafted.sink}-0, offset 6: " in told.err
     assert cli.main([*command, "--allow-foreign"]) == 0
     assert "1 rows of other producers were passed over" in capsys.readouterr().out
+
+
+@pytest.fixture
+def again(crafted: CraftedPipeline) -> Iterator[CraftedPipeline]:
+    """Give the backfills of the pipeline, which write into the same topic."""
+    with CraftedPipeline(crafted.config, backfill_pipeline(crafted.pipeline), crafted.sink) as backfills:
+        backfills.claim()
+        yield backfills
+
+
+def test_what_backfills_write_again_is_not_doubled(crafted: CraftedPipeline, again: CraftedPipeline) -> None:
+    crafted.commit(rows_of(0))
+    again.commit(rows_of(0), backfill="first")
+    again.abort(rows_of(0))
+    crafted.commit(rows_of(1))
+    again.commit(rows_of(1), backfill="first")
+    read_twice = {"in": {0: (0, 20)}}
+    again.commit(rows_of(0), backfill="second", source=read_twice)
+    again.commit({}, backfill="second", source={"in": {0: (20, 20)}}, result={"rows": 10})
+    report = audited(crafted)
+    assert report.found == ()
+    assert (report.rows, report.backfills, report.backfilled_rows) == (20, 2, 30)
+    assert audited(crafted, allow_foreign=True).foreign_rows == 0
+    assert audited(crafted, first=2).backfills == 0, "a part of the commits is judged without them"
+
+
+def test_what_a_backfill_doubles_or_loses_is_found_by_its_own_ledger(
+    crafted: CraftedPipeline, again: CraftedPipeline
+) -> None:
+    crafted.commit(rows_of(0))
+    again.commit(rows_of(0), backfill="first")
+    again.session.begin()
+    stray = again.append({1: rows_of(0)[1]})
+    again.session.commit()
+    invariant, commit, partition, at, message = only(audited(crafted))
+    assert (invariant, commit, partition, at) == ("I1", 1, 1, stray[1].first)
+    assert message.startswith("backfills: doubled batch: 5 readable rows")
+    assert message.endswith(", this pipeline's")
+
+
+def test_a_backfill_that_reads_its_source_twice_is_found(crafted: CraftedPipeline, again: CraftedPipeline) -> None:
+    crafted.commit(rows_of(0))
+    again.commit(rows_of(0), backfill="first")
+    again.commit(rows_of(1), backfill="first", source={"in": {0: (5, 20)}})
+    invariant, commit, *_, message = only(audited(crafted))
+    assert (invariant, commit) == ("I4", 2)
+    assert "source offsets 5 to 9 are in an earlier commit, too" in message
+
+
+def test_a_copy_of_what_a_backfill_wrote_is_a_violation(crafted: CraftedPipeline, again: CraftedPipeline) -> None:
+    crafted.commit(rows_of(0))
+    again.commit(rows_of(0), backfill="first")
+    offset = send(crafted, 1, rows_of(0)[1])
+    invariant, _, partition, at, message = only(audited(crafted))
+    assert (invariant, partition, at) == ("I1", 1, offset)
+    assert "not this pipeline's" in message

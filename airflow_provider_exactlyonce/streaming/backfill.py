@@ -50,6 +50,7 @@ from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerL
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink, KafkaTransaction
 from airflow_provider_exactlyonce.streaming.sources.kafka import topic_of_mark
 from airflow_provider_exactlyonce.streaming.spark_steering import missing_part
+from airflow_provider_exactlyonce.streaming.start_checks import check_topic_ids
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -121,12 +122,12 @@ class BackfillDriver(Driver):
             ),
         )
         topics = self._check_topics(run)
-        steps = self._plan_steps(begun)
+        steps = self._plan_steps(begun, {name: topic.topic_id for name, topic in topics.items()})
         spark = self._open_session()
         with SequencerListener(sequencer_endpoint(spark)) as listener:
             return self._execute(spark, run, listener, topics, begun, steps, written)
 
-    def _plan_steps(self, begun: Begun) -> list[Step]:
+    def _plan_steps(self, begun: Begun, topic_ids: Mapping[str, str]) -> list[Step]:
         request = self._asked.request
         limits = {
             source.topic: source.max_offsets_per_trigger
@@ -135,7 +136,9 @@ class BackfillDriver(Driver):
         }
         terms = Terms(state=request.state, kind=request.kind, version=begun.version, limits=limits)
         with LedgerReader(self._options.config, self._asked.pipeline) as reader:
-            if reader.tail() is None:
+            tail = reader.tail()
+            check_topic_ids(topic_ids, tail)
+            if tail is None:
                 return plan(begun.resolved, terms, ())
             return plan(begun.resolved, terms, reader.commits(begun.resolved.base_commit + 1))
 

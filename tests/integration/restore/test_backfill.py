@@ -299,3 +299,16 @@ def test_a_backfill_that_dies_at_every_step_goes_on_and_has_each_row_once(
     records = [record for record in backfilled(case) if record.backfill == found["backfill"]]
     assert [record.result is not None for record in records] == [False] * (len(records) - 1) + [True]
     assert audited(case).found == ()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("shape", [name for name in SHAPES if name != "windowed"])
+def test_every_kind_of_query_gives_again_what_it_gave(bench: Bench, shape: str) -> None:
+    case, other = prepared(bench, shape, rounds=5, saved=2), bench.make_topic(partitions=3)
+    newest = case.tail().place.commit
+    found = backfill(case, commits=f"2..{newest}")
+    assert (found["clean"], found["compared"]) == (True, newest - 1)
+    backfill(case, commits=f"4..{newest}", output=f"topic={other}")
+    assert rows(case, other) == delivered(case, 4, newest)
+    assert audited(case).found == ()

@@ -197,7 +197,14 @@ class _Resolver:
         if end > time.time() * 1000:
             raise RefusedError(f"the range ends at {instant(end)}, in the future: what belongs to it is not known yet")
         stable = self._stable()
-        return self._at(start, stable), self._at(end, stable)
+        starts = self._at(start, stable)
+        for place, begin in self._offsets.starts(self._places).items():
+            if 0 < begin == starts[place]:
+                raise RefusedError(
+                    f"the log of {place[0]}-{place[1]} begins at offset {begin}, and what was before it may have been "
+                    f"of {instant(start)} or later: records of the range may be gone. Choose a later start, or offsets"
+                )
+        return starts, self._at(end, stable)
 
     def _at(self, milliseconds: int, stable: Positions) -> Positions:
         found = self._offsets.at_timestamp(self._places, milliseconds)

@@ -40,8 +40,9 @@ assert run.state == sys.argv[3], run.state
 def truth(kafka_config: Mapping[str, str]) -> dict[datetime, Totals]:
     """Produce a day of sales with timestamps of its hours; gives what each hour took for each item."""
     admin = AdminClient(dict(kafka_config))
+    kept = {"retention.ms": "-1"}  # the records are older than they look to Kafka's defaults
     topics = [
-        NewTopic(name, num_partitions=3, replication_factor=1)
+        NewTopic(name, num_partitions=3, replication_factor=1, config=kept)
         for name in ("shop.sales", "shop.items.hourly", "shop.items")
     ]
     for future in admin.create_topics(topics).values():

@@ -48,21 +48,7 @@ def add_upgrade_parser(subparsers: Any, submit: Submit) -> None:
     add_pipeline_arguments(parser)
     parser.add_argument("job", help="the new version's file")
     parser.add_argument("--dry-run", action="store_true", help="end before anything is touched")
-    parser.add_argument("--shadow-commits", type=int, default=0, metavar="K", help="repeat the newest K commits first")
-    parser.add_argument(
-        "--compare",
-        default="",
-        metavar="COLUMNS",
-        help="what the shadow run compares: columns separated by commas, or FILE.py:FUNCTION, which makes of a row "
-        "what is compared, or None (default: the columns that both versions have)",
-    )
-    parser.add_argument(
-        "--allow",
-        action="append",
-        default=[],
-        metavar="KIND[=N]",
-        help="an intended difference: missing, extra, changed or changed.COLUMN, and at most how many; repeatable",
-    )
+    _add_shadow_run(parser)
     parser.add_argument("--savepoint", default=True, metavar="LABEL", help="a label for the savepoint")
     parser.add_argument(
         "--stable-after",
@@ -99,6 +85,24 @@ def add_upgrade_parser(subparsers: Any, submit: Submit) -> None:
     back.add_argument("--to-version", metavar="VERSION", help="the version to go back to, from its newest savepoint")
     _add_common(back)
     back.set_defaults(func=lambda given: _rollback(given, submit))
+
+
+def _add_shadow_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shadow-commits", type=int, default=0, metavar="K", help="repeat the newest K commits first")
+    parser.add_argument(
+        "--compare",
+        default="",
+        metavar="COLUMNS",
+        help="what the shadow run compares: columns separated by commas, or FILE.py:FUNCTION, which makes of a row "
+        "what is compared, or None (default: the columns that both versions have)",
+    )
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="KIND[=N]",
+        help="an intended difference: missing, extra, changed or changed.COLUMN, and at most how many; repeatable",
+    )
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RollbackPipelineOperator", "UpgradePipelineOperator"]
 
+#: A step that failed for the cluster's sake is taken again after so long.
+_RETRY_DELAY: Final = timedelta(seconds=30)
 #: Airflow's own time-out of the deferral comes this much after ours.
 _BACKSTOP_SECONDS: Final = 60.0
 
@@ -81,7 +83,7 @@ class _PlanOperator(PipelineLineage, BaseOperator):
         self.accept_nondeterminism = accept_nondeterminism
         self.deferrable = deferrable
         self.poll_interval = poll_interval
-        self.retry_policy = self.retry_policy or StreamingRetryPolicy()
+        self.retry_policy = self.retry_policy or StreamingRetryPolicy(_RETRY_DELAY)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Take the plan's steps to its end, or defer where it waits.

@@ -396,7 +396,7 @@ def test_a_second_stop_changes_nothing(home: Home) -> None:
 def test_a_stop_during_the_delay_before_a_restart_starts_nothing(home: Home) -> None:
     strategy = RestartStrategy.fixed_delay(attempts=1, delay=timedelta(seconds=30))
     one = supervisor(home, "take-lease commit die", strategy=strategy)
-    with alarm(1.0, lambda: one.stop("enough")), pytest.raises(StopRequestedError, match="before restart 1: enough"):
+    with alarm(2.5, lambda: one.stop("enough")), pytest.raises(StopRequestedError, match="before restart 1: enough"):
         list(one.run())
     assert len(notes(home, "started")) == 1
 

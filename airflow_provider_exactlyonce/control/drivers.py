@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Lease, Life
-from airflow_provider_exactlyonce.control.status import ENDED
+from airflow_provider_exactlyonce.control.status import ENDED, DriverState
 
 _START_GRACE_SECONDS: Final = 120.0  # from intent to lease on another host: submit, JVM, Spark session
 
@@ -80,12 +80,43 @@ def may_be_starting(home: Home, intent: Intent, held: Lease | None) -> bool:
     return not _has_ended(home, intent.token) and time.time() - intent.written < _START_GRACE_SECONDS
 
 
-def awaiting_restart(home: Home) -> restarts.Restart | None:
-    """Return the death after which a supervisor waits, to start the next driver, unless it was told not to."""
-    recorded = restarts.read(home.restarts)
-    if not recorded or recorded[-1].relaunched is not None:
+@dataclass(frozen=True, kw_only=True)
+class Death:
+    """A driver that has died under a supervisor.
+
+    :param token: its start token
+    :param series: start token of the first driver of its supervisor's restarts
+    :param died: seconds since the epoch; where its supervisor has not noticed yet, its last sign of life
+    """
+
+    token: str
+    series: str
+    died: float
+
+
+def awaiting_restart(home: Home) -> Death | None:
+    """Return the death after which a supervisor is about to start the next driver, unless it was told not to.
+
+    A supervisor that sits in the triggerer takes some seconds to notice.
+    """
+    dead = _unnoticed(home)
+    if dead is None:
+        recorded = restarts.read(home.restarts)
+        if not recorded or recorded[-1].relaunched is not None:
+            return None
+        dead = Death(token=recorded[-1].token, series=recorded[-1].series, died=recorded[-1].died)
+    return dead if commands.stop_requested(home, dead.token) is None else None
+
+
+def _unnoticed(home: Home) -> Death | None:
+    intent = intents.read(home.intent)
+    if intent is None or is_there(home, intent.token):
         return None
-    return recorded[-1] if commands.stop_requested(home, recorded[-1].token) is None else None
+    status, held = verdict.status_of(home, intent.token), leases.read(home.lease)
+    if status is not None and status.state in (DriverState.FINISHED, DriverState.STOPPED):
+        return None
+    beat = held.heartbeat if held is not None and held.token == intent.token else intent.written
+    return Death(token=intent.token, series=intent.series, died=beat if status is None else max(beat, status.updated))
 
 
 def describe(home: Home, token: str) -> str:

@@ -21,6 +21,7 @@ from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
+from airflow_provider_exactlyonce.control.stop_request import StopRequest
 from airflow_provider_exactlyonce.exceptions import DriverFailedError, StopRequestedError, UnhealthyError
 from airflow_provider_exactlyonce.operators.streaming import (
     HealthRules,
@@ -288,3 +289,13 @@ def test_until_running_needs_no_triggerer(tmp_path: Path) -> None:
     held = leases.read(home.lease)
     assert held is not None
     commands.request_stop(home, held.token, reason="test")
+
+
+def test_a_stop_before_the_task_is_back_from_the_triggerer_is_no_stop_that_is_lost(tmp_path: Path) -> None:
+    task = deferred(tmp_path, "take-lease commit sleep=0.3 die")
+    event = asyncio.run(first_event(trigger_of(leave(task))))
+    request = StopRequest(Home(tmp_path / "home"), "abc", reason="maintenance")
+    assert request.target() == event["intent"]["token"]
+    assert request.advance(), "it has ended"
+    with pytest.raises(StopRequestedError, match="before restart 1: maintenance"):
+        task.resume_from_trigger({"ti": TaskInstance()}, event)  # type: ignore[typeddict-item]

@@ -79,7 +79,7 @@ def world_of(job: str, config: Mapping[str, str], folder: Path) -> World:
     )
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_an_alert_comes_once_though_its_adds_lie_on_both_sides_of_a_kill(
     kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
 ) -> None:
@@ -89,17 +89,17 @@ def test_an_alert_comes_once_though_its_adds_lie_on_both_sides_of_a_kill(
     send(kafka, events[:300])
     try:
         killed = world.start(failpoints="after-end-transaction:run=1:batch=0")
-        assert killed.wait() == -signal.SIGKILL, killed.output()[-3000:]
+        assert killed.wait(200) == -signal.SIGKILL, killed.output()[-3000:]
         send(kafka, events[300:])
         last = world.start()
-        assert last.wait() == 0, last.output()[-3000:]
+        assert last.wait(200) == 0, last.output()[-3000:]
     finally:
         world.end()
     check(world, "shop_alerts", events)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_batch_that_is_run_again_sees_the_switch_as_it_was(
     kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
 ) -> None:
@@ -115,16 +115,16 @@ def test_a_batch_that_is_run_again_sees_the_switch_as_it_was(
     send(kafka, events[:300])
     try:
         killed = world.start(failpoints="after-pre-commit:run=1:batch=0")
-        assert killed.wait() == -signal.SIGKILL, killed.output()[-3000:]
+        assert killed.wait(200) == -signal.SIGKILL, killed.output()[-3000:]
         turn("too late for the batch that is run again")
         send(kafka, events[300:600])
         killed = world.start(failpoints="after-pre-commit:run=2:batch=1")
-        assert killed.wait() == -signal.SIGKILL, killed.output()[-3000:]
+        assert killed.wait(200) == -signal.SIGKILL, killed.output()[-3000:]
         turn("on")
         turn("off")
         send(kafka, events[600:])
         last = world.start()
-        assert last.wait() == 0, last.output()[-3000:]
+        assert last.wait(200) == 0, last.output()[-3000:]
     finally:
         world.end()
     source = {(one.partition, one.offset): json.loads(one.value or b"") for one in read_committed(kafka, SOURCE)}
@@ -149,7 +149,7 @@ def test_a_batch_that_is_run_again_sees_the_switch_as_it_was(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_poison_record_stops_the_counting_and_once_it_is_handled_the_count_goes_on(
     kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
 ) -> None:
@@ -168,7 +168,7 @@ def test_a_poison_record_stops_the_counting_and_once_it_is_handled_the_count_goe
 
     try:
         send_numbers(*range(1, 301))
-        assert world.start().wait() == 0
+        assert world.start().wait(200) == 0
         assert count() == 300
         send_numbers(*range(1, 51), 0, *range(1, 51))
         for _ in range(2):
@@ -181,14 +181,14 @@ def test_a_poison_record_stops_the_counting_and_once_it_is_handled_the_count_goe
         handled.write_text(text.replace("10 / value.number", "10 / (value.number or 1)"))
         assert handled.read_text() != text
         last = replace(world, job=str(handled)).start()
-        assert last.wait() == 0, last.output()[-3000:]
+        assert last.wait(200) == 0, last.output()[-3000:]
     finally:
         world.end()
     assert count() == 401
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_what_waits_in_a_buffer_survives_a_kill(kafka: Mapping[str, str], tmp_path: Path, spark_classes: None) -> None:
     world = world_of("shop_parcels", kafka, tmp_path)
     create(kafka, [SOURCE, world.sink])
@@ -196,10 +196,10 @@ def test_what_waits_in_a_buffer_survives_a_kill(kafka: Mapping[str, str], tmp_pa
     try:
         send(kafka, events[:300])
         killed = world.start(failpoints="after-end-transaction:run=1:batch=0")
-        assert killed.wait() == -signal.SIGKILL, killed.output()[-3000:]
+        assert killed.wait(200) == -signal.SIGKILL, killed.output()[-3000:]
         send(kafka, events[300:])
         last = world.start()
-        assert last.wait() == 0, last.output()[-3000:]
+        assert last.wait(200) == 0, last.output()[-3000:]
     finally:
         world.end()
     parcels = [json.loads(one.value or b"")["event_ids"] for one in read_committed(kafka, world.sink)]

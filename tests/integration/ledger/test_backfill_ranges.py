@@ -1,0 +1,96 @@
+"""What a range means in a real cluster, and what is refused because it is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from airflow_provider_exactlyonce.backfill.request import BackfillRequest
+from airflow_provider_exactlyonce.backfill.resolve import Resolved, resolve
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.exceptions import RefusedError
+
+HOUR = 3_600_000
+BEGIN = 1_767_225_600_000  # 2026-01-01T00:00:00Z
+
+
+@pytest.fixture
+def source(kafka_config: Mapping[str, str], make_topic: Callable[..., str]) -> str:
+    """Give a topic of three partitions: six records, one for each quarter of an hour, in the first two."""
+    topic = make_topic(partitions=3, **{"retention.ms": "-1"})
+    producer = Producer(dict(kafka_config))
+    for partition in (0, 1):
+        for number in range(6):
+            producer.produce(topic, b"x", partition=partition, timestamp=BEGIN + number * HOUR // 4)
+    assert producer.flush(30) == 0
+    return topic
+
+
+@pytest.fixture
+def ask(kafka_config: Mapping[str, str], source: str, tmp_path: Path) -> Callable[..., Resolved]:
+    def resolved(**given: Any) -> Resolved:
+        request = BackfillRequest.parse(**{"state": "empty", "output": "topic=t", **given})
+        return resolve(kafka_config, f"p-{source}", [source], request, Savepoints(tmp_path))
+
+    return resolved
+
+
+def positions(topic: str, *offsets: int) -> dict[tuple[str, int], int]:
+    return {(topic, partition): offset for partition, offset in enumerate(offsets)}
+
+
+def test_a_range_of_time_has_the_records_from_its_start_to_before_its_end(
+    ask: Callable[..., Resolved], source: str
+) -> None:
+    found = ask(start="2026-01-01T00:15", end="2026-01-01T01:00")
+    assert (found.starts, found.ends) == (positions(source, 1, 1, 0), positions(source, 4, 4, 0))
+    rest = ask(start="2026-01-01T01:00", end="2026-01-02T00:00")
+    assert (rest.starts, rest.ends) == (found.ends, positions(source, 6, 6, 0))
+    warm = ask(start="2026-01-01T01:00", end="2026-01-02T00:00", warm_up="30m")
+    assert warm.begins == positions(source, 2, 2, 0)
+
+
+def test_a_range_of_offsets_reads_the_partitions_that_it_names(ask: Callable[..., Resolved], source: str) -> None:
+    found = ask(offsets={source: {1: [2, 5]}})
+    assert (found.starts, found.ends) == ({(source, 1): 2}, {(source, 1): 5})
+    assert found.begins == positions(source, 6, 2, 0), "the others have no record to read"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"offsets": {"SOURCE": {1: [2, 9]}}}, "ends at offset 9 of SOURCE-1, and what is committed there ends at 6"),
+        ({"offsets": {"SOURCE": {7: [0, 1]}}}, "SOURCE-7 is no partition of a source of p-SOURCE"),
+        ({"start": "2026-01-01", "end": "2200-01-01"}, "in the future: what belongs to it is not known yet"),
+        ({"commits": "1..2"}, "the ledger of p-SOURCE has none"),
+        ({"start": "2026-01-01", "end": "2026-01-02", "state": "savepoint"}, "Begin with an empty one: state 'empty'"),
+        ({"start": "2026-01-01", "end": "2026-01-02", "output": "compare"}, "no commit of p-SOURCE has read anything"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    ask: Callable[..., Resolved], source: str, given: dict[str, Any], message: str
+) -> None:
+    if "offsets" in given:
+        given = {"offsets": {source: given["offsets"]["SOURCE"]}}
+    with pytest.raises(RefusedError) as refused:
+        ask(**given)
+    assert message.replace("SOURCE", source) in str(refused.value)
+
+
+def test_records_that_retention_has_taken_are_missed(
+    ask: Callable[..., Resolved], source: str, kafka_config: Mapping[str, str]
+) -> None:
+    admin = AdminClient(dict(kafka_config))
+    for future in admin.delete_records([TopicPartition(source, 0, 3)]).values():
+        future.result(30)
+    with pytest.raises(RefusedError, match=rf"the log of {source}-0 begins at offset 3, and what was before it"):
+        ask(start="2026-01-01T00:15", end="2026-01-01T01:00")
+    with pytest.raises(RefusedError, match=rf"are gone: {source}-0, offsets 2 to 2\. Choose a later range"):
+        ask(offsets={source: {0: [2, 5]}})
+    found = ask(start="2026-01-01T01:00", end="2026-01-02T00:00")
+    assert found.starts == positions(source, 4, 4, 0)

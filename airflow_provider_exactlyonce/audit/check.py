@@ -96,18 +96,7 @@ class _Audit:
                 f"pipeline {self._pipeline} has no ledger on this cluster: it has never been started here"
             )
         self._check_bounds(tail.place.oldest, tail.place.commit)
-        ledger = LedgerCheck(self._pipeline, tail.place.oldest, self._findings.add)
-        ledger_end = self._read_ledger(ledger, 0)
-        judged = self._existing(ledger)
-        ends = self._offsets.ends(self._offsets.partitions(judged))
-        limits = self._settled(ends)
-        # What was readable by then is in the ledger when everything that is in it now is decided.
-        self._settled(self._offsets.ends([(self._reader.topic, 0)]))
-        self._read_ledger(ledger, ledger_end)
-        newer = {
-            place: end for place, end in ledger.sink_ends.items() if place[0] in judged and end > ends.get(place, 0)
-        }
-        limits |= self._settled(newer)
+        ledger, judged, limits = self._gather(tail.place.oldest)
         with LedgerReader(self._config, backfill_pipeline(self._pipeline)) as backfills:
             totals = self._check_sink(ledger, judged, limits, self._producers(backfills))
             number, backfilled_rows = self._audit_backfills(backfills)
@@ -128,6 +117,24 @@ class _Audit:
             seconds=time.monotonic() - began,
         )
 
+    def _gather(self, oldest: int) -> tuple[LedgerCheck, list[str], dict[Place, int]]:
+        """Read the ledger; returns it with the topics that can be judged, and up to where.
+
+        :param oldest: the oldest commit that the ledger's retention has kept
+        """
+        ledger = LedgerCheck(self._pipeline, oldest, self._findings.add)
+        ledger_end = self._read_ledger(ledger, 0)
+        judged = self._existing(ledger)
+        ends = self._offsets.ends(self._offsets.partitions(judged))
+        limits = self._settled(ends)
+        # What was readable by then is in the ledger when everything that is in it now is decided.
+        self._settled(self._offsets.ends([(self._reader.topic, 0)]))
+        self._read_ledger(ledger, ledger_end)
+        newer = {
+            place: end for place, end in ledger.sink_ends.items() if place[0] in judged and end > ends.get(place, 0)
+        }
+        return ledger, judged, limits | self._settled(newer)
+
     def _producers(self, backfills: LedgerReader) -> frozenset[int]:
         """Return the producers of the backfills, of all that is readable by now."""
         if backfills.tail() is None:
@@ -145,10 +152,7 @@ class _Audit:
             return 0, 0
         options, findings = replace(self._options, allow_foreign=True), Findings()
         inner = _Audit(self._config, reader.pipeline, options, reader, self._client, findings)
-        ledger = LedgerCheck(reader.pipeline, tail.place.oldest, findings.add)
-        inner._read_ledger(ledger, 0)
-        judged = inner._existing(ledger)
-        limits = inner._settled({place: end for place, end in ledger.sink_ends.items() if place[0] in judged})
+        ledger, judged, limits = inner._gather(tail.place.oldest)
         totals = inner._check_sink(ledger, judged, limits, frozenset())
         self._findings.take(findings, "backfills")
         return len({record.backfill for record in reader.commits()}), totals.rows

@@ -31,7 +31,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.status import DriverState
-from airflow_provider_exactlyonce.exceptions import RefusedError, StopRequestedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger import records
@@ -54,11 +54,13 @@ from airflow_provider_exactlyonce.streaming.start_checks import check_topic_ids
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from airflow_provider_exactlyonce.streaming.definition import Pipeline
 
 log = logging.getLogger("exactlyonce")
 
+_ENDING_SECONDS: Final = 60.0
 #: The last record of a backfill is what keeps it from being written twice: none of them ever goes.
 _KEEP_ALL: Final = LedgerRetention(commits=10**12)
 
@@ -223,6 +225,7 @@ class BackfillDriver(Driver):
                 impossible = str(error)
                 log.warning("%s; each batch gets a start of its own", error)
                 continue
+            _wait_until_gone(spark, query)
             steps.check_progress()
 
     def _complete(self, run: Run, begun: Begun, steps: BackfillSteps) -> Mapping[str, Any]:
@@ -369,6 +372,15 @@ def _sink(sink: KafkaSink, topic: str | None) -> KafkaSink:
     if topic is None:
         return replace(sink, offsets_group=None)
     return replace(sink, offsets_group=None, topic=topic, topic_column=None, bad_records_topic=None)
+
+
+def _wait_until_gone(spark: SparkSession, query: StreamingQuery) -> None:
+    """Wait until a query that has no further batch has put away everything, its name too."""
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while any(one.id == query.id for one in spark.streams.active):
+        if time.monotonic() > deadline:
+            raise ExactlyOnceError(f"the query has not ended within {_ENDING_SECONDS:.0f} s of its last batch")
+        time.sleep(0.02)
 
 
 def _order(result: DataFrame) -> list[str]:

@@ -58,8 +58,8 @@ def missing_part(spark: SparkSession) -> str | None:
 def fixed_settings(spark: SparkSession) -> dict[str, str]:
     """Return the settings that Spark fixes for the life of a new checkpoint, as this session has them."""
     metadata = spark._jvm.org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata  # type: ignore[union-attr]
-    found: dict[str, str] = json.loads(metadata.apply(0, 0, spark._jsparkSession.conf()).json())["conf"]
-    return found
+    found: dict[str, str | None] = json.loads(metadata.apply(0, 0, spark._jsparkSession.conf()).json())["conf"]
+    return {name: value for name, value in found.items() if value is not None}  # some have no default
 
 
 class SteeredQuery:

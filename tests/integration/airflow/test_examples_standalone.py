@@ -49,7 +49,7 @@ def stream_for_ever(home: Path, kafka: Mapping[str, str], log: Path) -> Iterator
             start_new_session=True,
         )
     try:
-        eventually(lambda: state_of(Home(home))[0] is PipelineState.RUNNING, "the driver runs", log, 90)
+        eventually(lambda: state_of(Home(home))[0] is PipelineState.RUNNING, "the driver runs", log, 180)
         yield
     finally:
         if process.poll() is None:
@@ -78,7 +78,7 @@ def extra_links(airflow: Airflow, address: str, dag: str, task: str) -> dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_stream_and_its_maintenance_window_go_through_a_real_airflow(
     airflow: Airflow, kafka: Mapping[str, str], spark_classes: None, tmp_path: Path
 ) -> None:
@@ -107,7 +107,7 @@ def test_the_stream_and_its_maintenance_window_go_through_a_real_airflow(
 
         run(TOTALS)
         airflow.run(airflow.command("dags", "trigger", TOTALS, "--conf", json.dumps({"home": str(home)})), environment)
-        eventually(lambda: ended(TOTALS), "the stream, its gate and the comparison end", output, 150)
+        eventually(lambda: ended(TOTALS), "the stream, its gate and the comparison end", output, 300)
         assert airflow.query("SELECT state FROM dag_run WHERE dag_id = ?", TOTALS) == [("success",)], (
             airflow.task_logs()
         )
@@ -121,7 +121,7 @@ def test_the_stream_and_its_maintenance_window_go_through_a_real_airflow(
 
         with stream_for_ever(home, kafka, tmp_path / "driver.log"):
             run(MAINTENANCE)  # it is due: the scheduler makes its run
-            eventually(lambda: ended(MAINTENANCE), "the window is over", output, 150)
+            eventually(lambda: ended(MAINTENANCE), "the window is over", output, 300)
         assert airflow.query("SELECT state FROM dag_run WHERE dag_id = ?", MAINTENANCE) == [("success",)], (
             airflow.task_logs()
         )

@@ -61,7 +61,7 @@ def standalone(airflow: Airflow, environment: dict[str, str]) -> Iterator[Path]:
             airflow.command("standalone"), env=settings, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        eventually(lambda: answers(port), "the API server answers", output, 90)
+        eventually(lambda: answers(port), "the API server answers", output, 180)
         yield output
     finally:
         process.send_signal(signal.SIGINT)  # it ends its parts in order

@@ -32,7 +32,7 @@ def kafka(tmp_path: Path) -> Iterator[Mapping[str, str]]:
     with EmbeddedBroker(tmp_path / "broker") as broker:
         config = {"bootstrap.servers": broker.bootstrap_servers}
         topics.create(config, ["shop.events", "shop.totals"], 4)
-        topics.feed(config, "shop.events", purchases.read()[:20_000])
+        topics.feed(config, "shop.events", purchases.read())
         yield config
 
 

@@ -1,4 +1,7 @@
-"""What Spark's own errors mean for a pipeline, read from the names that Spark gives its error conditions."""
+"""What Spark's own errors mean for a pipeline, read from the names that Spark gives its error conditions.
+
+The Kafka connector puts the name of its condition before some of its messages only.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from airflow_provider_exactlyonce.exceptions import (
 #: Conditions of Spark and of its Kafka connector; a streaming query's error repeats the one that ended it.
 _KNOWN: Final[tuple[tuple[re.Pattern[str], type[ExactlyOnceError], str], ...]] = (
     (
-        re.compile(r"\[KAFKA_DATA_LOSS"),
+        re.compile(r"\[KAFKA_DATA_LOSS|KafkaIllegalStateException: Some data may have been lost"),
         DataLostError,
         "records that were not read yet are gone from the source topic, by its retention or by hand. Put them back "
         "from a copy, or accept the loss with a new pipeline that starts after it",
@@ -30,6 +33,8 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], type[ExactlyOnceError], str], ...]] =
     ),
 )
 
+_STACK_TRACE: Final = "\n\tat "
+
 
 def meaning_of(error: Exception) -> ExactlyOnceError | None:
     """Return what an error of Spark means, None for one after which the retained checkpoint may go on."""
@@ -38,5 +43,5 @@ def meaning_of(error: Exception) -> ExactlyOnceError | None:
     text = str(error)
     for pattern, kind, advice in _KNOWN:
         if pattern.search(text):
-            return kind(f"{advice}. Spark says: {text}")
+            return kind(f"{advice}. Spark says: {text.partition(_STACK_TRACE)[0]}")
     return RefusedError(f"Spark can't run this job: {error}") if isinstance(error, AnalysisException) else None

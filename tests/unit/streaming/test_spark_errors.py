@@ -1,0 +1,45 @@
+"""Spark's own words, as its drivers have printed them, and what they mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    DataLostError,
+    ExactlyOnceError,
+    IncompatibleVersionError,
+)
+from airflow_provider_exactlyonce.streaming.spark_errors import meaning_of
+
+LOST = """batch 1 failed 3 times; the last time: the batch's Spark job failed: An error occurred while calling o1784.collectToPython.
+: org.apache.spark.sql.kafka010.KafkaIllegalStateException: Some data may have been lost because they are not available in Kafka any more;
+either the data was aged out by Kafka or the topic may have been deleted before all the data in the
+topic was processed.
+If you don't want your streaming query to fail on such cases, set the source option failOnDataLoss to false.
+Reason: Could not read records in offset [82, 190) for topic partition test-3-742300-2
+\tat org.apache.spark.sql.kafka010.KafkaExceptions$.couldNotReadOffsetRange(KafkaExceptions.scala:94)"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (LOST, DataLostError),
+        ("[STREAM_FAILED] Query x terminated: [KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data", DataLostError),
+        ("[STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE] Provided value schema does not match", IncompatibleVersionError),
+        ("[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema does not match", IncompatibleVersionError),
+        ("[STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE] Incompatible schema", IncompatibleVersionError),
+    ],
+)
+def test_what_a_restart_can_not_change_is_known_by_its_name(text: str, kind: type[ExactlyOnceError]) -> None:
+    found = meaning_of(BatchFailedError(text))
+    assert type(found) is kind
+    assert "\tat " not in str(found)
+    assert text.splitlines()[-2 if "\n" in text else 0] in str(found)
+
+
+@pytest.mark.parametrize(
+    "text", ["Job aborted due to stage failure: ExecutorLostFailure", "[STREAM_FAILED] x: timeout"]
+)
+def test_anything_else_may_go_on_from_the_retained_checkpoint(text: str) -> None:
+    assert meaning_of(RuntimeError(text)) is None

@@ -259,4 +259,12 @@ def _required(field: Field, value: Any) -> Any:
 
 def _loaded_struct(kind: DataType) -> Fit:
     loads = [load(one.type) or _same for one in kind.fields]
-    return lambda value: None if value is None else tuple([one(other) for one, other in zip(loads, value, strict=True)])
+
+    def loaded(value: Any) -> Any:
+        if value is None:
+            return None
+        # Spark gives a struct as a row, and as a dictionary where it comes straight out of Arrow.
+        fields = value.values() if isinstance(value, dict) else value
+        return tuple([one(other) for one, other in zip(loads, fields, strict=True)])
+
+    return loaded

@@ -33,14 +33,14 @@ def combined(frame: DataFrame, key: Sequence[str], aggregation: Aggregation) -> 
     """
     fields = _fields(Shape(aggregation.accumulator))
     schema = StructType([frame.schema[name] for name in key] + fields)
-    types = list(to_arrow_schema(StructType(fields)))
+    types = list(to_arrow_schema(StructType(fields), timezone="UTC"))
     return frame.mapInArrow(_Combining(tuple(frame.columns), tuple(key), aggregation, types), schema)
 
 
 def accumulator_of(aggregation: Aggregation, key: Sequence[str]) -> Callable[[Any], Any]:
     """Return what returns the accumulator of such a row."""
     shape, place = Shape(aggregation.accumulator), len(key)
-    return (lambda row: tuple(row[place:])) if shape.is_row else (lambda row: row[place])
+    return lambda row: shape.unpack(row[place:])
 
 
 def _fields(shape: Shape) -> list[StructField]:

@@ -230,6 +230,7 @@ def source_ends(case: Case) -> dict[int, int]:
     return {partition: end for partition, (_, end) in ranges.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ranges_of_the_watermark_follow_each_other(windowed: Case) -> None:
     commits = [record for record in windowed.commits() if record.watermark]

@@ -311,6 +311,7 @@ class Driver:
             self._replay = open_replay(
                 spark, run, checkpoint, accept_nondeterminism=self._options.accept_nondeterminism
             )
+            self._tell(replay=self._replay.report)  # who waits for it to be live must see that it isn't yet
         self._goal.begin(self._status.commit)
         if not needs_replay and run.tail.commit is not None and self._has_reached(run.tail.commit):
             return

@@ -183,7 +183,7 @@ class Story:
                 ends |= {partition: end for partition, (_, end) in commit.source.get(self.world.source, {}).items()}
             return sum(ends.values()) == self.sent
 
-        eventually(all_is_in, "all is committed", timeout_seconds=60)
+        eventually(all_is_in, "all is committed", timeout_seconds=120)
 
     def names(self) -> dict[str, str]:
         """Return which version has which name, from the copies in the home."""

@@ -180,7 +180,11 @@ def test_a_task_that_waits_gives_its_slot_back_and_the_retry_goes_on_where_it_wa
     path, arguments = trigger.serialize()
     assert path == "airflow_provider_exactlyonce.triggers.upgrade.UpgradeTrigger"
     assert UpgradeTrigger(**json.loads(json.dumps(arguments))).serialize() == (path, arguments)
-    status.write(home.status, Status(pipeline="p", token="t", state=DriverState.RUNNING))
+    running = Status(pipeline="p", token="t", state=DriverState.RUNNING)
+    status.write(home.status, replace(running, replay=ReplayReport(first=4, last=9, done=3)))
+    with pytest.raises(TaskDeferred):
+        execute(upgrade(home, job, deferrable=True))
+    status.write(home.status, replace(running, replay=ReplayReport(first=4, last=9, done=9)))
     with pytest.raises(UpgradeUnstableError, match="Version v1 is in use again"):
         upgrade(home, job, deferrable=True).resume_from_trigger({"ti": TaskInstance()}, {})  # type: ignore[arg-type]
 

@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -52,6 +52,12 @@ def eventually(condition: Callable[[], object], what: str) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(what)
         time.sleep(0.02)
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):  # whoever watches a leader ends the rest as soon as it is gone
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -111,14 +117,13 @@ def supervised(folder: Path, servers: str) -> dict[str, float]:
         told = status.read(home.status)
         return told.commits_of_run if told else 0
 
-    thread = threading.Thread(target=supervise)
+    thread = threading.Thread(target=supervise, daemon=True)
     thread.start()
     eventually(lambda: committed() >= 3, "three commits")
     told = status.read(home.status)
     assert told is not None
     killed = time.time()
-    for pid in processes.members(told.token):
-        os.kill(pid, signal.SIGKILL)
+    kill(processes.members(told.token))
 
     def came_back() -> bool:
         now = status.read(home.status)
@@ -162,15 +167,13 @@ def looped(folder: Path, servers: str) -> dict[str, float]:
 
     eventually(lambda: newest() >= 2, "three batches")
     killed = time.time()
-    for pid in drivers():
-        os.kill(pid, signal.SIGKILL)
+    kill(drivers())
     eventually(lambda: len(starts.read_text().splitlines()) >= 2, "the next start")
     before = newest()
     eventually(lambda: newest() > before, "a batch of the next driver")
     commit = time.time()
     os.kill(process.pid, signal.SIGKILL)
-    for pid in drivers():
-        os.kill(pid, signal.SIGKILL)
+    kill(drivers())
     process.wait()
     return {"to_start": float(starts.read_text().splitlines()[1]) - killed, "to_commit": commit - killed}
 

@@ -163,7 +163,7 @@ class _Resolver:
 
     def _by_watermark(self, after: int, to: int) -> tuple[int, int]:
         before = last = 0
-        for record in self._reader.commits():
+        for record in self._records():
             if before == 0 and record.watermark >= after:
                 before = record.commit
             if record.watermark >= to:
@@ -217,7 +217,7 @@ class _Resolver:
         """Return the commits that have read something of a range."""
         hits = [
             record.commit
-            for record in self._reader.commits()
+            for record in self._records()
             if any(
                 max(begin, starts.get((topic, part), end)) < min(end, ends.get((topic, part), begin))
                 for topic, of in record.source.items()
@@ -229,6 +229,10 @@ class _Resolver:
                 f"no commit of {self._reader.pipeline} has read anything of the range: it has {self._has()}"
             )
         return hits[0], hits[-1]
+
+    def _records(self, first: int = 1) -> Iterable[CommitRecord]:
+        """Return the commits from a number on; none of a pipeline that has no ledger."""
+        return self._reader.commits(first) if self._newest else ()
 
     def _stable(self) -> Positions:
         return self._offsets.last_stable(self._places)
@@ -316,7 +320,7 @@ class _Resolver:
     def _last_before(self, starts: Positions) -> int:
         """Return the last commit that ended before a range in every partition."""
         last = 0
-        for record in self._reader.commits():
+        for record in self._records():
             if any(end > starts.get(place, end) for place, end in ends_of(record).items()):
                 break
             last = record.commit
@@ -326,7 +330,7 @@ class _Resolver:
         """Return where some commits begin and end in the source."""
         starts: Positions = {}
         ends: Positions = {}
-        for record in self._reader.commits(first):
+        for record in self._records(first):
             if record.commit > last:
                 break
             for topic, of in record.source.items():

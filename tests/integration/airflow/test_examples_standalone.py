@@ -123,7 +123,8 @@ def test_the_stream_and_its_maintenance_window_go_through_a_real_airflow(
             assert answer.status == 200
 
         with stream_for_ever(home, kafka, tmp_path / "driver.log"):
-            run(MAINTENANCE)  # it is due: the scheduler makes its run
+            run(MAINTENANCE)
+            airflow.run(airflow.command("dags", "trigger", MAINTENANCE), environment)
             eventually(lambda: ended(MAINTENANCE), "the window is over", output, 300)
         assert airflow.query("SELECT state FROM dag_run WHERE dag_id = ?", MAINTENANCE) == [("success",)], (
             airflow.task_logs()

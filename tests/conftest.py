@@ -97,6 +97,8 @@ def make_topic(kafka_config: dict[str, str]) -> MakeTopic:
         name = f"test-{next(numbers)}-{uuid.uuid4().hex[:6]}"
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
         admin.create_topics([topic])[name].result(30)
+        while admin.list_topics(name, timeout=30).topics[name].error:  # the broker learns of it a little later
+            time.sleep(0.01)
         return name
 
     return make

@@ -18,6 +18,7 @@ import psutil
 
 from airflow_provider_exactlyonce.control import commands, lease
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE
 from tests.integration.airflow.conftest import Airflow
 
 CONTRACT_DRIVER = Path(__file__).parents[2] / "unit" / "control" / "contract_driver.py"
@@ -103,9 +104,9 @@ class Parts:
             self.call("PATCH", f"/api/v2/dags/{dag}", {"is_paused": False})
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """End a part with all its processes, as a lost host does."""
+        """End a part with all its processes but drivers, which are on their own."""
         part = self.running.pop(name)
-        tree = [part, *part.children(recursive=True)]
+        tree = [part, *(one for one in part.children(recursive=True) if TOKEN_VARIABLE not in one.environ())]
         for process in tree if number is signal.SIGKILL else [part]:
             process.send_signal(number)
         part.wait(60)

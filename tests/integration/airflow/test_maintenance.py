@@ -71,7 +71,7 @@ def test_the_window_saves_a_running_pipeline_stops_it_with_a_savepoint_and_clean
         "SELECT value FROM task_state_store WHERE dag_id = 'shop_maintenance' AND task_id = 'decided' "
         "AND expires_at IS NULL"
     )
-    assert json.loads(kept)["offsets"] == decided
+    assert json.loads(kept)["fixed"]["targets"] == decided
     for one in (first, last):
         assert Savepoints(home.savepoints).verify(one.id) == []
     assert list(home.commands.glob("savepoint-*")) == []

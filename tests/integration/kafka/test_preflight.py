@@ -160,6 +160,7 @@ def test_a_topic_that_is_recreated_in_mid_run_is_noticed_by_its_id(
     assert check_topic_ids(client, ids) == {stays: 4, goes: 4}
     admin = AdminClient(dict(kafka_config))
     admin.delete_topics([goes])[goes].result(30)
+    eventually(lambda: client.metadata(goes) is None, "the broker knows that the topic is gone")
     with pytest.raises(BatchFailedError, match=goes):
         check_topic_ids(client, ids)
     eventually(lambda: _created(admin, goes) and client.metadata(goes), "the topic is made again")

@@ -80,6 +80,6 @@ def test_every_copy_sees_the_rules_of_its_batch_also_after_a_restart(spark: Spar
 
 
 def test_no_copy_of_the_rules_is_refused(spark: SparkSession) -> None:
-    frame = spark.range(1).select(F.col("id"))
+    frame = spark.range(1).select(F.col("id").alias("i"))
     with pytest.raises(RefusedError, match="copies=0: at least 1"):
-        connect(frame, frame.select(F.lit("x").alias("name"), "id"), copies=0).process(switch())
+        connect(frame, frame.select(F.lit("x").alias("name"), "i"), copies=0).process(switch())

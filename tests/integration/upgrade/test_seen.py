@@ -69,7 +69,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
 
 def look(home: Home, watched: Watched, *, commits: int, **changes: object) -> stability.Sight:
     status.write(home.status, replace(RUNNING, commits_of_run=commits))
-    plan = replace(PLAN, pipeline=watched.pipeline, **changes)  # type: ignore[arg-type]
+    begun: dict[str, object] = {"entered": time.time(), **changes}
+    plan = replace(PLAN, pipeline=watched.pipeline, **begun)  # type: ignore[arg-type]
     return stability.look(home, plan, watched.config)
 
 

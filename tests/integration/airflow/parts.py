@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -85,6 +86,7 @@ class Parts:
             "PATH": f"{folder}{os.pathsep}{airflow.environment['PATH']}",
         }
         self.running: dict[str, psutil.Popen] = {}
+        self._groups: list[int] = []
         self._token = ""
 
     def start(self, *names: str) -> None:
@@ -93,6 +95,7 @@ class Parts:
                 self.running[name] = psutil.Popen(
                     self.airflow.command(name), env=self.environment, stdout=log, stderr=log, start_new_session=True
                 )
+            self._groups.append(self.running[name].pid)
 
     def start_all(self) -> None:
         """Start all parts, and wait until tasks can be run."""
@@ -114,6 +117,9 @@ class Parts:
     def close(self) -> None:
         for name in list(self.running):
             self.kill(name)
+        for group in self._groups:  # parts' parts hide their environment behind a title
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
         for pid in psutil.pids():
             try:
                 if psutil.Process(pid).environ().get("AIRFLOW_HOME") == str(self.airflow.home):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -70,6 +71,8 @@ def standalone(airflow: Airflow, environment: dict[str, str]) -> Iterator[Path]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        with contextlib.suppress(ProcessLookupError):  # its parts' parts hide their environment behind a title
+            os.killpg(process.pid, signal.SIGKILL)
         for pid in processes_of(airflow.home):
             os.kill(pid, signal.SIGKILL)
 

@@ -21,6 +21,7 @@ from airflow_provider_exactlyonce.control import commands, lease
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE
 from tests.integration.airflow.conftest import Airflow
+from tests.integration.airflow.test_scheduler import processes_of
 
 CONTRACT_DRIVER = Path(__file__).parents[2] / "unit" / "control" / "contract_driver.py"
 DAGS = Path(__file__).with_name("dags_supervised")
@@ -120,12 +121,9 @@ class Parts:
         for group in self._groups:  # parts' parts hide their environment behind a title
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
-        for pid in psutil.pids():
-            try:
-                if psutil.Process(pid).environ().get("AIRFLOW_HOME") == str(self.airflow.home):
-                    os.kill(pid, signal.SIGKILL)
-            except (psutil.Error, ProcessLookupError):
-                continue
+        for pid in processes_of(self.airflow.home):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         request = urllib.request.Request(

@@ -2,45 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
-import signal
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
+import psutil
 import pytest
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
-from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
+from demo.processes import adopt_orphans
 
 # Before anything imports Airflow, which would make a home of its own where the user's is.
 _AIRFLOW_HOME = tempfile.mkdtemp(prefix="exactlyonce-airflow-")
 os.environ["AIRFLOW_HOME"] = _AIRFLOW_HOME
 
-# Every process started from here inherits it, whatever sessions, forks and detachments lie between.
-SESSION_VARIABLE = "EXACTLYONCE_TEST_SESSION"
 GRACE_SECONDS = 15.0
 
 MakeTopic = Callable[..., str]
 
 
-def processes_of_session(marker: str) -> dict[int, str]:
-    """Find what this session started and is still there: command line by process id."""
-    own = f"{SESSION_VARIABLE}={marker}".encode()
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
-            continue
-        try:
-            if own in (folder / "environ").read_bytes().split(b"\0"):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:300]
-        except OSError:  # it ended meanwhile, or is another user's
-            continue
+def descendants() -> list[psutil.Process]:
+    """Find what this process started, and what that started, and is still there."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
+
+
+def told(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return f"{process.pid}: {' '.join(process.cmdline())[:300]}"
+    return str(process.pid)
 
 
 def pytest_unconfigure() -> None:
@@ -50,18 +49,21 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_running() -> Iterator[None]:
-    """Fail the session if a process that it started outlives it; set up first, so checked last."""
-    marker = uuid.uuid4().hex
-    os.environ[SESSION_VARIABLE] = marker
+    """Fail the session if a process that it started outlives it; set up first, so checked last.
+
+    Orphans become this process's children, so that none is missed: not one in a session of its own, nor one that hides
+    its environment behind a title, as Airflow's workers do.
+    """
+    adopt_orphans()
     yield
     deadline = time.monotonic() + GRACE_SECONDS
-    while (left := processes_of_session(marker)) and time.monotonic() < deadline:
+    while (left := descendants()) and time.monotonic() < deadline:
         time.sleep(0.2)
-    for pid in left:
-        if process := ProcessIdentity.of(pid):
-            process.send(signal.SIGKILL)
-    del os.environ[SESSION_VARIABLE]
-    assert not left, f"processes were left running: {left}"
+    lines = [told(process) for process in left]
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert not left, f"processes were left running: {lines}"
 
 
 @pytest.fixture(scope="session")

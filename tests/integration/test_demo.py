@@ -7,14 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import SESSION_VARIABLE, processes_of_session
-
 ROOT = Path(__file__).parents[2]
+#: Every process that the demo starts inherits it.
+MARKER = "EXACTLYONCE_DEMO_OF"
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def demo(temporary: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "demo"],
         cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(temporary), SESSION_VARIABLE: f"demo-{temporary.name}"},
+        env={**os.environ, "TMPDIR": str(temporary), MARKER: str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -37,7 +37,13 @@ def demo(temporary: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def started_by(temporary: Path) -> dict[int, str]:
-    return processes_of_session(f"demo-{temporary.name}")
+    """Return the command lines of the demo's processes."""
+    own, found = f"{MARKER}={temporary}".encode(), {}
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):  # it ended meanwhile, or is another user's
+            if folder.name.isdigit() and own in (folder / "environ").read_bytes().split(b"\0"):
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
 
 
 @pytest.mark.slow

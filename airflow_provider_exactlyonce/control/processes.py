@@ -25,7 +25,7 @@ TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"
 
 _SWEEP_SECONDS: Final = 5.0
 
-#: Children that were started here and may be left by their supervisor; an object that goes would call them forgotten.
+#: Children that were started here and may be left by their supervisor: kept to be reaped once they end.
 _children: Final[list[subprocess.Popen[bytes]]] = []
 
 
@@ -55,6 +55,13 @@ class Driver(ABC):
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all its processes on this host."""
         _signal_all(self.token, number)
+
+
+class _Detached(subprocess.Popen[bytes]):
+    """A child that is meant to outlive this process, which Python would warn of when the process ends."""
+
+    def __del__(self) -> None:
+        """Leave the child alone."""
 
 
 class ChildDriver(Driver):
@@ -131,7 +138,7 @@ def start(
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        process = subprocess.Popen(
+        process = _Detached(
             list(command),
             env={**os.environ, **environment, TOKEN_VARIABLE: token},
             cwd=directory,

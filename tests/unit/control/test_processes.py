@@ -1,0 +1,27 @@
+"""A driver's processes, as the one that starts them sees them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from airflow_provider_exactlyonce.control import processes
+
+STARTER = """
+import sys
+from pathlib import Path
+from airflow_provider_exactlyonce.control import processes
+folder = Path(sys.argv[1])
+processes.start(["sleep", "60"], token="left", environment={}, directory=folder, log=folder / "driver.log")
+"""
+
+
+def test_a_driver_that_is_left_behind_is_nothing_that_python_warns_of(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", STARTER, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    [left] = processes.members("left")
+    processes.FoundDriver("left", left, 0).signal(signal.SIGKILL)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -33,6 +33,12 @@ NAMES: Final = (
     "after-end-transaction",
     "after-commit",
 )
+#: The durable steps of the sinks that are not Kafka, before those of Kafka.
+SINK_NAMES: Final = (
+    "after-sink-claim",
+    "after-sink-pre-commit",
+    "after-sink-commit",
+)
 #: The durable steps of taking and deleting a savepoint.
 SAVEPOINT_NAMES: Final = (
     "before-savepoint",
@@ -68,7 +74,7 @@ BACKFILL_NAMES: Final = (
     "backfill-step",
     "backfill-done",
 )
-_KNOWN: Final = (*NAMES, *SAVEPOINT_NAMES, *RESTORE_NAMES, *RESCALE_NAMES, *UPGRADE_NAMES, *BACKFILL_NAMES)
+_KNOWN: Final = (*NAMES, *SINK_NAMES, *SAVEPOINT_NAMES, *RESTORE_NAMES, *RESCALE_NAMES, *UPGRADE_NAMES, *BACKFILL_NAMES)
 
 _POLL_SECONDS: Final = 0.01
 

@@ -79,7 +79,7 @@ def lineage_of(bootstrap_servers: str, known: Committed | None) -> Lineage:
         version=last.version,
         watermark=last.watermark or None,
         commits=_span(commits),
-        rows=sum(record.rows for record in commits),
+        rows=sum(record.rows_of_all_sinks for record in commits),
     )
     return OperatorLineage(
         inputs=_inputs(namespace, last, commits),

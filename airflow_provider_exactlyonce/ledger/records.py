@@ -78,6 +78,18 @@ class SinkRange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OtherSink:
+    """What one batch gave to a sink that is not Kafka.
+
+    :param rows: rows that it was given
+    :param digest: sum modulo 2**64 of Spark's xxhash64 over each row
+    """
+
+    rows: int
+    digest: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Place:
     """Where the last commit and the last claim before a record are; 0 and -1 stand for none.
 
@@ -105,7 +117,7 @@ class CommitRecord:
     :param offsets: exact text of Spark's ``offsets/<batch>``
     :param watermark: the batch's own event-time watermark, milliseconds since the epoch, 0 for none
     :param batch_timestamp: Spark's batch timestamp, milliseconds since the epoch
-    :param rows: records written to the sink
+    :param rows: records written to Kafka
     :param digest: sum modulo 2**64 of all records' xxhash64
     :param started: when the batch attempt began, milliseconds since the epoch
     :param committed: when the record was written, milliseconds since the epoch
@@ -114,6 +126,7 @@ class CommitRecord:
         ``digest``
     :param reemits_from: of the first commit after a restore that writes again what followed an older commit: that
         commit; its source ranges begin where that one ended
+    :param others: {sink: what it was given} of the pipeline's sinks that are not Kafka
     :param backfill: the backfill that wrote it, in the ledger of a pipeline's backfills; None in every other
     :param result: of the last record of a backfill, which ends it and has no rows: what it gave
     """
@@ -140,8 +153,14 @@ class CommitRecord:
     sink_topic_ids: Mapping[str, str] = field(default_factory=dict)
     bad_records: int = 0
     reemits_from: int | None = None
+    others: Mapping[str, OtherSink] = field(default_factory=dict)
     backfill: str | None = None
     result: Mapping[str, Any] | None = None
+
+    @property
+    def rows_of_all_sinks(self) -> int:
+        """Rows that all sinks together were given, diverted ones left out."""
+        return self.rows + sum(of.rows for of in self.others.values())
 
     @property
     def kind(self) -> str:
@@ -211,6 +230,7 @@ def encode(record: Record) -> bytes:
             }
             for topic, ranges in record.sink.items()
         }
+        body["others"] = {name: (of.rows, f"{of.digest:016x}") for name, of in record.others.items()}
     value = json.dumps(body, separators=(",", ":")).encode()
     if len(value) > RECORD_BYTES_MAXIMUM - _HEADROOM_BYTES:
         raise RefusedError(
@@ -250,6 +270,10 @@ def decode(value: bytes) -> Record:
                 for partition, (first, last, rows, digest) in ranges.items()
             }
             for topic, ranges in body["sink"].items()
+        }
+        body["others"] = {
+            name: OtherSink(rows=rows, digest=int(digest, 16))
+            for name, (rows, digest) in body.get("others", {}).items()
         }
         return CommitRecord(**body)
     raise RefusedError(f"ledger record of kind {kind!r}; this release reads 'commit', 'backfill' and 'run'. Upgrade it")

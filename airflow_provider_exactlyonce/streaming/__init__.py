@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.streaming.keyed_stream import KeyedStream, key_by, spread
     from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
     from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import AvroFormat
+    from airflow_provider_exactlyonce.streaming.sinks.spi import Share, Sink
     from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
     from airflow_provider_exactlyonce.streaming.state_backend import StateBackend
 
@@ -29,6 +30,8 @@ __all__ = [
     "OnCancellation",
     "Pipeline",
     "SavepointRetention",
+    "Share",
+    "Sink",
     "StateBackend",
     "connect",
     "key_by",
@@ -48,6 +51,8 @@ _HOMES: Final = {
     "OnCancellation": "checkpointing",
     "Pipeline": "definition",
     "SavepointRetention": "checkpointing",
+    "Share": "sinks.spi",
+    "Sink": "sinks.spi",
     "StateBackend": "state_backend",
     "connect": "connected_stream",
     "key_by": "keyed_stream",

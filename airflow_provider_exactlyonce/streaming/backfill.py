@@ -22,7 +22,7 @@ from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.backfill import homes, results
 from airflow_provider_exactlyonce.backfill.homes import Begun
 from airflow_provider_exactlyonce.backfill.plan import Step, Terms, plan
-from airflow_provider_exactlyonce.backfill.request import Output
+from airflow_provider_exactlyonce.backfill.request import BackfillRequest, Output
 from airflow_provider_exactlyonce.backfill.resolve import positions_to_json, resolve
 from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
@@ -72,7 +72,7 @@ class BackfillDriver(Driver):
         super().__init__(pipeline, replace(options, until="available"))
         self._status = replace(self._status, pipeline=backfill_pipeline(pipeline.name))
         self._asked: Final = homes.asked_of(options.home)
-        self._sink: Final = _sink(pipeline.sink, self._asked.request.topic)
+        self._sink: Final = _sink(pipeline, self._asked.request)
 
     @override
     def _drive(self) -> None:
@@ -116,7 +116,7 @@ class BackfillDriver(Driver):
                 config=self._options.config,
                 token=self._options.token,
                 version=begun.version,
-                transaction_timeout_milliseconds=self._sink.transaction_timeout_seconds * 1000,
+                transaction_timeout_milliseconds=self._pipeline.transaction_timeout_seconds * 1000,
                 accept_home=True,  # they have one identity in common, and a directory each
                 allow_single_replica=self._options.allow_single_replica,
                 ledger_retention=_KEEP_ALL,
@@ -154,16 +154,17 @@ class BackfillDriver(Driver):
         steps: list[Step],
         written: list[CommitRecord],
     ) -> Mapping[str, Any]:
-        config, target = self._options.config, replace(self._pipeline, sink=self._sink)
+        config = self._options.config
         result = self._pipeline.result(spark, config)
         check_sources(result)
         self._check_deterministic(steps, determinism.find(result))
         order = _order(result)
-        if self._asked.request.topic and self._pipeline.sink.topic_column:
-            result = result.drop(self._pipeline.sink.topic_column)
+        declared = self._pipeline.kafka_sink("a backfill")
+        if self._asked.request.topic and declared.topic_column:
+            result = result.drop(declared.topic_column)
 
         def bad_source_records(ranges: SourceRanges) -> DataFrame | None:
-            return target.bad_source_records(spark, config, ranges)
+            return self._pipeline.bad_source_records(spark, config, self._sink.bad_topic, ranges)
 
         sink = KafkaTransaction(
             self._sink,
@@ -367,11 +368,20 @@ class BackfillDriver(Driver):
             )
 
 
-def _sink(sink: KafkaSink, topic: str | None) -> KafkaSink:
-    """Return where the rows go; offsets of a consumer group follow the pipeline's alone."""
-    if topic is None:
+def _sink(pipeline: Pipeline, request: BackfillRequest) -> KafkaSink:
+    """Return where the rows go; offsets of a consumer group follow the pipeline's alone.
+
+    :raises RefusedError: when the pipeline has sinks that a backfill can't serve
+    """
+    if others := [share.sink.name for share in pipeline.shares.others]:
+        raise RefusedError(
+            f"pipeline {pipeline.name} has the sink {others[0]}, and a backfill writes to Kafka only: run it with a "
+            "version of the job that has only a KafkaSink"
+        )
+    sink = pipeline.kafka_sink("a backfill")
+    if request.topic is None:
         return replace(sink, offsets_group=None)
-    return replace(sink, offsets_group=None, topic=topic, topic_column=None, bad_records_topic=None)
+    return replace(sink, offsets_group=None, topic=request.topic, topic_column=None, bad_records_topic=None)
 
 
 def _wait_until_gone(spark: SparkSession, query: StreamingQuery) -> None:

@@ -116,7 +116,8 @@ class CommitCoordinator:
                 record = self._sink.pre_commit(started_milliseconds)
             else:
                 log.info("batch %d is commit %d already; rebuilding its state", batch.number, known.commit)
-                self._rebuild(frame, known)
+                recorded = known  # for mypy, which forgets in the lambda that it is not None
+                self._sink.rebuild(frame, recorded, lambda error: self._callbacks.diverged(recorded, error))
         except Exception:
             self._sink.abort()
             raise
@@ -131,12 +132,6 @@ class CommitCoordinator:
             if self._sink.committed(batch) is None:
                 raise BatchFailedError(f"the commit did not take place: {error}") from error
         return record, False
-
-    def _rebuild(self, frame: DataFrame, record: CommitRecord) -> None:
-        try:
-            self._sink.rebuild(frame, record)
-        except DivergedError as error:
-            self._callbacks.diverged(record, error)
 
     def _recover(self, number: int) -> None:
         """Recover the sink; a stop ends the wait, and leaves the question to the ledger of the next run."""

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -18,6 +18,8 @@ from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, Led
 from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointConfig
 from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
+from airflow_provider_exactlyonce.streaming.sinks.shares import Shares
+from airflow_provider_exactlyonce.streaming.sinks.spi import Share, Sink
 from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
 from airflow_provider_exactlyonce.streaming.state_backend import StateBackend
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("exactlyonce")
 
 OUTPUT_MODES: Final = ("append", "update", "complete")
+#: What can be declared as a pipeline's sink.
+AnySink = KafkaSink | Sink | Share
 _ONE_SOURCE: Final = ""
 _MAX_BATCH_ATTEMPTS: Final = 3
 _DEFAULT_CHECKPOINT: Final = CheckpointConfig()
@@ -38,6 +42,7 @@ class Pipeline:
 
     :param name: unique per Kafka cluster; ledger and transactional.id are named by it
     :param sources: by the function's argument; one source without a name is its only positional argument
+    :param shares: who gets what of the result
     :param output_mode: ``append``, ``update`` or ``complete``, as in Spark
     :param max_batch_attempts: attempts of one batch before the query fails
     :param ledger_retention: how much of the ledger's history stays
@@ -47,13 +52,29 @@ class Pipeline:
 
     name: str
     sources: Mapping[str, KafkaSource]
-    sink: KafkaSink
+    shares: Shares
     output_mode: str
     function: Callable[..., DataFrame]
     max_batch_attempts: int = _MAX_BATCH_ATTEMPTS
     ledger_retention: LedgerRetention = DEFAULT_RETENTION
     checkpoint: CheckpointConfig = _DEFAULT_CHECKPOINT
     state_backend: StateBackend | None = None
+    transaction_timeout_seconds: int = KafkaSink.transaction_timeout_seconds
+
+    @property
+    def sink(self) -> KafkaSink | None:
+        """The Kafka sink, None when no sink is Kafka."""
+        return None if self.shares.kafka is None else self.shares.kafka.sink
+
+    def kafka_sink(self, what: str) -> KafkaSink:
+        """Return the Kafka sink.
+
+        :param what: what is to be done with it
+        :raises RefusedError: when the pipeline has none
+        """
+        if self.sink is None:
+            raise RefusedError(f"{what} needs a KafkaSink, and pipeline {self.name} has none")
+        return self.sink
 
     def __call__(self, *args: Any, **kwargs: Any) -> DataFrame:
         """Apply the function, to batch frames in a test as to streams."""
@@ -61,9 +82,8 @@ class Pipeline:
 
     def result(self, spark: SparkSession, config: Mapping[str, str]) -> DataFrame:
         """Return the stream that goes to the sink."""
-        frames = {
-            name: source.read(spark, config, leave_out_bad=self.sink.diverts) for name, source in self.sources.items()
-        }
+        diverts = self.sink is not None and self.sink.diverts
+        frames = {name: source.read(spark, config, leave_out_bad=diverts) for name, source in self.sources.items()}
         return self._applied(frames)
 
     def planned(self, spark: SparkSession) -> DataFrame:
@@ -74,10 +94,11 @@ class Pipeline:
         return self.function(frames[_ONE_SOURCE]) if _ONE_SOURCE in frames else self.function(**frames)
 
     def bad_source_records(
-        self, spark: SparkSession, config: Mapping[str, str], ranges: SourceRanges
+        self, spark: SparkSession, config: Mapping[str, str], bad_topic: str | None, ranges: SourceRanges
     ) -> DataFrame | None:
         """Return a batch's source records that do not fit their schema, as records for the topic of bad ones.
 
+        :param bad_topic: that topic
         :param ranges: the batch's source ranges
         """
         from pyspark.sql import functions as F
@@ -90,9 +111,7 @@ class Pipeline:
         found = [frame for frame in read if frame is not None]
         if not found:
             return None
-        records = reduce(lambda one, other: one.unionByName(other), found).withColumn(
-            "topic", F.lit(self.sink.bad_topic)
-        )
+        records = reduce(lambda one, other: one.unionByName(other), found).withColumn("topic", F.lit(bad_topic))
         return kafka_columns.with_digest(records)
 
     def describe(self, spark: SparkSession, result: DataFrame, unsure: Sequence[str] = ()) -> JobDescription:
@@ -104,7 +123,7 @@ class Pipeline:
         from airflow_provider_exactlyonce.streaming.plan_description import describe
 
         try:
-            plan = describe(result, self.sink.facts)
+            plan = describe(result, self.shares.facts)
         except Exception as error:  # no stream stops because an upgrade could not be judged later
             log.warning("the plan could not be described, so that savepoints will lack it: %s", error)
             plan = None
@@ -114,7 +133,7 @@ class Pipeline:
             spark_version=spark.version,
             output_mode=self.output_mode,
             sources={source.topic: source.schema for source in self.sources.values()},
-            sinks=tuple(self.sink.topics),
+            sinks=tuple(self.shares.names),
             result_schema=result.schema.json(),
             nondeterministic=tuple(unsure),
             plan=plan,
@@ -124,7 +143,7 @@ class Pipeline:
     def version(self) -> str:
         """The first 12 hexadecimal digits of the SHA-256 of the job's file and declaration."""
         text = self.file.read_bytes() if self.file else repr(self.function).encode()
-        declared = repr((self.name, dict(self.sources), self.sink, self.output_mode)).encode()
+        declared = repr((self.name, dict(self.sources), self.shares.declared, self.output_mode)).encode()
         return hashlib.sha256(text + declared).hexdigest()[:12]
 
     @property
@@ -152,7 +171,7 @@ def pipeline(
     *,
     name: str,
     source: KafkaSource | Mapping[str, KafkaSource],
-    sink: KafkaSink,
+    sink: AnySink | Sequence[AnySink],
     output_mode: str = "append",
     max_batch_attempts: int | None = None,
     ledger_retention: LedgerRetention = DEFAULT_RETENTION,
@@ -163,7 +182,7 @@ def pipeline(
 
     :param name: unique per Kafka cluster; it never changes
     :param source: one source, or several by the function's keyword arguments
-    :param sink: where the result goes
+    :param sink: where the result goes; several sinks get the same rows, or their :class:`Share` of them
     :param output_mode: ``append``, ``update`` or ``complete``
     :param max_batch_attempts: attempts of one batch before the query fails; by default 3
     :param ledger_retention: how much of the ledger's history stays; by default 30 days and 10,000 commits at least
@@ -180,15 +199,19 @@ def pipeline(
     if not sources:
         raise RefusedError(f"pipeline {name} has no source")
     attempts = checkpoint.max_batch_attempts(max_batch_attempts, _MAX_BATCH_ATTEMPTS)
+    shares = _shares(name, [sink] if isinstance(sink, KafkaSink | Sink | Share) else sink)
+    kafka = shares.kafka.sink if shares.kafka else None
     seconds = checkpoint.transaction_timeout_seconds(
-        sink.transaction_timeout_seconds, KafkaSink.transaction_timeout_seconds
+        kafka.transaction_timeout_seconds if kafka else KafkaSink.transaction_timeout_seconds,
+        KafkaSink.transaction_timeout_seconds,
     )
 
     def declare(function: Callable[..., DataFrame]) -> Pipeline:
         return Pipeline(
             name=name,
             sources=sources,
-            sink=replace(sink, transaction_timeout_seconds=seconds),
+            shares=shares,
+            transaction_timeout_seconds=seconds,
             output_mode=output_mode,
             function=function,
             max_batch_attempts=attempts,
@@ -198,3 +221,20 @@ def pipeline(
         )
 
     return declare
+
+
+def _shares(pipeline: str, sinks: Sequence[AnySink]) -> Shares:
+    given = [one if isinstance(one, Share) else Share(one) for one in sinks]
+    kafka = [one for one in given if isinstance(one.sink, KafkaSink)]
+    others = [one for one in given if isinstance(one.sink, Sink)]
+    if len(kafka) + len(others) < len(given) or not given:
+        raise RefusedError(f"sink={sinks!r} of pipeline {pipeline}: a sink, or a list of sinks and shares of them")
+    if len(kafka) > 1:
+        raise RefusedError(
+            f"pipeline {pipeline} has {len(kafka)} Kafka sinks: declare one, with a topic_column that names each row's "
+            "topic; its transaction spans them all"
+        )
+    names = [one.sink.name for one in others]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise RefusedError(f"pipeline {pipeline} has two sinks with the name {twice[0]!r}: give each its own")
+    return Shares(kafka=kafka[0] if kafka else None, others=others)

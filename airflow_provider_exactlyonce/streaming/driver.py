@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
@@ -52,8 +53,10 @@ from airflow_provider_exactlyonce.streaming.savepoint_service import SavepointSe
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.session import open_session
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 from airflow_provider_exactlyonce.streaming.spark_steering import missing_part
-from airflow_provider_exactlyonce.streaming.start_checks import check_topic_ids, reconcile
+from airflow_provider_exactlyonce.streaming.start_checks import check_topic_ids, first_repeated, reconcile
 from airflow_provider_exactlyonce.until import AVAILABLE, FOREVER, FORMS, target_of
 
 if TYPE_CHECKING:
@@ -204,6 +207,7 @@ class Driver:
         self._replay: Replay | None = None
         self._run: Run | None = None
         self._spark: SparkSession | None = None
+        self._closing: Final = ExitStack()
 
     def run(self) -> int:
         """Run to the end; returns the process's exit code."""
@@ -230,6 +234,7 @@ class Driver:
                 self._spark.stop()
             if self._replay is not None:
                 self._replay.close()
+            self._closing.close()
 
     def _drive(self) -> None:
         """Do what the driver is for; returns when it is done."""
@@ -240,7 +245,7 @@ class Driver:
                 config=self._options.config,
                 token=self._options.token,
                 version=self._pipeline.version,
-                transaction_timeout_milliseconds=self._pipeline.sink.transaction_timeout_seconds * 1000,
+                transaction_timeout_milliseconds=self._pipeline.transaction_timeout_seconds * 1000,
                 accept_home=self._options.accept_home,
                 allow_single_replica=self._options.allow_single_replica,
                 ledger_retention=self._pipeline.ledger_retention,
@@ -284,19 +289,25 @@ class Driver:
         result = self._pipeline.result(spark, self._options.config)
         definition, config = self._pipeline.sink, self._options.config
         check_sources(result)
+        self._pipeline.shares.check(result)
         unsure = determinism.find(result)
         check_replay(run, tail, unsure, accept_nondeterminism=self._options.accept_nondeterminism)
 
         def bad_source_records(ranges: SourceRanges) -> DataFrame | None:
-            return self._pipeline.bad_source_records(spark, config, ranges)
+            bad_topic = definition.bad_topic if definition else None
+            return self._pipeline.bad_source_records(spark, config, bad_topic, ranges)
 
+        others = self._open_others(run)
+        others.check(tail.commit if tail else None, first_repeated(run.home, run.home.current()))
         sink = KafkaTransaction(
             definition,
             run,
-            targets={topic: topics[topic] for topic in definition.topics},
-            bad_source_records=bad_source_records if definition.diverts else None,
+            targets={topic: topics[topic] for topic in (definition.topics if definition else ())},
+            bad_source_records=bad_source_records if definition and definition.diverts else None,
             listener=listener,
             stop_requested=lambda: self._stop_reason() is not None,
+            shares=self._pipeline.shares,
+            others=others,
         )
         stream = sink.prepare(result)
         releases.check_start(run.home, run.options.version, run.options.token)  # an upgrade may have begun meanwhile
@@ -307,6 +318,7 @@ class Driver:
         except RefusedError:
             run.check_superseded()  # frozen since its claim, it may see what its successor has done since
             raise
+        others.claim(run.number, run.tail.commit, first_repeated(run.home, run.lineage))
         if needs_replay:
             self._replay = open_replay(
                 spark, run, checkpoint, accept_nondeterminism=self._options.accept_nondeterminism
@@ -333,6 +345,14 @@ class Driver:
         if self._replay is not None and not self._replay_first(self._replay, spark, run, stream, coordinator):
             return
         self._wait(self._start_query(stream, checkpoint.path, coordinator), run, coordinator)
+
+    def _open_others(self, run: Run) -> OtherSinks:
+        context = SinkContext(pipeline=run.pipeline, home=run.home.path)
+        committers = {}
+        for share in self._pipeline.shares.others:
+            committers[share.sink.name] = share.sink.open(context)
+            self._closing.callback(committers[share.sink.name].close)
+        return OtherSinks(run.pipeline, committers, accept_nondeterminism=self._options.accept_nondeterminism)
 
     def _start_run(self, run: Run, spark: SparkSession) -> None:
         for name, work in (("heartbeat", lambda: self._beat(run)), ("lag", lambda: self._measure_lag(run))):
@@ -417,7 +437,7 @@ class Driver:
         return preflight.check_topics(
             run.client,
             sources=[source.topic for source in self._pipeline.sources.values()],
-            sinks=self._pipeline.sink.topics,
+            sinks=self._pipeline.sink.topics if self._pipeline.sink else (),
             ledger=ledger_topic(self._pipeline.name),
             user=self._options.config.get("sasl.username"),
             allow_single_replica=self._options.allow_single_replica,
@@ -479,7 +499,7 @@ class Driver:
             return
         self._look_whether_drained(record)
         self._has_reached(record)
-        rows_per_second = record.rows / seconds if seconds > 0 else 0.0
+        rows_per_second = record.rows_of_all_sinks / seconds if seconds > 0 else 0.0
         self._read = record.source
         lag = self._lag()
         own = 0 if before else 1
@@ -487,7 +507,7 @@ class Driver:
             commit=record.commit,
             batch=record.batch,
             commits_of_run=self._status.commits_of_run + own,
-            rows=self._status.rows + own * record.rows,
+            rows=self._status.rows + own * record.rows_of_all_sinks,
             rows_per_second=rows_per_second,
             lag=lag,
             watermark=record.watermark,
@@ -498,7 +518,7 @@ class Driver:
             "commit %d, batch %d: %s rows in %.2f s (%s rows/s)%s%s",
             record.commit,
             record.batch,
-            f"{record.rows:,}",
+            f"{record.rows_of_all_sinks:,}",
             seconds,
             f"{rows_per_second:,.0f}",
             "" if lag is None else f", lag {lag:,}",

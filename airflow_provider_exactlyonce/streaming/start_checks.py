@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError, parse_offsets
-from airflow_provider_exactlyonce.control.home import Lineage
+from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -249,6 +249,15 @@ def replay_is_needed(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail)
             "checkpoint back, or restore a savepoint: exactlyonce restore"
         )
     return True
+
+
+def first_repeated(home: Home, lineage: Lineage | None) -> int:
+    """Return the number of the first commit that Spark would run from the lineage's checkpoint as it is."""
+    if lineage is None:
+        return 1
+    checkpoint = Checkpoint(home.checkpoint(lineage.id))
+    whole = [batch for batch in checkpoint.batches("commits") if checkpoint.commit_is_whole(batch)]
+    return lineage.commit_of(whole[-1] if whole else -1) + 1
 
 
 def _restore_offsets(checkpoint: Checkpoint, record: CommitRecord, batch: int) -> None:

@@ -148,7 +148,10 @@ class Repeat:
         from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
         from airflow_provider_exactlyonce.streaming.spark_steering import missing_part
 
-        stream = kafka_columns.encode(self._pipeline.sink, self._pipeline.result(spark, self._config))
+        sink = self._pipeline.kafka_sink("a shadow run")
+        stream = kafka_columns.encode(
+            sink, self._pipeline.shares.kafka_rows(self._pipeline.result(spark, self._config))
+        )
         impossible = missing_part(spark)
         while replay.prepare(one_start_per_batch=impossible):
             query = self._start(stream, self._process(replay, client, lineage), once=impossible is not None)
@@ -173,7 +176,7 @@ class Repeat:
     def _process(self, replay: Replay, client: WireClient, lineage: str) -> Callable[[DataFrame, int], None]:
         from airflow_provider_exactlyonce.streaming.batch import planned_batch
 
-        topic = self._pipeline.sink.topic
+        topic = self._pipeline.kafka_sink("a shadow run").topic
 
         def process(frame: DataFrame, number: int) -> None:
             try:

@@ -8,8 +8,10 @@ leads on from unknown.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from airflow_provider_exactlyonce.exceptions import DivergedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.batch import Batch
 
@@ -56,10 +58,12 @@ class TransactionalSink(ABC):
         """
 
     @abstractmethod
-    def rebuild(self, frame: DataFrame, record: CommitRecord) -> None:
-        """Run a committed batch's plan without writing, so that Spark rebuilds its state, and compare.
+    def rebuild(self, frame: DataFrame, record: CommitRecord, diverged: Callable[[DivergedError], None]) -> None:
+        """Run a committed batch's plan again, so that Spark rebuilds its state, and compare.
 
-        :raises ExactlyOnceError: when rows or digest differ
+        Nothing is written but into a sink that was set back and lacks the commit.
+
+        :param diverged: told when rows or digest differ; raises the error, or returns to go on
         """
 
     @abstractmethod

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, DivergedError, RefusedError, invariant
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    CommitUnknownError,
+    DivergedError,
+    ExactlyOnceError,
+    RefusedError,
+    invariant,
+)
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.compression import Compression
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger import records
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, SinkRange, SourceRanges
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink, SinkRange, SourceRanges
 from airflow_provider_exactlyonce.streaming import marked_errors
 from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.run import Run
@@ -30,6 +38,9 @@ from airflow_provider_exactlyonce.streaming.sequencer_server import SequencerSer
 from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
 from airflow_provider_exactlyonce.streaming.sinks.base import TransactionalSink
 from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import AvroFormat
+from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks, different
+from airflow_provider_exactlyonce.streaming.sinks.shares import Shares
+from airflow_provider_exactlyonce.streaming.sinks.spi import Share
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,6 +49,9 @@ if TYPE_CHECKING:
 
 _GRANT_TIMEOUT_SECONDS: Final = 150.0  # a grant spans two requests, each of which may be repeated for a minute
 _WRITING_SHARE: Final = 0.9  # of the transaction's time; the rest is for pre-commit and commit
+
+#: {topic-partition: (rows, digest)} of one task
+_Answer = dict[TopicPartition, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -124,9 +138,11 @@ class KafkaSink:
 
 
 class KafkaTransaction(TransactionalSink):
-    """The Kafka sink of a running query.
+    """The sinks of a running query, and their commit: one Kafka transaction with the records and the ledger's record.
 
-    :param definition: what the user declared
+    Other sinks commit before it, see :mod:`airflow_provider_exactlyonce.streaming.sinks.spi`.
+
+    :param definition: what the user declared, None when no sink is Kafka
     :param run: the driver's hold on the pipeline
     :param targets: the topics that the definition names, as the cluster has them
     :param listener: where the tasks' sequencer listens
@@ -134,12 +150,14 @@ class KafkaTransaction(TransactionalSink):
     :param bad_source_records: makes, of a batch's source ranges, the frame of the records that do not fit their schema,
         in the columns of :func:`airflow_provider_exactlyonce.streaming.sinks.kafka_columns.encode`
     :param mark: the backfill that every record is marked with, None for records without a mark
+    :param shares: the Kafka sink's share and those of the others, None when Kafka gets the whole result alone
+    :param others: the sinks that are not Kafka, None for none
     :raises RefusedError: when the consumer group for the offsets has members
     """
 
     def __init__(
         self,
-        definition: KafkaSink,
+        definition: KafkaSink | None,
         run: Run,
         *,
         targets: Mapping[str, TopicFacts],
@@ -147,8 +165,12 @@ class KafkaTransaction(TransactionalSink):
         stop_requested: Callable[[], bool],
         bad_source_records: Callable[[SourceRanges], DataFrame | None] | None = None,
         mark: str | None = None,
+        shares: Shares | None = None,
+        others: OtherSinks | None = None,
     ) -> None:
         self._definition: Final = definition
+        self._shares: Final = shares or Shares(kafka=Share(definition), others=())
+        self._others: Final = others or OtherSinks(run.pipeline, {})
         self._run: Final = run
         self._listener: Final = listener
         self._stop_requested: Final = stop_requested
@@ -158,25 +180,28 @@ class KafkaTransaction(TransactionalSink):
         self._batch: Batch | None = None
         self._sink: dict[str, dict[int, SinkRange]] = {}
         self._pre_committed: tuple[CommitRecord, int] | None = None
-        if definition.offsets_group is not None:
+        if definition is not None and definition.offsets_group is not None:
             user = run.options.config.get("sasl.username")
             preflight.check_group(run.client, definition.offsets_group, user=user)
 
     @property
     @override
     def time_limit_seconds(self) -> float:
-        return self._definition.transaction_timeout_seconds * _WRITING_SHARE
+        return self._run.options.transaction_timeout_milliseconds / 1000 * _WRITING_SHARE
 
     @override
     def prepare(self, result: DataFrame) -> DataFrame:
         from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
 
+        rows, tasks = self._shares.of(result), self._others.tasks()
+        if self._definition is None:
+            return kafka_writer.write_stage(rows, None, tasks)
         topic = self._definition.topic
         limit = self._targets[topic].batch_bytes_maximum if topic is not None else None
-        records = kafka_columns.encode(self._definition, result, batch_bytes_maximum=limit)
+        records = kafka_columns.encode(self._definition, rows, batch_bytes_maximum=limit, carried=self._shares.carried)
         if self._mark is not None:
             records = kafka_columns.marked(records, self._mark)
-        return kafka_writer.write_stage(records, self._writer_settings())
+        return kafka_writer.write_stage(records, self._writer_settings(self._definition), tasks)
 
     @override
     def begin(self, batch: Batch) -> None:
@@ -210,22 +235,35 @@ class KafkaTransaction(TransactionalSink):
         return record
 
     @override
-    def rebuild(self, frame: DataFrame, record: CommitRecord) -> None:
-        rows, digest = self.recompute(frame)
-        if (rows, digest) != (record.rows, record.digest):
-            raise DivergedError(
-                f"commit {record.commit} has {record.rows} rows and digest {record.digest:016x}; run "
-                f"again on the same source offsets it gives {rows} rows and {digest:016x}. The job is not "
-                "deterministic, or it was changed: its state would not fit its output"
-            )
+    def rebuild(self, frame: DataFrame, record: CommitRecord, diverged: Callable[[DivergedError], None]) -> None:
+        self._others.begin(self._open_batch(), record.commit)
+        with self._others.told_to_tasks(frame):
+            rows, digest = self.recompute(frame)
+        found = {"Kafka": OtherSink(rows=rows, digest=digest), **self._others.sums}
+        known = {"Kafka": OtherSink(rows=record.rows, digest=record.digest), **record.others}
+        for name, recorded in known.items():
+            if name in found and found[name] != recorded:
+                text = different(f"the ledger has {name}'s share of", record.commit, recorded, found[name])
+                diverged(DivergedError(f"{text}: its state would not fit its output"))
+        self._others.pre_commit()
+        self._others.commit()
 
     @override
     def write(self, frame: DataFrame) -> None:
         tag = f"exactlyonce-{uuid.uuid4()}"
+        self._others.begin(self._open_batch(), self._run.tail.place.commit + 1)
+        with self._others.told_to_tasks(frame):
+            if self._definition is None:
+                self._write_to_others(frame, tag)
+            else:
+                self._write_to_all(frame, tag)
+        self._others.check_known()
+
+    def _write_to_all(self, frame: DataFrame, tag: str) -> None:
         with SequencerServer(
             self._listener,
             grant_timeout_seconds=_GRANT_TIMEOUT_SECONDS,
-            attempt_timeout_seconds=self._definition.transaction_timeout_seconds * _WRITING_SHARE,
+            attempt_timeout_seconds=self.time_limit_seconds,
             on_failure=lambda: self._cancel_tasks(frame, tag),
         ) as server:
             answers = self._run_tasks(frame, server, tag)
@@ -235,10 +273,19 @@ class KafkaTransaction(TransactionalSink):
                 raise BatchFailedError(str(error)) from error
         self._sink = _agreed(written, answers)
 
+    def _write_to_others(self, frame: DataFrame, tag: str) -> None:
+        limit = threading.Timer(self.time_limit_seconds, self._cancel_tasks, (frame, tag))
+        limit.start()
+        try:
+            self._run_job(frame, tag)
+        finally:
+            limit.cancel()
+
     @override
     def pre_commit(self, started_milliseconds: int) -> CommitRecord:
         batch, run = self._open_batch(), self._run
         self._check_topics()
+        self._others.pre_commit()
         before, expired = run.tail.place, run.expired()
         good = [of for topic, ranges in self._sink.items() if not self._is_bad(topic) for of in ranges.values()]
         bad = [of for topic, ranges in self._sink.items() if self._is_bad(topic) for of in ranges.values()]
@@ -264,12 +311,14 @@ class KafkaTransaction(TransactionalSink):
             started=started_milliseconds,
             committed=int(time.time() * 1000),
             before=replace(before, oldest=expired.oldest),
+            others=self._others.sums,
             reemits_from=run.lineage.reemits if batch.number == run.lineage.base_batch + 1 else None,
             backfill=run.options.backfill,
         )
-        if self._definition.offsets_group is not None and batch.source:
+        group = self._definition.offsets_group if self._definition else None
+        if group is not None and batch.source:
             ends = {(topic, number): end for topic, of in batch.source.items() for number, (_, end) in of.items()}
-            run.session.write_offsets(self._definition.offsets_group, ends, f"commit {record.commit}")
+            run.session.write_offsets(group, ends, f"commit {record.commit}")
         ledger = records.ledger_topic(run.pipeline)
         offset = run.session.write(ledger, 0, record.key, records.encode(record), tombstones=expired.keys)
         self._pre_committed = record, offset
@@ -280,23 +329,34 @@ class KafkaTransaction(TransactionalSink):
     def commit(self) -> None:
         invariant(self._pre_committed is not None, "commit follows pre-commit")
         record, offset = self._pre_committed  # type: ignore[misc]
+        try:
+            self._others.commit()
+        except CommitUnknownError:
+            raise
+        except ExactlyOnceError:
+            self.abort()  # no commit was sent to Kafka yet
+            raise
         self._run.session.commit(self._stop_requested)
         self._run.committed(record, offset)
+        self._others.settled(record.commit)
 
     @override
     def abort(self) -> None:
+        self._others.abort()
         self._run.session.abort()
 
     @override
     def recover(self) -> None:
         self._run.reclaim(self._stop_requested)
+        newest = self._run.tail.commit
+        self._others.claim(self._run.number, newest, newest.commit + 1 if newest else 1)
 
     def _check_topics(self) -> None:
         """Check that all topics are those that the attempt began with; later attempts see added partitions.
 
         Topics that rows have named in earlier batches only are forgotten: they may be gone by now.
         """
-        named = {*self._definition.topics, *self._sink}
+        named = {*(self._definition.topics if self._definition else ()), *self._sink}
         self._targets = {topic: target for topic, target in self._targets.items() if topic in named}
         known = {topic: target.topic_id for topic, target in self._targets.items()}
         partitions = preflight.check_topic_ids(self._run.client, {**self._open_batch().source_topic_ids, **known})
@@ -307,7 +367,7 @@ class KafkaTransaction(TransactionalSink):
             self._targets |= preflight.check_topics(self._run.client, sinks=new, allow_single_replica=allowed)
 
     def _is_bad(self, topic: str) -> bool:
-        return topic == self._definition.bad_topic
+        return self._definition is not None and topic == self._definition.bad_topic
 
     def _open_batch(self) -> Batch:
         invariant(self._batch is not None, "a batch attempt is open")
@@ -317,85 +377,84 @@ class KafkaTransaction(TransactionalSink):
         """Return what the tasks of this batch attempt need to know."""
         from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
 
+        invariant(self._definition is not None, "there is a Kafka sink")
         return kafka_writer.WriteTask(
-            settings=self._writer_settings(),
+            settings=self._writer_settings(self._definition),  # type: ignore[arg-type]
             sequencer=address,
             producer=self._run.session.producer,
             targets=self._targets,
         )
 
-    def _writer_settings(self) -> kafka_writer.WriterSettings:
+    def _writer_settings(self, definition: KafkaSink) -> kafka_writer.WriterSettings:
         from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
 
         return kafka_writer.WriterSettings(
             config=self._run.options.config,
             sequencer_key=self._listener.key,
             transactional_id=self._run.session.transactional_id,
-            topic=self._definition.topic,
-            compression=Compression(self._definition.compression, self._definition.compression_level),
+            topic=definition.topic,
+            compression=Compression(definition.compression, definition.compression_level),
         )
 
     # What follows is all that needs Spark.
 
     def recompute(self, frame: DataFrame) -> tuple[int, int]:
-        """Run the plan without writing; returns rows and digest."""
-        sums = [
-            of for answer in _answers(frame.collect()) for place, of in answer.items() if not self._is_bad(place.topic)
-        ]
+        """Run the plan without writing to Kafka; returns rows and digest of its share."""
+        answers = self._run_job(frame, f"exactlyonce-{uuid.uuid4()}")
+        sums = [of for answer in answers for place, of in answer.items() if not self._is_bad(place.topic)]
         return sum(rows for rows, _ in sums), sum(digest for _, digest in sums) % 2**64
 
     def _cancel_tasks(self, frame: DataFrame, tag: str) -> None:
         frame.sparkSession.sparkContext.cancelJobsWithTag(tag)
 
-    def _run_tasks(
-        self, frame: DataFrame, server: SequencerServer, tag: str
-    ) -> list[dict[TopicPartition, tuple[int, int]]]:
-        """Run the stage that writes; returns {topic-partition: (rows, digest)} of each task."""
+    def _run_tasks(self, frame: DataFrame, server: SequencerServer, tag: str) -> list[_Answer]:
+        """Run the stage that writes; returns the answer of each task."""
         from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
 
+        def told(task: kafka_writer.WriteTask) -> str:
+            return kafka_writer.describe(task, server.attempt)
+
         task = self._write_task(server.address)
-        answers = self._run_job(frame, server, tag, task)
+        answers = self._run_job(frame, tag, told(task), lambda: server.failure)
         bad = self._bad_source_records(self._open_batch().source) if self._bad_source_records else None
         if bad is not None:
             stage = kafka_writer.write_stage(bad, task.settings)
-            answers += self._run_job(stage, server, tag, replace(task, first_task=len(answers)))
+            more = told(replace(task, first_task=len(answers)))
+            answers += self._run_job(stage, tag, more, lambda: server.failure)
         return answers
 
     def _run_job(
-        self, stage: DataFrame, server: SequencerServer, tag: str, task: kafka_writer.WriteTask
-    ) -> list[dict[TopicPartition, tuple[int, int]]]:
+        self, stage: DataFrame, tag: str, attempt: str | None = None, reason: Callable[[], str | None] = lambda: None
+    ) -> list[_Answer]:
+        """Run a stage's tasks once.
+
+        :param attempt: what they are told of the batch attempt in Kafka, None to write nothing there
+        :param reason: why they were cancelled, None when they were not
+        """
         from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
 
         context = stage.sparkSession.sparkContext
         context.addJobTag(tag)
-        context.setLocalProperty(kafka_writer.ATTEMPT_PROPERTY, kafka_writer.describe(task, server.attempt))
+        context.setLocalProperty(kafka_writer.ATTEMPT_PROPERTY, attempt)  # type: ignore[arg-type]  # null removes it
         try:
-            return _answers(stage.collect())
+            told = [json.loads(row["written"]) for row in stage.collect()]
         except Exception as error:
-            reason = server.failure
-            known = marked_errors.find(f"{reason}\n{error}")
+            known = marked_errors.find(f"{reason()}\n{error}")
             if known is not None:
                 raise known from error
-            raise BatchFailedError(reason or f"the batch's Spark job failed: {error}") from error
+            raise BatchFailedError(reason() or f"the batch's Spark job failed: {error}") from error
         finally:
-            context.setLocalProperty(kafka_writer.ATTEMPT_PROPERTY, None)  # type: ignore[arg-type]  # null removes it
+            context.setLocalProperty(kafka_writer.ATTEMPT_PROPERTY, None)  # type: ignore[arg-type]
             context.removeJobTag(tag)
+        if shares := [one["shares"] for one in told if one["shares"]]:
+            self._others.answered(shares)
+        return [
+            {TopicPartition(topic, place): (rows, digest) for topic, place, rows, digest in one["kafka"]}
+            for one in told
+        ]
 
 
-def _answers(rows: Iterable[Any]) -> list[dict[TopicPartition, tuple[int, int]]]:
-    """Return {topic-partition: (rows, digest)} of each task."""
-    return [
-        {
-            TopicPartition(topic, partition): (count, digest)
-            for topic, partition, count, digest in json.loads(row["written"])
-        }
-        for row in rows
-    ]
-
-
-def _agreed(
-    written: Mapping[TopicPartition, Written], answers: list[dict[TopicPartition, tuple[int, int]]]
-) -> dict[str, dict[int, SinkRange]]:
+def _agreed(written: Mapping[TopicPartition, Written], answers: list[_Answer]) -> dict[str, dict[int, SinkRange]]:
     """Join what the sequencer has seen with what the tasks say, and compare them."""
     rows: dict[TopicPartition, int] = {}
     digests: dict[TopicPartition, int] = {}

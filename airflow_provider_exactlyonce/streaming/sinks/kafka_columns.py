@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -55,7 +55,9 @@ class AvroFormat:
         return F.concat(F.lit(prefix), to_avro(value, self.schema))
 
 
-def encode(sink: KafkaSink, frame: DataFrame, *, batch_bytes_maximum: int | None = None) -> DataFrame:
+def encode(
+    sink: KafkaSink, frame: DataFrame, *, batch_bytes_maximum: int | None = None, carried: Sequence[str] = ()
+) -> DataFrame:
     """Return the columns of the frame's records.
 
     Always ``key`` (binary), ``value`` (binary) and ``digest`` (bigint): Spark's xxhash64 over key, its absence, value,
@@ -63,25 +65,27 @@ def encode(sink: KafkaSink, frame: DataFrame, *, batch_bytes_maximum: int | None
     milliseconds since the epoch) and ``topic``.
 
     :param batch_bytes_maximum: the topic's limit; larger records go to the topic for bad records, if the sink has one
+    :param carried: columns that are no part of the records and stay as they are
     :raises RefusedError: when a column that the sink names is missing or of another type
     """
     from pyspark.sql import functions as F
 
-    _check_columns(sink, frame)
-    key, value = _key_and_value(sink, frame)
+    given = frame.drop(*carried)
+    _check_columns(sink, given)
+    key, value = _key_and_value(sink, given)
     columns = {"key": key.cast("binary"), "value": value.cast("binary")}
     if sink.headers or sink.diverts:
         columns["headers"] = F.col(f"`{sink.headers}`") if sink.headers else F.lit(None).cast(HEADERS_TYPE)
     if sink.partition:
         columns["partition"] = F.col(f"`{sink.partition}`").cast("int")
     if sink.timestamp:
-        given = F.col(f"`{sink.timestamp}`")
-        is_timestamp = dict(frame.dtypes)[sink.timestamp] == "timestamp"
-        columns["timestamp"] = F.unix_millis(given) if is_timestamp else given
+        time = F.col(f"`{sink.timestamp}`")
+        is_timestamp = dict(given.dtypes)[sink.timestamp] == "timestamp"
+        columns["timestamp"] = F.unix_millis(time) if is_timestamp else time
     if sink.topic_column or sink.diverts:
         column = F.col(f"`{sink.topic_column}`") if sink.topic_column else F.lit(None).cast("string")
         columns["topic"] = F.coalesce(column, F.lit(sink.topic).cast("string"))
-    records = frame.select(*[column.alias(name) for name, column in columns.items()])
+    records = frame.select(*[column.alias(name) for name, column in columns.items()], *carried)
     if sink.diverts and batch_bytes_maximum is not None:
         records = _divert_oversized(sink, records, batch_bytes_maximum)
     return with_digest(records)

@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -37,8 +37,10 @@ from airflow_provider_exactlyonce.streaming.sequencer_client import (
     first_place,
 )
 from airflow_provider_exactlyonce.streaming.sinks.kafka_routing import Router, by_topic
+from airflow_provider_exactlyonce.streaming.sinks.share_tasks import SHARES_PROPERTY, TaskShare, Tee
 
 if TYPE_CHECKING:
+    from pyspark import TaskContext
     from pyspark.sql import DataFrame
 
 FLUSH_BYTES_MINIMUM: Final = 1 << 20
@@ -113,16 +115,20 @@ def _described(text: str, settings: WriterSettings) -> WriteTask:
     )
 
 
-def write_stage(records: DataFrame, settings: WriterSettings) -> DataFrame:
+def write_stage(records: DataFrame, settings: WriterSettings | None, shares: Sequence[TaskShare] = ()) -> DataFrame:
     """Return the frame whose tasks write these records, a row in :data:`RESULT_SCHEMA` each.
 
-    It is planned once, with the query; what differs from batch to batch comes in :data:`ATTEMPT_PROPERTY`.
+    It is planned once, with the query; what differs from batch to batch comes in :data:`ATTEMPT_PROPERTY` and
+    :data:`airflow_provider_exactlyonce.streaming.sinks.share_tasks.SHARES_PROPERTY`.
 
-    :param records: the columns of :func:`airflow_provider_exactlyonce.streaming.sinks.kafka_columns.encode`
+    :param records: the columns of :func:`airflow_provider_exactlyonce.streaming.sinks.kafka_columns.encode`, and those
+        of the other sinks' shares
+    :param settings: None for a pipeline without a Kafka sink
+    :param shares: the other sinks
     """
 
     def write_partition(batches: Any) -> Any:
-        return write(batches, settings)
+        return write(batches, settings, shares)
 
     return records.mapInArrow(write_partition, RESULT_SCHEMA)
 
@@ -148,12 +154,15 @@ def _client(config: Mapping[str, str]) -> WireClient:
     return _clients[key]
 
 
-def write(batches: Iterator[pa.RecordBatch], settings: WriterSettings) -> Iterator[pa.RecordBatch]:
+def write(
+    batches: Iterator[pa.RecordBatch], settings: WriterSettings | None, shares: Sequence[TaskShare] = ()
+) -> Iterator[pa.RecordBatch]:
     """Write one Spark partition's rows, or only sum them up when the job has no batch attempt.
 
-    :param batches: the columns of :func:`airflow_provider_exactlyonce.streaming.sinks.kafka_columns.encode`
-    :returns: one row in :data:`RESULT_SCHEMA`; ``written`` is JSON, [[topic, partition, rows, digest], …], the
-        partition -1 for rows that were only summed up
+    :param batches: as the records of :func:`write_stage`
+    :returns: one row in :data:`RESULT_SCHEMA`; ``written`` is JSON: ``kafka`` is [[topic, partition, rows, digest], …],
+        the partition -1 for rows that were only summed up, and ``shares`` is
+        :data:`airflow_provider_exactlyonce.streaming.sinks.share_tasks.ShareAnswers`
     :raises RecordTooLargeError: when a record is above the topic's limit; the text is marked
     :raises RecordRefusedError: when a record's topic or partition does not exist; the text is marked
     """
@@ -163,14 +172,24 @@ def write(batches: Iterator[pa.RecordBatch], settings: WriterSettings) -> Iterat
     if context is None:
         raise RuntimeError("write() runs in a Spark task")
     number = context.partitionId()
+    with Tee(shares, context.getLocalProperty(SHARES_PROPERTY), number) as tee:
+        rows = tee.passing(batches) if shares else batches
+        written = {} if settings is None else _write_records(rows, settings, context)
+        for _ in rows:  # without a Kafka sink nobody has drawn them
+            pass
+        told = tee.finish()
+    places = [[*place, count, digest] for place, (count, digest) in written.items()]
+    yield _answer(number, json.dumps({"kafka": places, "shares": told}).encode())
+
+
+def _write_records(
+    rows: Iterator[pa.RecordBatch], settings: WriterSettings, context: TaskContext
+) -> dict[TopicPartition, tuple[int, int]]:
     attempt = context.getLocalProperty(ATTEMPT_PROPERTY)
     if attempt is None:
-        written = _sum_up(batches, settings.topic)
-    else:
-        task = _described(attempt, settings)
-        written = write_rows(batches, task, task.first_task + number, context.attemptNumber())
-    places = [[*place, rows, digest] for place, (rows, digest) in written.items()]
-    yield _answer(number, json.dumps(places).encode())
+        return _sum_up(rows, settings.topic)
+    task = _described(attempt, settings)
+    return write_rows(rows, task, task.first_task + context.partitionId(), context.attemptNumber())
 
 
 def _sum_up(batches: Iterator[pa.RecordBatch], default: str | None) -> dict[TopicPartition, tuple[int, int]]:

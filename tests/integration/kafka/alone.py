@@ -45,7 +45,7 @@ class PlainSink(KafkaTransaction):
             first, rows = (before.first, before.rows) if before else (offset, 0)
             written[partition] = SinkRange(first=first, last=offset, rows=rows + 1, digest=0)
 
-    def rebuild(self, frame: Any, record: CommitRecord) -> None:
+    def rebuild(self, frame: Any, record: CommitRecord, diverged: Any) -> None:
         invariant(record.rows == len(frame), "a batch is the same every time")
 
 

@@ -1,0 +1,269 @@
+"""The sinks of a running query that are not Kafka, as one: claimed, attempted and committed in declared order."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, DivergedError, RefusedError, invariant
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink
+from airflow_provider_exactlyonce.streaming.batch import Batch
+from airflow_provider_exactlyonce.streaming.sinks import share_tasks
+from airflow_provider_exactlyonce.streaming.sinks.share_tasks import ShareAnswers, TaskShare
+from airflow_provider_exactlyonce.streaming.sinks.shares import column_of
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkEntry
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Attempted:
+    """The batch at hand: which sinks are written to, and what the tasks have told."""
+
+    batch: Batch
+    commit: int
+    writing: dict[str, SinkAttempt] = field(default_factory=dict)
+    sums: dict[str, OtherSink] = field(default_factory=dict)
+    told: dict[str, list[Any]] = field(default_factory=dict)
+
+
+class OtherSinks:
+    """All sinks but Kafka. Called by the coordinator's thread only.
+
+    :param committers: by the sinks' names, in declared order
+    :param accept_nondeterminism: a batch that one sink has already may give other rows for the rest
+    """
+
+    def __init__(
+        self, pipeline: str, committers: dict[str, SinkCommitter], *, accept_nondeterminism: bool = False
+    ) -> None:
+        self._pipeline: Final = pipeline
+        self._committers: Final = committers
+        self._accept: Final = accept_nondeterminism
+        self._newest: dict[str, SinkEntry | None] = {}
+        self._joined_after: dict[str, int] = {}  # a sink that is new gets what is committed from now on
+        self._run = 0
+        self._attempted: _Attempted | None = None
+
+    @property
+    def sums(self) -> dict[str, OtherSink]:
+        """What the batch at hand gives to each sink, whether it is written there or was before."""
+        return dict(self._attempted.sums) if self._attempted else {}
+
+    def tasks(self) -> list[TaskShare]:
+        """Return what the tasks of all batches need to know."""
+        return [
+            TaskShare(name, column_of(position), committer.open_writer())
+            for position, (name, committer) in enumerate(self._committers.items())
+        ]
+
+    def check(self, newest: CommitRecord | None, first_repeated: int) -> None:
+        """Check that the sinks fit the pipeline's ledger. Changes nothing.
+
+        :param newest: the ledger's newest commit
+        :param first_repeated: the first commit that the checkpoint can run again
+        :raises RefusedError: when a sink was set back too far, or is ahead of the ledger
+        """
+        for name, committer in self._committers.items():
+            self._fits(name, committer.tail(), newest, first_repeated)
+
+    def claim(self, run: int, newest: CommitRecord | None, first_repeated: int) -> None:
+        """Claim all sinks for a run, see :meth:`airflow_provider_exactlyonce.streaming.sinks.spi.SinkCommitter.claim`.
+
+        :raises FencedError: when a higher run has claimed one
+        :raises RefusedError: as :meth:`check`
+        """
+        self._run, self._attempted = run, None
+        for name, committer in self._committers.items():
+            entry = committer.claim(run)
+            failpoints.reach("after-sink-claim")
+            self._fits(name, entry, newest, first_repeated)
+            self._newest[name] = entry
+            if entry is None and (newest is None or name not in newest.others):
+                self._joined_after[name] = newest.commit if newest else 0
+
+    def begin(self, batch: Batch, commit: int) -> None:
+        """Begin an attempt in those that lack this commit.
+
+        :raises RefusedError: when one has it with other input
+        :raises BatchFailedError: when one does not answer
+        """
+        self._attempted = attempted = _Attempted(batch=batch, commit=commit)
+        for name, committer in self._committers.items():
+            if self._has(name, commit):
+                self._check_same_input(name)
+                continue
+            attempt = SinkAttempt(name=uuid.uuid4().hex, pipeline=self._pipeline, commit=commit, run=self._run)
+            attempted.writing[name] = attempt
+            committer.begin(attempt)
+
+    @contextmanager
+    def told_to_tasks(self, frame: DataFrame) -> Iterator[None]:
+        """Tell the Spark jobs inside which sinks they write to."""
+        if not self._committers:
+            yield
+            return
+        context = frame.sparkSession.sparkContext
+        name, writing = share_tasks.SHARES_PROPERTY, self._open().writing
+        context.setLocalProperty(name, share_tasks.describe(writing) if writing else None)  # type: ignore[arg-type]
+        try:
+            yield
+        finally:
+            context.setLocalProperty(name, None)  # type: ignore[arg-type]  # null removes it
+
+    def answered(self, answers: Sequence[ShareAnswers]) -> None:
+        """Take what the tasks of the attempt have told.
+
+        :raises BatchFailedError: when a task has not written what it was asked to
+        """
+        if not self._committers:
+            return
+        attempted = self._open()
+        for name in self._committers:
+            parts = [answer[name] for answer in answers]
+            rows, digest = sum(rows for rows, _, _ in parts), sum(digest for _, digest, _ in parts) % 2**64
+            attempted.sums[name] = OtherSink(rows=rows, digest=digest)
+            if name in attempted.writing:
+                told = [told for _, _, told in parts if told is not None]
+                if len(told) < len(parts):
+                    raise BatchFailedError(f"{len(parts) - len(told)} of {len(parts)} tasks wrote nothing to {name}")
+                attempted.told[name] = told
+
+    def check_known(self) -> None:
+        """Compare what the tasks have given with what the sinks that have this commit were given.
+
+        :raises DivergedError: when it differs
+        """
+        attempted = self._open()
+        for name, entry in self._newest.items():
+            found = attempted.sums.get(name)
+            if entry is None or entry.commit != attempted.commit or found is None:
+                continue
+            if (found.rows, found.digest) == (entry.rows, entry.digest):
+                continue
+            message = different(
+                f"sink {name} has", attempted.commit, OtherSink(rows=entry.rows, digest=entry.digest), found
+            )
+            if not self._accept:
+                raise DivergedError(
+                    f"{message}. The other sinks would get other rows; --accept-nondeterminism lets them"
+                )
+            log.warning("%s", message)
+
+    def pre_commit(self) -> None:
+        """Have everything staged and durable.
+
+        :raises BatchFailedError: abort next
+        """
+        for name, told in self._open().told.items():
+            self._committers[name].pre_commit(told)
+            failpoints.reach("after-sink-pre-commit")
+
+    def commit(self) -> None:
+        """Commit in those that lack it, in declared order.
+
+        :raises FencedError: when a higher run has claimed one
+        :raises BatchFailedError: when one has not committed; those before it have
+        :raises CommitUnknownError: claim next
+        """
+        attempted = self._open()
+        for name in list(attempted.writing):
+            entry = self._entry(name)
+            self._committers[name].commit(entry)
+            del attempted.writing[name]
+            self._newest[name] = entry
+            failpoints.reach("after-sink-commit")
+
+    def abort(self) -> None:
+        """End the open attempts."""
+        if self._attempted is not None:
+            for name in self._attempted.writing:
+                self._committers[name].abort()
+            self._attempted.writing.clear()
+
+    def settled(self, commit: int) -> None:
+        """Tell all that the pipeline's ledger has this commit."""
+        for name, committer in self._committers.items():
+            try:
+                committer.settled(commit)
+            except BatchFailedError as error:
+                log.warning("sink %s, after commit %d: %s", name, commit, error)
+
+    def close(self) -> None:
+        """Release all connections."""
+        for committer in self._committers.values():
+            committer.close()
+
+    def _open(self) -> _Attempted:
+        invariant(self._attempted is not None, "a batch attempt is open")
+        return self._attempted  # type: ignore[return-value]
+
+    def _has(self, name: str, commit: int) -> bool:
+        entry = self._newest[name]
+        return commit <= (self._joined_after.get(name, 0) if entry is None else entry.commit)
+
+    def _check_same_input(self, name: str) -> None:
+        attempted, entry = self._open(), self._newest[name]
+        if entry is None or entry.commit != attempted.commit or entry.source == attempted.batch.source:
+            return
+        raise RefusedError(
+            f"sink {name} has commit {entry.commit} with the source ranges {_shown(entry)}, and Spark would run it "
+            f"with {_shown(self._entry(name))}: the checkpoint was changed after run {entry.run} had written it. Put "
+            "the checkpoint back, or set the sink back to a backup from before and restore a savepoint"
+        )
+
+    def _entry(self, name: str) -> SinkEntry:
+        attempted = self._open()
+        given = attempted.sums.get(name, OtherSink(rows=0, digest=0))
+        return SinkEntry(
+            commit=attempted.commit,
+            run=self._run,
+            lineage=attempted.batch.lineage,
+            batch=attempted.batch.number,
+            source=attempted.batch.source,
+            rows=given.rows,
+            digest=given.digest,
+        )
+
+    def _fits(self, name: str, entry: SinkEntry | None, newest: CommitRecord | None, first_repeated: int) -> None:
+        ledger = newest.commit if newest else 0
+        if entry is None and (newest is None or name not in newest.others):
+            return
+        has = entry.commit if entry else 0
+        if has > ledger + 1:
+            raise RefusedError(
+                f"sink {name} has commit {has} of pipeline {self._pipeline}, and the pipeline's ledger ends at {ledger}"
+                ": the ledger was set back, or another pipeline of this name writes to the sink. Give this one another "
+                "name, or put the ledger back"
+            )
+        if has < first_repeated - 1:
+            raise RefusedError(
+                f"sink {name} has commit {has} of pipeline {self._pipeline}, and the pipeline's ledger ends at {ledger}"
+                f": the sink was set back. Restore a savepoint at or before commit {has}, and what it lacks is written "
+                f"into it alone: exactlyonce restore {self._pipeline} --commit {has}"
+            )
+
+
+def different(what: str, commit: int, recorded: OtherSink, found: OtherSink) -> str:
+    """Return the words for a commit that gives other rows than were recorded."""
+    return (
+        f"{what} commit {commit} with {recorded.rows} rows and digest {recorded.digest:016x}; run again on the same "
+        f"source offsets it gives {found.rows} rows and {found.digest:016x}. The job is not deterministic, or it was "
+        "changed"
+    )
+
+
+def _shown(entry: SinkEntry) -> str:
+    return ", ".join(
+        f"{topic}-{partition} {start}..{end}"
+        for topic, ranges in entry.source.items()
+        for partition, (start, end) in ranges.items()
+    )

@@ -1,0 +1,233 @@
+"""The contract of a sink that is not Kafka: two-phase commit with a ledger of its own.
+
+The pipeline's ledger is in Kafka. Every other sink keeps a *sink ledger* where its rows are, so that a batch's rows and
+the entry that says so become visible together. In each batch all sinks commit in the order in which they are declared,
+and the pipeline's ledger commits last: what it has, every sink has, and who waits for it waits for the slowest. After a
+crash a sink may be one commit ahead of it; the batch is then run again and written only into the sinks that lack it.
+
+Steps of a batch, in the words of two-phase commit: :meth:`SinkCommitter.begin`, :meth:`SinkWriter.write` in the tasks,
+:meth:`SinkCommitter.pre_commit`, :meth:`SinkCommitter.commit` or :meth:`SinkCommitter.abort`; and
+:meth:`SinkCommitter.claim`, which recovers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.ledger.records import SourceRanges
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+#: How a sink's writes are made exact, in the literature's words.
+TWO_PHASE_COMMIT: Final = "two-phase commit"
+WRITE_AHEAD_LOG: Final = "write-ahead log"
+IDEMPOTENT: Final = "idempotent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkContext:
+    """Where a sink is used.
+
+    :param pipeline: the pipeline's name
+    :param home: the pipeline's home directory; what a sink keeps there goes under ``sinks/<name>``
+    """
+
+    pipeline: str
+    home: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkEntry:
+    """One entry of a sink's ledger: a commit whose rows the sink has.
+
+    :param commit: the pipeline-wide number of the commit
+    :param run: the run that wrote it
+    :param lineage: Spark's query id
+    :param batch: Spark's batch id
+    :param source: {topic: {partition: (start, end)}} that went in, end exclusive
+    :param rows: rows that the sink was given
+    :param digest: sum modulo 2**64 of Spark's xxhash64 over each row
+    """
+
+    commit: int
+    run: int
+    lineage: str
+    batch: int
+    source: SourceRanges
+    rows: int
+    digest: int
+
+    def is_same_batch(self, other: SinkEntry) -> bool:
+        """Tell whether both are of the same input, whichever run wrote them."""
+        return (self.commit, self.source) == (other.commit, other.source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkAttempt:
+    """One attempt to write one batch. Its name is never used twice.
+
+    :param name: what is staged is named by it
+    :param run: the run that attempts it
+    """
+
+    name: str
+    pipeline: str
+    commit: int
+    run: int
+
+
+class SinkWriter(ABC):
+    """Writes what one task has for one sink, in a Spark worker, so that nobody sees it yet."""
+
+    @abstractmethod
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Stage some rows.
+
+        *If it raises*, the attempt is aborted. *If we die here*, what is staged is removed by the next claim.
+
+        :raises RecordRefusedError: a row that would be refused again; the text is marked, see
+            :mod:`airflow_provider_exactlyonce.streaming.marked_errors`
+        """
+
+    @abstractmethod
+    def finish(self) -> Mapping[str, Any]:
+        """Make what was written durable; returns what the driver has to know of it, as JSON.
+
+        Spark may run a task twice; only what is told in an answer that the driver has received is committed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the task holds; called once, also after a failure."""
+
+
+#: Opens the writer of a task: the attempt, the task's number. It is pickled and sent to the executors.
+OpenWriter = Callable[[SinkAttempt, int], SinkWriter]
+
+
+class SinkCommitter(ABC):
+    """The driver's half of one sink of a running query. Called from one thread."""
+
+    @abstractmethod
+    def tail(self) -> SinkEntry | None:
+        """Return the newest entry of the sink's ledger, None when it has none. Without side effects.
+
+        :raises RefusedError: when the sink can't be used; the message names what and the way out
+        :raises BatchFailedError: when it does not answer
+        """
+
+    @abstractmethod
+    def claim(self, run: int) -> SinkEntry | None:
+        """Fence every lower run, remove what its attempts have staged, and return the newest entry.
+
+        Called at the start of a run, and again under the same number when the outcome of a commit is unknown: what it
+        returns is definite, no commit of before can take place any more. Idempotent.
+
+        :raises FencedError: when a higher run has claimed the sink
+        :raises BatchFailedError: when it does not answer
+        """
+
+    @abstractmethod
+    def open_writer(self) -> OpenWriter:
+        """Return what opens the tasks' writers. Called once, before the query starts."""
+
+    @abstractmethod
+    def begin(self, attempt: SinkAttempt) -> None:
+        """Prepare an attempt's staging.
+
+        :raises BatchFailedError: the batch can be attempted again
+        """
+
+    @abstractmethod
+    def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
+        """Check that everything is staged and durable, so that only the decision is left.
+
+        :param written: what :meth:`SinkWriter.finish` has told, task by task
+        :raises BatchFailedError: abort next
+        :raises DataError: it would fail again
+        """
+
+    @abstractmethod
+    def commit(self, entry: SinkEntry) -> None:
+        """Make the rows and the entry visible together, if this run still holds the claim.
+
+        :raises FencedError: when a higher run has claimed the sink
+        :raises BatchFailedError: nothing was committed
+        :raises CommitUnknownError: nobody knows; claim next
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End the attempt, if one is open: none of its rows is ever visible. Never called after its commit."""
+
+    @abstractmethod
+    def settled(self, commit: int) -> None:
+        """Be told that the pipeline's ledger has this commit and all before: no batch up to it is attempted again.
+
+        :raises BatchFailedError: what is done now can be done after the next commit as well; logged, not fatal
+        """
+
+    @abstractmethod
+    def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
+        """Compare the sink with the commits that the pipeline's ledger has for it, in order.
+
+        :returns: what contradicts them, naming commit and place; nothing when all is well
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sink(ABC):
+    """What a user declares. A sink of one's own is a subclass of it; it is frozen, and is pickled with the job.
+
+    :param name: unique among the pipeline's sinks; it never changes
+    """
+
+    name: str
+
+    @property
+    @abstractmethod
+    def guarantee(self) -> str:
+        """:data:`TWO_PHASE_COMMIT`, :data:`WRITE_AHEAD_LOG` or :data:`IDEMPOTENT`."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> Mapping[str, tuple[str, ...]]:
+        """What readers can tell, and a new version of a job may change."""
+
+    @abstractmethod
+    def check_columns(self, columns: StructType) -> None:
+        """Check the columns of the rows that it will get, before anything starts.
+
+        :raises RefusedError: naming the column, its type and what is accepted
+        """
+
+    @abstractmethod
+    def open(self, context: SinkContext) -> SinkCommitter:
+        """Connect; nothing is changed yet.
+
+        :raises RefusedError: when that is impossible, naming what and the way out
+        """
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which rows of the result a sink gets, when the result is a tagged union.
+
+    :param sink: the sink
+    :param where: a condition in Spark SQL over the result's columns, None for all rows
+    :param select: what its rows are made of, in Spark SQL: ``("payment.*",)`` for the fields of a struct
+    """
+
+    sink: Any = field()
+    where: str | None = None
+    select: tuple[str, ...] = ("*",)

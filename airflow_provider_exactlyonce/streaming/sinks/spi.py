@@ -12,6 +12,7 @@ Steps of a batch, in the words of two-phase commit: :meth:`SinkCommitter.begin`,
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,9 +64,28 @@ class SinkEntry:
     rows: int
     digest: int
 
-    def is_same_batch(self, other: SinkEntry) -> bool:
-        """Tell whether both are of the same input, whichever run wrote them."""
-        return (self.commit, self.source) == (other.commit, other.source)
+    def is_same_output(self, other: SinkEntry) -> bool:
+        """Tell whether both say the same of a commit, whichever run wrote it and in whichever lineage."""
+        return (self.commit, self.source, self.rows, self.digest) == (
+            other.commit,
+            other.source,
+            other.rows,
+            other.digest,
+        )
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        return json.dumps({**vars(self), "digest": f"{self.digest:016x}"}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> SinkEntry:
+        """Read what :meth:`to_json` has written."""
+        body = json.loads(text)
+        source = {
+            topic: {int(partition): (start, end) for partition, (start, end) in ranges.items()}
+            for topic, ranges in body.pop("source").items()
+        }
+        return cls(source=source, digest=int(body.pop("digest"), 16), **body)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,8 +68,8 @@ def test_failed_checkpoints_that_are_tolerable_are_attempts_of_a_batch() -> None
 
 def test_the_timeout_is_the_transactions() -> None:
     config = CheckpointConfig(timeout=timedelta(minutes=2))
-    assert declared().sink.transaction_timeout_seconds == 300
-    assert declared(checkpoint=config).sink.transaction_timeout_seconds == 120
+    assert declared().transaction_timeout_seconds == 300
+    assert declared(checkpoint=config).transaction_timeout_seconds == 120
     with pytest.raises(RefusedError, match=r"transaction_timeout_seconds=60 of the sink and .* contradict"):
         declared(KafkaSink("out", transaction_timeout_seconds=60), checkpoint=config)
 

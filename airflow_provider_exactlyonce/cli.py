@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.audit.command import add_audit_parser
 from airflow_provider_exactlyonce.backfill.command import add_backfill_parser
 from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments, add_savepoint_parser, with_action
 from airflow_provider_exactlyonce.checkpoint.restore_command import add_restore_parser
+from airflow_provider_exactlyonce.checkpoint.state_command import add_state_parser
 from airflow_provider_exactlyonce.checkpoint.stop_command import add_stop_parser
 from airflow_provider_exactlyonce.control import lease, restarts, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_status(subparsers)
     add_stop_parser(subparsers)
     add_savepoint_parser(subparsers)
+    add_state_parser(subparsers)
     add_restore_parser(subparsers)
     add_rescale_parser(subparsers)
     add_check_parser(subparsers)

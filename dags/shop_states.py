@@ -1,4 +1,4 @@
-"""The shop's programs with state: five streams over the same events, each with a gate behind it."""
+"""The shop's programs with state, a stream each and a gate behind it."""
 
 # [START dag_shop_states]
 import pendulum
@@ -7,7 +7,7 @@ from airflow.sdk import DAG
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
 from airflow_provider_exactlyonce.sensors.commit_gate import CommitGateSensor
 
-PROGRAMS = ("orders", "alerts", "payments", "averages", "distinct")
+PROGRAMS = ("orders", "alerts", "payments", "averages", "distinct", "switch", "counts", "parcels")
 
 with DAG("shop_states", schedule=None, max_active_tasks=2, params={"homes": "~/.exactlyonce"}):
     for program in PROGRAMS:

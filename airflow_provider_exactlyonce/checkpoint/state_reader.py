@@ -1,10 +1,10 @@
-"""Opens the state of a savepoint with Spark's own reader: what it can read, a query can go on from."""
+"""Opens state with Spark's own reader: what it can read, a query can go on from."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,9 +13,11 @@ from airflow_provider_exactlyonce.checkpoint.state import DEFAULT_STORE, Statefu
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 FORMAT: Final = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+#: The view of a transformWithState's timers.
+TIMERS: Final = "timers"
 _JOIN: Final = "symmetricHashJoin"
 
 
@@ -30,17 +32,15 @@ def read_state(
     :raises RefusedError: when pyspark is not installed
     """
     session = spark or local_session("exactlyonce savepoint verify")
-    session.conf.set(FORMAT, str(savepoint.state_format))
-    _ = session.streams.active  # in a session that has not run a query, it makes the endpoint that state is opened with
     counts: list[dict[str, Any]] = []
     errors: list[str] = []
     try:
         for operator in savepoint.operators:
-            for store, options in _views(operator):
-                reader = session.read.format("statestore").option("batchId", savepoint.batch)
-                reader = reader.option("operatorId", operator.id).options(**options)
+            for store, options in views(operator):
                 try:
-                    rows = reader.load(str(checkpoint)).count()
+                    rows = read_view(
+                        session, checkpoint, savepoint.batch, operator, options, state_format=savepoint.state_format
+                    ).count()
                 except Exception as error:
                     errors.append(
                         f"operator {operator.id} ({operator.name}), {store}: Spark can't read it: {cause(error)}"
@@ -60,15 +60,37 @@ def cause(error: Exception) -> str:
     return causes[-1].removeprefix("Caused by").lstrip(": ") if causes else lines[0]
 
 
-def _views(operator: StatefulOperator) -> Iterator[tuple[str, dict[str, str]]]:
+def read_view(
+    session: SparkSession,
+    checkpoint: Path,
+    batch: int,
+    operator: StatefulOperator,
+    options: Mapping[str, str],
+    *,
+    state_format: int,
+) -> DataFrame:
+    """Return what Spark's reader shows of an operator as of a batch.
+
+    :param checkpoint: the paths in its state's metadata must be its own
+    :param options: of one of the operator's :func:`views`
+    :param state_format: Spark's checkpoint format of the state, 1 or 2
+    """
+    session.conf.set(FORMAT, str(state_format))
+    _ = session.streams.active  # in a session that has not run a query, it makes the endpoint that state is opened with
+    reader = session.read.format("statestore").option("batchId", batch).option("operatorId", operator.id)
+    return reader.options(**options).load(str(checkpoint))
+
+
+def views(operator: StatefulOperator) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield what Spark's reader shows one at a time: (name, its options)."""
-    if variables := operator.properties.get("stateVariables"):
+    variables = operator.properties.get("stateVariables")
+    if variables is not None:
         timers = [one for one in variables if one["stateVariableType"] == "TimerState"]
         for variable in variables:
             if variable not in timers:
                 yield variable["stateName"], {"stateVarName": variable["stateName"]}
         if timers:
-            yield "timers", {"readRegisteredTimers": "true"}
+            yield TIMERS, {"readRegisteredTimers": "true"}
     elif operator.name == _JOIN and operator.stores == (DEFAULT_STORE,):
         for side in ("left", "right"):
             yield side, {"joinSide": side}

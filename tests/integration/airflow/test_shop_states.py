@@ -12,7 +12,21 @@ import pytest
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from tests import shop
 from tests.integration.airflow.conftest import ROOT, Airflow
-from tests.integration.streaming.test_shop import SOURCE, check, create, kafka, send, world_of
+from tests.integration.streaming.test_shop import (
+    NUMBERS,
+    SOURCE,
+    SWITCHES,
+    check,
+    check_parcels,
+    check_switched,
+    counted,
+    create,
+    kafka,
+    send,
+    send_numbers,
+    turn,
+    world_of,
+)
 
 __all__ = ["kafka"]
 
@@ -27,21 +41,27 @@ assert run.state == "success", run.state
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_each_program_goes_through_the_dag(
     airflow: Airflow, kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
 ) -> None:
-    worlds = {job: world_of(job, kafka, tmp_path) for job in shop.JOBS}
-    create(kafka, [SOURCE, *(world.sink for world in worlds.values())])
+    worlds = {job: world_of(job, kafka, tmp_path) for job in (*shop.JOBS, "shop_switch", "shop_counts", "shop_parcels")}
+    create(kafka, [SOURCE, SWITCHES, NUMBERS, *(world.sink for world in worlds.values())])
     events = list(shop.events(2000, users=50, seed=41))
     send(kafka, events)
+    send_numbers(kafka, range(1, 2001))
+    turn(kafka, "on")
     environment = {
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
         "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": dict(kafka)}),
         FAILPOINTS: "after-pre-commit:run=1:batch=0",
     }
     conf = json.dumps({"homes": str(tmp_path)})
-    airflow.run([sys.executable, "-c", RUN, str(ROOT / "dags" / "shop_states.py"), conf], environment, 800)
+    airflow.run([sys.executable, "-c", RUN, str(ROOT / "dags" / "shop_states.py"), conf], environment, 1400)
     for job, world in worlds.items():
-        check(world, job, events)
+        if job in shop.JOBS:
+            check(world, job, events)
         assert [run.run for run in world.ledger()[1]] == [1, 2], job
+    check_switched(worlds["shop_switch"], {"on"})
+    assert counted(worlds["shop_counts"]) == 2000
+    check_parcels(worlds["shop_parcels"], events)

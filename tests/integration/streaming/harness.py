@@ -93,7 +93,17 @@ class World:
         assert producer.flush(30) == 0
         self.sent += records
 
-    def start(
+    def start(self, *arguments: str, **how: Any) -> Driver:
+        """Start a driver; arguments as of :meth:`command`."""
+        log = self.home.with_name(f"driver-{len(self.drivers)}.log")
+        command, environment = self.command(*arguments, **how)
+        with log.open("wb") as output:
+            process = _launch(command, {**os.environ, **environment}, output)
+        driver = Driver(process, log)
+        self.drivers.append(driver)
+        return driver
+
+    def command(
         self,
         *arguments: str,
         master: str = "local[2]",
@@ -102,16 +112,15 @@ class World:
         home: Path | None = None,
         conf: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
-    ) -> Driver:
-        log = self.home.with_name(f"driver-{len(self.drivers)}.log")
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the command line that starts a driver, and what its environment has besides."""
         command = submit_command(
             str(JOBS / self.job),
             ["--home", str(home or self.home), "--until", until, *arguments],
             master=master,
             conf={**CONF, **(conf or {})},
         )
-        variables = {
-            **os.environ,
+        return command, {
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "EXACTLYONCE_KAFKA": json.dumps(dict(self.config)),
@@ -121,11 +130,6 @@ class World:
             **({FAILPOINTS: failpoints} if failpoints else {}),
             **(environment or {}),
         }
-        with log.open("wb") as output:
-            process = _launch(command, variables, output)
-        driver = Driver(process, log)
-        self.drivers.append(driver)
-        return driver
 
     def stop(self, driver: Driver) -> int:
         held = lease.read(Home(self.home).lease)

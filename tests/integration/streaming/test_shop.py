@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -16,7 +17,12 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.restart import RestartStrategy
 from tests import shop
 from tests.integration.streaming.harness import World, read_committed
 
@@ -24,6 +30,9 @@ JOBS = Path(__file__).parents[3] / "dags" / "jobs"
 SOURCE = "shop.events"
 SWITCHES = "shop.switches"
 NUMBERS = "shop.numbers"
+#: Of the slow tests.
+EVENTS = 200_000
+USERS = 5_000
 
 
 @pytest.fixture
@@ -42,9 +51,21 @@ def create(config: Mapping[str, str], topics: Sequence[str]) -> None:
 
 
 def send(config: Mapping[str, str], events: Sequence[shop.Event]) -> None:
+    produce(config, SOURCE, ((event.uuid, event.json()) for event in events))
+
+
+def send_numbers(config: Mapping[str, str], numbers: Iterable[int]) -> None:
+    produce(config, NUMBERS, ((None, {"number": number}) for number in numbers))
+
+
+def turn(config: Mapping[str, str], setting: str) -> None:
+    produce(config, SWITCHES, [(None, {"name": "switch", "setting": setting})])
+
+
+def produce(config: Mapping[str, str], topic: str, values: Iterable[tuple[str | None, Mapping[str, Any]]]) -> None:
     producer = Producer({**config, "enable.idempotence": True, "queue.buffering.max.messages": 1_000_000})
-    for event in events:
-        producer.produce(SOURCE, key=event.uuid, value=json.dumps(event.json()))
+    for key, value in values:
+        producer.produce(topic, key=key, value=json.dumps(value))
     assert producer.flush(60) == 0
 
 
@@ -63,6 +84,49 @@ def check(world: World, job: str, events: Sequence[shop.Event]) -> None:
     assert report.is_clean, [str(violation) for violation in report.found]
 
 
+def check_switched(world: World, settings: set[str | None]) -> None:
+    """Each event was answered once, with the last setting of its own batch or of an earlier one.
+
+    :param settings: those that were seen
+    """
+    source = {(one.partition, one.offset): json.loads(one.value or b"") for one in read_committed(world.config, SOURCE)}
+    switches = {
+        (one.partition, one.offset): json.loads(one.value or b"")["setting"]
+        for one in read_committed(world.config, SWITCHES)
+    }
+    expected = []
+    latest: str | None = None
+    for commit in world.ledger()[0]:
+        for partition, (start, end) in commit.source[SWITCHES].items():
+            if end > start:
+                latest = switches[partition, end - 1]
+        for partition, (start, end) in commit.source[SOURCE].items():
+            for offset in range(start, end):
+                event = source[partition, offset]
+                expected.append((event["uuid"], event["event_id"], latest))
+    assert len(expected) == len(source)
+    assert {setting for *_, setting in expected} == settings
+    written = [json.loads(one.value or b"") for one in read_committed(world.config, world.sink)]
+    assert sorted(map(str, expected)) == sorted(
+        str((row["uuid"], row["event_id"], row.get("switch"))) for row in written
+    )
+
+
+def counted(world: World) -> int:
+    records = read_committed(world.config, world.sink)
+    latest = {one.key: json.loads(one.value or b"")["count"] for one in records}
+    return sum(latest.values())
+
+
+def check_parcels(world: World, events: Sequence[shop.Event]) -> None:
+    parcels = [json.loads(one.value or b"")["event_ids"] for one in read_committed(world.config, world.sink)]
+    paid = Counter(event.event_id for event in events if event.behavior == "pay")
+    given = Counter(number for parcel in parcels for number in parcel)
+    assert {len(parcel) for parcel in parcels} == {10}
+    assert given <= paid
+    assert (paid - given).total() < 2 * 10, "less than a parcel waits in each of the two copies"
+
+
 def plain(rows: shop.Rows) -> Any:
     return {key: [tuple(row) for row in ofkey] for key, ofkey in rows.items()}
 
@@ -73,9 +137,20 @@ def world_of(job: str, config: Mapping[str, str], folder: Path) -> World:
         config=config,
         pipeline=name,
         source=SOURCE,
-        sink=job.replace("_", "."),
+        sink="shop.switched" if job == "shop_switch" else job.replace("_", "."),
         home=folder / name,
         job=str(JOBS / f"{job}.py"),
+    )
+
+
+def supervised(world: World, strategy: RestartStrategy) -> Supervisor:
+    command, environment = world.command()
+    return Supervisor(
+        Home(world.home),
+        Launch(command=command, printable="the driver", environment=environment),
+        owner="test",
+        until="available",
+        strategy=strategy,
     )
 
 
@@ -99,53 +174,30 @@ def test_an_alert_comes_once_though_its_adds_lie_on_both_sides_of_a_kill(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_batch_that_is_run_again_sees_the_switch_as_it_was(
     kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
 ) -> None:
-    world = replace(world_of("shop_switch", kafka, tmp_path), sink="shop.switched")
+    world = world_of("shop_switch", kafka, tmp_path)
     create(kafka, [SOURCE, SWITCHES, world.sink])
-    events = list(shop.events(900, users=12, seed=3))
-    producer = Producer(dict(kafka))
-
-    def turn(setting: str | None) -> None:
-        producer.produce(SWITCHES, value=json.dumps({"name": "switch", "setting": setting}))
-        assert producer.flush(30) == 0
-
-    send(kafka, events[:300])
+    events = list(shop.events(EVENTS, users=USERS, seed=3))
+    third = EVENTS // 3
+    send(kafka, events[:third])
     try:
         killed = world.start(failpoints="after-pre-commit:run=1:batch=0")
         assert killed.wait(200) == -signal.SIGKILL, killed.output()[-3000:]
-        turn("too late for the batch that is run again")
-        send(kafka, events[300:600])
+        turn(kafka, "too late for the batch that is run again")
+        send(kafka, events[third : 2 * third])
         killed = world.start(failpoints="after-pre-commit:run=2:batch=1")
         assert killed.wait(200) == -signal.SIGKILL, killed.output()[-3000:]
-        turn("on")
-        turn("off")
-        send(kafka, events[600:])
+        turn(kafka, "on")
+        turn(kafka, "off")
+        send(kafka, events[2 * third :])
         last = world.start()
-        assert last.wait(200) == 0, last.output()[-3000:]
+        assert last.wait(300) == 0, last.output()[-3000:]
     finally:
         world.end()
-    source = {(one.partition, one.offset): json.loads(one.value or b"") for one in read_committed(kafka, SOURCE)}
-    switches: dict[tuple[int, int], str] = {
-        (one.partition, one.offset): json.loads(one.value or b"")["setting"] for one in read_committed(kafka, SWITCHES)
-    }
-    expected = []
-    latest: str | None = None
-    for commit in world.ledger()[0]:
-        for partition, (start, end) in commit.source[SWITCHES].items():
-            if end > start:
-                latest = switches[partition, end - 1]
-        for partition, (start, end) in commit.source[SOURCE].items():
-            for offset in range(start, end):
-                event = source[partition, offset]
-                expected.append((event["uuid"], event["event_id"], latest))
-    assert {setting for *_, setting in expected} == {None, "too late for the batch that is run again", "off"}
-    written = [json.loads(one.value or b"") for one in read_committed(kafka, world.sink)]
-    assert sorted(map(str, expected)) == sorted(
-        str((row["uuid"], row["event_id"], row.get("switch"))) for row in written
-    )
+    check_switched(world, {None, "too late for the batch that is run again", "off"})
 
 
 @pytest.mark.slow
@@ -155,27 +207,25 @@ def test_a_poison_record_stops_the_counting_and_once_it_is_handled_the_count_goe
 ) -> None:
     world = world_of("shop_counts", kafka, tmp_path)
     create(kafka, [NUMBERS, world.sink])
-    producer = Producer(dict(kafka))
-
-    def send_numbers(*numbers: int) -> None:
-        for number in numbers:
-            producer.produce(NUMBERS, value=json.dumps({"number": number}))
-        assert producer.flush(30) == 0
-
-    def count() -> int:
-        latest = {one.key: json.loads(one.value or b"")["count"] for one in read_committed(kafka, world.sink)}
-        return sum(latest.values())
-
+    half = EVENTS // 2
     try:
-        send_numbers(*range(1, 301))
+        send_numbers(kafka, range(1, half + 1))
+        killed = world.start(failpoints="after-end-transaction:run=1:batch=2")
+        assert killed.wait(200) == -signal.SIGKILL, killed.output()[-3000:]
         assert world.start().wait(200) == 0
-        assert count() == 300
-        send_numbers(*range(1, 51), 0, *range(1, 51))
-        for _ in range(2):
-            failed = world.start()
-            assert failed.wait(200) not in (0, -signal.SIGKILL)
-            assert "ZeroDivisionError" in failed.output()
-            assert (count(), world.commits()) == (300, 1)
+        assert counted(world) == half
+        before = world.commits()
+        send_numbers(kafka, range(half))
+        with pytest.raises(ExactlyOnceError, match="ZeroDivisionError"):
+            for _ in supervised(world, RestartStrategy.fixed_delay(attempts=2, delay=dt.timedelta(0))).run():
+                pass
+        commits, runs = world.ledger()
+        assert (counted(world), len(commits)) == (half, before), "no attempt has left anything"
+        assert [run.run for run in runs] == [1, 2, 3, 4, 5], "it was started again twice, and then it failed"
+        lineage = Home(world.home).current()
+        assert lineage is not None
+        retained = Checkpoint(Home(world.home).checkpoint(lineage.id))
+        assert (retained.newest_commit(), retained.newest_offsets()) == (before - 1, before)
         text = (JOBS / "shop_counts.py").read_text()
         handled = tmp_path / "shop_counts.py"
         handled.write_text(text.replace("10 / value.number", "10 / (value.number or 1)"))
@@ -184,41 +234,37 @@ def test_a_poison_record_stops_the_counting_and_once_it_is_handled_the_count_goe
         assert last.wait(200) == 0, last.output()[-3000:]
     finally:
         world.end()
-    assert count() == 401
+    assert counted(world) == EVENTS
+    assert {commit.lineage for commit in world.ledger()[0]} == {lineage.id}, "it went on from the retained checkpoint"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_what_waits_in_a_buffer_survives_a_kill(kafka: Mapping[str, str], tmp_path: Path, spark_classes: None) -> None:
+@pytest.mark.timeout(900)
+def test_what_waits_in_a_buffer_survives_two_kills(
+    kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
+) -> None:
     world = world_of("shop_parcels", kafka, tmp_path)
     create(kafka, [SOURCE, world.sink])
-    events = list(shop.events(600, users=12, seed=3))
+    events = list(shop.events(EVENTS, users=USERS, seed=3))
+    send(kafka, events)
     try:
-        send(kafka, events[:300])
-        killed = world.start(failpoints="after-end-transaction:run=1:batch=0")
-        assert killed.wait(200) == -signal.SIGKILL, killed.output()[-3000:]
-        send(kafka, events[300:])
+        for failpoint in ("after-end-transaction:run=1:batch=1", "after-pre-commit:run=2:batch=4"):
+            killed = world.start(failpoints=failpoint)
+            assert killed.wait(200) == -signal.SIGKILL, killed.output()[-3000:]
         last = world.start()
         assert last.wait(200) == 0, last.output()[-3000:]
     finally:
         world.end()
-    parcels = [json.loads(one.value or b"")["event_ids"] for one in read_committed(kafka, world.sink)]
-    paid = Counter(event.event_id for event in events if event.behavior == "pay")
-    given = Counter(number for parcel in parcels for number in parcel)
-    assert {len(parcel) for parcel in parcels} == {10}
-    assert given <= paid
-    assert (paid - given).total() < 2 * 10, "less than a parcel waits in each of the two copies"
+    check_parcels(world, events)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("job", shop.JOBS)
-def test_a_shop_job_of_200_000_events_survives_two_kills(
-    job: str, kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
-) -> None:
+def test_a_shop_job_survives_two_kills(job: str, kafka: Mapping[str, str], tmp_path: Path, spark_classes: None) -> None:
     world = world_of(job, kafka, tmp_path)
     create(kafka, [SOURCE, world.sink])
-    events = list(shop.events(200_000, users=5000, seed=20260301))
+    events = list(shop.events(EVENTS, users=USERS, seed=20260301))
     send(kafka, events)
     try:
         for failpoint in ("after-pre-commit:run=1:batch=3", "after-end-transaction:run=2:batch=6"):

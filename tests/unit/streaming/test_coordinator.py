@@ -83,7 +83,7 @@ class ScriptedSink(TransactionalSink):
     def committed(self, batch: Batch) -> CommitRecord | None:
         return RECORD if self.answers and self.answers.pop(0) else None
 
-    def rebuild(self, frame: Any, record: CommitRecord) -> None:
+    def rebuild(self, frame: Any, record: CommitRecord, diverged: Any) -> None:
         self._call("rebuild")
 
     def write(self, frame: Any) -> None:

@@ -40,7 +40,8 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
 from airflow_provider_exactlyonce.streaming.definition import Pipeline
-from airflow_provider_exactlyonce.streaming.driver import Driver, DriverOptions
+from airflow_provider_exactlyonce.streaming.driver import Driver
+from airflow_provider_exactlyonce.streaming.driver_options import DriverOptions
 
 PARTITIONS = 2
 SETTINGS = {

@@ -42,7 +42,8 @@ from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
 from airflow_provider_exactlyonce.streaming import determinism
 from airflow_provider_exactlyonce.streaming.backfill_batches import BackfillBatches
 from airflow_provider_exactlyonce.streaming.backfill_steps import BackfillSteps
-from airflow_provider_exactlyonce.streaming.driver import Driver, DriverOptions, sequencer_endpoint
+from airflow_provider_exactlyonce.streaming.driver import Driver, sequencer_endpoint
+from airflow_provider_exactlyonce.streaming.driver_options import DriverOptions
 from airflow_provider_exactlyonce.streaming.plans import check_sources, tree
 from airflow_provider_exactlyonce.streaming.replay import OneStartPerBatchError
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions

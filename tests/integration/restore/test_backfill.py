@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.kafka.digest import BACKFILL_HEADER
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_pipeline
 from airflow_provider_exactlyonce.streaming.backfill import BackfillDriver
-from airflow_provider_exactlyonce.streaming.driver import DriverOptions
+from airflow_provider_exactlyonce.streaming.driver_options import DriverOptions
 from tests.integration.restore.harness import Bench, Case
 from tests.integration.restore.shapes import SHAPES
 from tests.integration.streaming.harness import read_committed

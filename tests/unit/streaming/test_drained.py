@@ -9,7 +9,8 @@ import pytest
 
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
-from airflow_provider_exactlyonce.streaming.driver import Driver, DriverOptions
+from airflow_provider_exactlyonce.streaming.driver import Driver
+from airflow_provider_exactlyonce.streaming.driver_options import DriverOptions
 from tests.unit.checkpoint import crafted
 
 

@@ -15,8 +15,8 @@ from typing import Final
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint, backend_of
 from airflow_provider_exactlyonce.checkpoint.state_compatibility import meaning, operators, schemas, type_name
 from airflow_provider_exactlyonce.checkpoint.versions import (
+    BUILD_ANEW,
     ORDER,
-    WARM_UP,
     Finding,
     Report,
     Version,
@@ -121,7 +121,7 @@ def _spark(old: Version, new: Version) -> Iterator[Finding]:
         yield note("Spark", old.spark_version, new.spark_version, reason, "try it on a copy: exactlyonce restore --to")
     else:
         reason = "an older Spark may not read what a newer one wrote, and does not always notice"
-        way_out = f"run it with Spark {old.spark_version} or newer; or {WARM_UP}"
+        way_out = f"run it with Spark {old.spark_version} or newer; or {BUILD_ANEW}"
         yield incompatible("Spark", old.spark_version, new.spark_version, reason, way_out)
 
 

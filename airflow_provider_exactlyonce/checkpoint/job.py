@@ -64,20 +64,28 @@ def read(home: Home, lineage: str, version: str) -> JobDescription | None:
     )
 
 
-def check_deterministic(home: Home, stretch: Stretch) -> None:
+def check_deterministic(home: Home, stretch: Stretch, *, following: str | None = None) -> None:
     """Check that the jobs whose commits are going to be replayed give the same rows each time, as far as they said.
 
+    :param following: the version that replays them: what others have committed is not compared; None when that isn't
+        known
     :raises RefusedError: naming what may give others
     """
-    lineages = [entry.name for entry in sorted(home.lineages.iterdir())] if home.lineages.is_dir() else []
     for version, first, last in stretch.versions:
-        found = next((job for lineage in lineages if (job := read(home, lineage, version))), None)
-        if found is not None and found.nondeterministic:
+        reasons = unsure(home, version) if following in (None, version) else ()
+        if reasons:
             raise RefusedError(
                 f"commits {first} to {last} have to be replayed, and the job that made them (version {version}) may "
-                f"give other rows each time: {'; '.join(found.nondeterministic)}. Make it deterministic and take a "
+                f"give other rows each time: {'; '.join(reasons)}. Make it deterministic and take a "
                 "newer savepoint, or accept that state and output may differ: --accept-nondeterminism"
             )
+
+
+def unsure(home: Home, version: str) -> tuple[str, ...]:
+    """Return what of a version may give other rows each time, as far as it has said when it ran."""
+    lineages = [entry.name for entry in sorted(home.lineages.iterdir())] if home.lineages.is_dir() else []
+    found = next((job for lineage in lineages if (job := read(home, lineage, version))), None)
+    return found.nondeterministic if found is not None else ()
 
 
 def copy(home: Home, lineage: str, to: str) -> None:

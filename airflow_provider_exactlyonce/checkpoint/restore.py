@@ -45,6 +45,8 @@ class RestoreRequest:
     :param commit: a commit; not together with ``savepoint``
     :param to: make the lineage in this directory, which must not exist, and leave the home as it is
     :param accept_nondeterminism: replayed batches may give other rows than were committed
+    :param version: the job's version that runs next: commits of others are replayed, but their rows are not compared;
+        None when that isn't known
     :raises RefusedError: when there is no such mode
     """
 
@@ -53,6 +55,7 @@ class RestoreRequest:
     mode: RestoreMode = RestoreMode.SUPPRESS
     to: Path | None = None
     accept_nondeterminism: bool = False
+    version: str | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in list(RestoreMode):
@@ -83,24 +86,15 @@ def restore(home: Home, pipeline: str, config: Mapping[str, Any], request: Resto
     :raises RefusedError: when the savepoint does not fit the ledger, or the replay would lack something
     :raises AlreadyRunningError: when a driver lives
     """
-    if home.pipeline() != pipeline:
-        raise RefusedError(f"{home.path} is the home of {home.pipeline() or 'no pipeline'}, not of {pipeline}")
     if request.to is not None and request.to.exists():
         raise RefusedError(f"--to {request.to} exists already; name a directory that doesn't")
     held, life = leases.settle(home.lease)
     if held is not None and life is Life.ALIVE:
         raise AlreadyRunningError(f"pipeline {pipeline} runs: pid {held.pid} on {held.host}. Stop it first")
     with leases.holding(home.lease, pipeline, f"restore-{uuid.uuid4()}"), LedgerReader(config, pipeline) as reader:
-        tail = reader.tail()
-        if tail is None or tail.claim is None:
-            raise RefusedError(f"pipeline {pipeline} has no ledger on this cluster: nothing was ever committed")
-        savepoints = Savepoints(home.savepoints)
-        savepoint = _chosen(savepoints, request)
-        stretch = _check(savepoint, reader, tail, config, request.mode)
-        if stretch is not None and not request.accept_nondeterminism:
-            jobs.check_deterministic(home, stretch)
-        lineage = _lineage(savepoint, tail, tail.claim, request)
-        directory = _make(home, savepoints, savepoint, lineage, request.to)
+        savepoint, tail, claim, stretch = _examine(home, reader, config, request)
+        lineage = _lineage(savepoint, tail, claim, request)
+        directory = _make(home, Savepoints(home.savepoints), savepoint, lineage, request.to)
         return Restored(
             savepoint=savepoint,
             mode=request.mode,
@@ -109,6 +103,32 @@ def restore(home: Home, pipeline: str, config: Mapping[str, Any], request: Resto
             last_commit=tail.place.commit,
             stretch=stretch,
         )
+
+
+def check_restore(home: Home, pipeline: str, config: Mapping[str, Any], request: RestoreRequest) -> None:
+    """Check that a pipeline could be restored now; it may run meanwhile.
+
+    :param config: client configuration in librdkafka's names
+    :raises RefusedError: as :func:`restore` does
+    """
+    with LedgerReader(config, pipeline) as reader:
+        _examine(home, reader, config, request)
+
+
+def _examine(
+    home: Home, reader: LedgerReader, config: Mapping[str, Any], request: RestoreRequest
+) -> tuple[Savepoint, LedgerTail, RunRecord, Stretch | None]:
+    """Return the savepoint, the ledger's end with its newest claim, and what has to be replayed."""
+    if home.pipeline() != reader.pipeline:
+        raise RefusedError(f"{home.path} is the home of {home.pipeline() or 'no pipeline'}, not of {reader.pipeline}")
+    tail = reader.tail()
+    if tail is None or tail.claim is None:
+        raise RefusedError(f"pipeline {reader.pipeline} has no ledger on this cluster: nothing was ever committed")
+    savepoint = _chosen(Savepoints(home.savepoints), request)
+    stretch = _check(savepoint, reader, tail, config, request.mode)
+    if stretch is not None and not request.accept_nondeterminism:
+        jobs.check_deterministic(home, stretch, following=request.version)
+    return savepoint, tail, tail.claim, stretch
 
 
 def _chosen(savepoints: Savepoints, request: RestoreRequest) -> Savepoint:

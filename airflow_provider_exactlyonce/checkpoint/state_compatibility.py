@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from airflow_provider_exactlyonce.checkpoint.plan import OperatorPlan
 from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
-from airflow_provider_exactlyonce.checkpoint.versions import WARM_UP, Finding, Version, incompatible, note
+from airflow_provider_exactlyonce.checkpoint.versions import BUILD_ANEW, Finding, Version, incompatible, note
 
 _BY_TYPE: Final = "Where the types are equal, Spark goes on with the old values and says nothing"
 _TRANSFORM: Final = "transformWithState"
@@ -138,7 +138,7 @@ def _variables(label: str, before: StatefulOperator, after: StatefulOperator) ->
             found.append(note(f"{label}: variable {name}", kind, None, reason))
         elif wanted[name] != kind:
             reason = "Spark refuses another kind of variable under the same name"
-            way_out = f"give the variable a new name; or {WARM_UP}"
+            way_out = f"give the variable a new name; or {BUILD_ANEW}"
             found.append(incompatible(f"{label}: variable {name}", kind, wanted[name], reason, way_out))
     for name, kind in wanted.items():
         if name not in kinds:

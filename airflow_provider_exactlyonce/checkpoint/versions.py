@@ -9,9 +9,9 @@ from typing import Any, Final
 from airflow_provider_exactlyonce.checkpoint.plan import Plan
 from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
 
-WARM_UP: Final = (
-    "warm_up: let the new version build its state from the sources again, with its output held back up to the last "
-    "commit; or give it a new name and a new home"
+BUILD_ANEW: Final = (
+    "run the new version as a pipeline of its own, with a new name, home and sink topic: it builds its state from the "
+    "sources again"
 )
 
 
@@ -108,7 +108,7 @@ def compatible(aspect: str, old: object, new: object, reason: str) -> Finding:
     return Finding(aspect=aspect, old=_text(old), new=_text(new), verdict=Verdict.COMPATIBLE, reason=reason)
 
 
-def incompatible(aspect: str, old: object, new: object, reason: str, way_out: str = WARM_UP) -> Finding:
+def incompatible(aspect: str, old: object, new: object, reason: str, way_out: str = BUILD_ANEW) -> Finding:
     """Return a change with which the state can't be used."""
     return Finding(
         aspect=aspect, old=_text(old), new=_text(new), verdict=Verdict.INCOMPATIBLE, reason=reason, way_out=way_out

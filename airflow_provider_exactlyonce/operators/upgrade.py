@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from airflow.sdk import BaseOperator, conf
@@ -301,11 +302,21 @@ class RollbackPipelineOperator(_PlanOperator):
         self.version = version
 
     def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
+        from airflow_provider_exactlyonce.checkpoint.restore import check_restore
         from airflow_provider_exactlyonce.control.upgrade_plan import Options
+        from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.upgrade.begin import begin_rollback
 
         options = Options(stop_timeout=_seconds(self.stop_timeout), accept_nondeterminism=self.accept_nondeterminism)
-        return begin_rollback(home, pipeline, options, request=request, version=self.version, savepoint=self.savepoint)
+        return begin_rollback(
+            home,
+            pipeline,
+            options,
+            request=request,
+            check=partial(check_restore, home, pipeline, client_config(self.kafka_conn_id)),
+            version=self.version,
+            savepoint=self.savepoint,
+        )
 
 
 def _whole(name: str, value: int | str) -> int:

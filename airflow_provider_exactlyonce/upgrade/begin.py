@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import releases, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
@@ -61,16 +62,18 @@ def begin_rollback(
     options: Options,
     *,
     request: str,
+    check: Callable[[RestoreRequest], None],
     version: str | None = None,
     savepoint: str | None = None,
 ) -> Plan:
     """Return the plan of a rollback: of what the last upgrade has done or is doing, or to a version and savepoint.
 
     :param request: hexadecimal digits; who they belong to rolls back once
+    :param check: raises when the savepoint could not be restored
     :param version: the version to go back to, None for that of the savepoint, or the one before the last upgrade
     :param savepoint: the savepoint to go back to, None for the one that the last upgrade has kept, or the version's
         newest
-    :raises RefusedError: when there is nothing to go back to
+    :raises RefusedError: when there is nothing to go back to, or no way there; nothing was touched
     """
     with upgrade_plan.working_on(home):
         found = upgrade_plan.read(home)
@@ -85,6 +88,8 @@ def begin_rollback(
                 f"{home.path} has no copy of the job's file of version {version}: only versions that have run there "
                 "can be gone back to"
             )
+        accepted = options.accept_nondeterminism
+        check(RestoreRequest(savepoint=savepoint, version=version, accept_nondeterminism=accepted))
         plan = Plan(
             id=request,
             pipeline=pipeline,

@@ -7,11 +7,13 @@ import json
 import sys
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.answers import pairs, print_answer
 from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments, home_of
+from airflow_provider_exactlyonce.checkpoint.restore import check_restore
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.supervisor import Launch
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
@@ -152,6 +154,7 @@ def _rollback(given: argparse.Namespace, submit: Submit) -> int:
         given.pipeline,
         options,
         request=uuid.uuid4().hex[:16],
+        check=partial(check_restore, home, given.pipeline, kafka_config.from_environment(given.bootstrap_servers)),
         version=given.to_version,
         savepoint=given.to_savepoint,
     )

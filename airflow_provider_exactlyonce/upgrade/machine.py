@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.request import Taking, not_answered
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
@@ -117,11 +118,7 @@ class Upgrade:
         """Compare the new version with a savepoint of the version in use."""
         try:
             old = self._version_in_use(plan)
-            if plan.options.on_unstable == "rollback" and releases.application(self._home, old) is None:
-                raise RefusedError(
-                    f"{self._home.path} has no copy of the job's file of version {old}, which a rollback would start: "
-                    "start the pipeline once with this release of the package, or upgrade with on_unstable=fail"
-                )
+            self._check_way_back(plan, old)
             savepoint = self._savepoint_to_check(plan, old)
             if isinstance(savepoint, Wait):
                 return savepoint
@@ -140,6 +137,24 @@ class Upgrade:
         if answer["verdict"] == "incompatible":
             return _refused(found, IncompatibleVersionError(_why_incompatible(answer)))
         return replace(found, step=Step.COMPARE)
+
+    def _check_way_back(self, plan: Plan, old: str) -> None:
+        """Check what a rollback would need."""
+        options = plan.options
+        if options.on_unstable != "rollback":
+            return
+        if releases.application(self._home, old) is None:
+            raise RefusedError(
+                f"{self._home.path} has no copy of the job's file of version {old}, which a rollback would start: "
+                "start the pipeline once with this release of the package, or upgrade with on_unstable=fail"
+            )
+        reasons = () if options.savepoint or options.accept_nondeterminism else jobs.unsure(self._home, old)
+        if reasons:  # with a savepoint at the stop, only commits of the new version are replayed, and not compared
+            raise RefusedError(
+                f"without a savepoint at the stop a rollback would replay commits of version {old}, which may give "
+                f"other rows each time: {'; '.join(reasons)}. Upgrade with savepoint=True, or accept that state and "
+                "output may differ: accept_nondeterminism=True"
+            )
 
     def _version_in_use(self, plan: Plan) -> str:
         release = releases.read(self._home)
@@ -280,7 +295,9 @@ class Upgrade:
 
     def _restore(self, plan: Plan) -> Plan:
         """Make a lineage of the savepoint, which replays what was committed since without writing it."""
-        request = RestoreRequest(savepoint=plan.savepoint, accept_nondeterminism=plan.options.accept_nondeterminism)
+        request = RestoreRequest(
+            savepoint=plan.savepoint, version=plan.old, accept_nondeterminism=plan.options.accept_nondeterminism
+        )
         try:
             restore(self._home, plan.pipeline, self._tools.config(), request)
         except AlreadyRunningError:

@@ -87,7 +87,7 @@ def test_a_job_is_judged_by_the_savepoints_id_and_by_its_directory_and_nothing_i
     assert worst["aspect"] == "aggregate: functions"
     assert f"sum({world.source}.v)" in worst["old"]
     assert f"max({world.source}.v)" in worst["new"]
-    assert "warm_up" in worst["way_out"]
+    assert "a pipeline of its own" in worst["way_out"]
 
     moved = tmp_path / "elsewhere" / "mine"
     moved.parent.mkdir()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_provider_exactlyonce.checkpoint.restore import RestoreMode
+from airflow_provider_exactlyonce.checkpoint import job as jobs
+from airflow_provider_exactlyonce.checkpoint.restore import RestoreMode, RestoreRequest, check_restore
 from airflow_provider_exactlyonce.control import documents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
@@ -38,6 +41,7 @@ def test_what_a_restore_would_lack_is_named_and_nothing_is_changed(bench: Bench)
         case.restore(saved, commit=3)
     _check_ahead(case, newest)
     _check_damage(case, newest)
+    _check_other_rows(case, saved)
 
     admin, before = AdminClient(dict(case.config)), TopicPartition(topics[""], 1, 55)
     admin.delete_records([before])[before].result(30)
@@ -85,3 +89,21 @@ def _check_damage(case: Case, savepoint: str) -> None:
     with pytest.raises(RefusedError, match="is damaged: offsets/3"):
         case.restore(savepoint)
     file.write_bytes(whole)
+
+
+def _check_other_rows(case: Case, savepoint: str) -> None:
+    """Let the job say that it may give other rows each time: that matters where it replays its own commits."""
+    current, claim = case.home.current(), case.tail().claim
+    assert current is not None
+    assert claim is not None
+    job = jobs.read(case.home, current.id, claim.version)
+    assert job is not None
+    jobs.write(case.home, current.id, replace(job, nondeterministic=("Rand is not deterministic",)))
+    with pytest.raises(RefusedError, match=r"commits 3 to 4 have to be replayed.*Rand is not deterministic"):
+        case.restore(savepoint)
+    for version, accepted in (("another", False), (claim.version, True)):
+        request = RestoreRequest(savepoint=savepoint, version=version, accept_nondeterminism=accepted)
+        check_restore(case.home, case.name, case.config, request)
+    with pytest.raises(RefusedError, match="Rand is not deterministic"):
+        check_restore(case.home, case.name, case.config, RestoreRequest(savepoint=savepoint, version=claim.version))
+    jobs.write(case.home, current.id, job)

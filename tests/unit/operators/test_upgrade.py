@@ -32,6 +32,7 @@ from airflow_provider_exactlyonce.exceptions import (
 from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
 from airflow_provider_exactlyonce.operators.upgrade import RollbackPipelineOperator, UpgradePipelineOperator
 from airflow_provider_exactlyonce.triggers.upgrade import UpgradeTrigger
+from airflow_provider_exactlyonce.upgrade.begin import begin_rollback
 
 
 class TaskInstance:
@@ -245,6 +246,10 @@ def test_a_task_whose_plan_somebody_has_replaced_says_so(home: Home, job: str) -
     ti.task_id = "back"
     with pytest.raises(ExactlyOnceError, match="is asked"):
         execute(rollback, ti)
+    found = upgrade_plan.read(home)
+    assert found is not None
+    assert found.step is Step.WATCH, "a rollback looks at the way back before it replaces anything"
+    begin_rollback(home, "p", Options(), request="b2", check=lambda _: None, version="v1", savepoint="3-ab")
     with pytest.raises(AlreadyRunningError, match="a rollback to version v1 of pipeline p is under way, at step"):
         execute(upgrade(home, job))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest
 from airflow_provider_exactlyonce.control import releases, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.releases import Release
@@ -110,17 +111,21 @@ def keep(home: Home, tmp_path: Path, version: str) -> None:
     releases.keep(home, version, file)
 
 
+def roll_back(home: Home, request: str = "c3") -> Plan:
+    return begin_rollback(home, "p", Options(), request=request, check=lambda _: None)
+
+
 def test_a_rollback_goes_to_what_the_last_upgrade_has_replaced(home: Home, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="no upgrade to roll back"):
-        begin_rollback(home, "p", Options(), request="c3")
+        roll_back(home)
     releases.write(home, Release(version="new", since=1, previous="old", savepoint="7-ab", pinned=True))
     with pytest.raises(RefusedError, match="no copy of the job's file of version old"):
-        begin_rollback(home, "p", Options(), request="c3")
+        roll_back(home)
     keep(home, tmp_path, "old")
-    plan = begin_rollback(home, "p", Options(), request="c3")
+    plan = roll_back(home)
     assert (plan.step, plan.old, plan.savepoint, plan.unpin) == (Step.STOP_NEW, "old", "7-ab", ("7-ab",))
-    assert begin_rollback(home, "p", Options(), request="c3") == plan
-    assert begin_rollback(home, "p", Options(), request="d4") == plan, "of one that was lost"
+    assert roll_back(home) == plan
+    assert roll_back(home, "d4") == plan, "of one that was lost"
 
 
 def test_a_rollback_in_the_midst_of_an_upgrade_goes_to_where_that_has_begun(
@@ -129,8 +134,23 @@ def test_a_rollback_in_the_midst_of_an_upgrade_goes_to_where_that_has_begun(
     keep(home, tmp_path, "old")
     plan = begin(home, job)
     upgrade_plan.write(home, replace(plan, step=Step.WATCH, old="old", savepoint="9-cd", pinned=True))
-    back = begin_rollback(home, "p", Options(), request="c3")
+    back = roll_back(home)
     assert (back.old, back.savepoint, back.unpin) == ("old", "9-cd", ("9-cd",))
+
+
+def test_a_rollback_that_has_no_way_back_touches_nothing(home: Home, tmp_path: Path) -> None:
+    keep(home, tmp_path, "old")
+    releases.write(home, Release(version="new", since=1, previous="old", savepoint="7-ab", pinned=True))
+    asked = []
+
+    def check(request: RestoreRequest) -> None:
+        asked.append(request)
+        raise RefusedError("source records are gone")
+
+    with pytest.raises(RefusedError, match="records are gone"):
+        begin_rollback(home, "p", Options(accept_nondeterminism=True), request="c3", check=check)
+    assert asked == [RestoreRequest(savepoint="7-ab", version="old", accept_nondeterminism=True)]
+    assert upgrade_plan.read(home) is None
 
 
 def module_function(row: dict[str, object]) -> dict[str, object] | None:

@@ -1,0 +1,81 @@
+"""What the check of an upgrade foresees of the way back, before anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.checkpoint import job as jobs
+from airflow_provider_exactlyonce.checkpoint.job import JobDescription
+from airflow_provider_exactlyonce.control import releases
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.releases import Release
+from airflow_provider_exactlyonce.control.supervisor import Launch
+from airflow_provider_exactlyonce.control.upgrade_plan import Options, Step
+from airflow_provider_exactlyonce.upgrade.begin import begin_upgrade
+from airflow_provider_exactlyonce.upgrade.machine import Upgrade
+from airflow_provider_exactlyonce.upgrade.tools import Tools
+
+RANDOM = ("Rand is not deterministic",)
+
+
+class TouchedError(Exception):
+    """The check went on to what needs a cluster."""
+
+
+def config() -> Mapping[str, object]:
+    raise TouchedError
+
+
+def launch(application: str, arguments: Sequence[str]) -> Launch:
+    raise TouchedError
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """Give the home of a pipeline whose version in use may give other rows each time."""
+    home = Home(tmp_path / "home")
+    home.create("p")
+    old = tmp_path / "old.py"
+    old.write_text("old")
+    releases.keep(home, "old", old)
+    releases.write(home, Release(version="old", since=1))
+    described = JobDescription(
+        version="old",
+        job_hash=None,
+        spark_version="4.2.0",
+        output_mode="append",
+        sources={},
+        sinks=(),
+        result_schema="{}",
+        nondeterministic=RANDOM,
+    )
+    jobs.write(home, "lineage", described)
+    return home
+
+
+def upgrade(home: Home, **options: object) -> Upgrade:
+    new = home.path.with_name("new.py")
+    new.write_text("new")
+    plan = begin_upgrade(home, "p", str(new), Options(**options), request="a1")  # type: ignore[arg-type]
+    return Upgrade(home, plan, Tools(config=config, launch=launch))
+
+
+def test_a_way_back_that_would_give_other_rows_is_refused_before_anything_is_touched(home: Home) -> None:
+    plan = upgrade(home, savepoint=False).run()
+    assert plan.step is Step.REFUSED
+    assert "a rollback would replay commits of version old" in str(plan.reason)
+    assert RANDOM[0] in str(plan.reason)
+    assert "accept_nondeterminism=True" in str(plan.reason)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"savepoint": False, "accept_nondeterminism": True}, {"savepoint": False, "on_unstable": "fail"}]
+)
+def test_other_ways_back_replay_nothing_of_the_old_version_or_are_accepted(
+    home: Home, options: dict[str, object]
+) -> None:
+    with pytest.raises(TouchedError):
+        upgrade(home, **options).run()

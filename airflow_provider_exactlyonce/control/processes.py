@@ -103,19 +103,25 @@ class FoundDriver(Driver):
 class RemoteDriver(Driver):
     """A driver on another host: only its lease tells whether it lives, only commands reach it.
 
+    Its host's clock doesn't matter: what counts is that the heartbeat changes, by our clock.
+
     :param lease: path of the lease
     """
 
     def __init__(self, token: str, lease: Path) -> None:
         super().__init__(token)
         self.lease: Final = lease
+        self._heartbeat = 0.0
+        self._heard = time.monotonic()
 
     def ended(self) -> Ended | None:
         """Ask the lease."""
         held = leases.read(self.lease)
-        if held is not None and held.token == self.token and leases.life(held) is Life.ALIVE:
-            return None
-        return Ended(exit_code=None)
+        if held is None or held.token != self.token or leases.life(held, now=held.heartbeat) is Life.GONE:
+            return Ended(exit_code=None)
+        if held.heartbeat != self._heartbeat:
+            self._heartbeat, self._heard = held.heartbeat, time.monotonic()
+        return Ended(exit_code=None) if time.monotonic() - self._heard > leases.STALE_SECONDS else None
 
 
 class GoneDriver(Driver):

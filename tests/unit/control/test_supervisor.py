@@ -359,6 +359,52 @@ def test_a_start_on_another_host_that_never_reported_blocks_only_for_a_while(hom
     assert len(notes(home, "started")) == 1
 
 
+def driver_elsewhere(home: Home, plan: str) -> processes.ChildDriver:
+    """Start a driver for which another host's worker has written the intent and taken the notes."""
+    home.control.mkdir(parents=True)
+    driver = processes.start(
+        launch(home, plan).command, token="far", environment={}, directory=home.control, log=home.control / "log"
+    )
+    intent = Intent(
+        token="far", owner="shop/stream/run1/-1", until="available", series="far", restarts=0, log="", host="elsewhere"
+    )
+    intents.write(home.intent, intent)
+    return driver
+
+
+@pytest.mark.parametrize("clock", [-3600, 3600])
+def test_a_driver_of_another_host_is_taken_over_whatever_its_clock_says(
+    home: Home, monkeypatch: pytest.MonkeyPatch, clock: int
+) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", 2.0)
+    driver = driver_elsewhere(home, f"take-lease-elsewhere={clock} commit note=up sleep=4 commit end=finished")
+    wait_for(lambda: notes(home, "up"))
+    assert list(supervisor(home, "exit=1").run())[-1].commit == 2
+    assert len(notes(home, "started")) == 1, "no second driver was started while the first one lived"
+    assert driver.process.wait(10) == 0
+
+
+def test_a_driver_of_another_host_that_falls_silent_is_lost_and_another_one_is_started(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", 2.0)
+    driver = driver_elsewhere(home, "take-lease-elsewhere=0 commit note=up sleep=60")
+    wait_for(lambda: notes(home, "up"))
+    frozen = 0.0
+    try:
+        for status in supervisor(home, "exit=1", "take-lease commit end=finished").run():
+            if not frozen:
+                driver.process.send_signal(signal.SIGSTOP)
+                frozen = time.monotonic()
+            elif status.run == 2:
+                assert time.monotonic() - frozen > lease.STALE_SECONDS, "silence is borne for so long"
+    finally:
+        driver.process.kill()
+        driver.process.wait()
+    assert (status.state, status.commit) == (DriverState.FINISHED, 2)
+    assert len(notes(home, "started")) == 2
+
+
 def test_a_driver_that_hangs_is_killed_and_replaced(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "STALE_SECONDS", 2.0)
     first_supervisor_killed(home, "take-lease commit note=up sleep=60", until_note="up")

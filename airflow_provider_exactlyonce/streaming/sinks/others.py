@@ -89,6 +89,8 @@ class OtherSinks:
             self._newest[name] = entry
             if entry is None and (newest is None or name not in newest.others):
                 self._joined_after[name] = newest.commit if newest else 0
+        if newest is not None:
+            self.settled(newest.commit)  # whoever committed it may have died before it could say so
 
     def begin(self, batch: Batch, commit: int) -> None:
         """Begin an attempt in those that lack this commit.

@@ -190,6 +190,8 @@ class SinkCommitter(ABC):
     def settled(self, commit: int) -> None:
         """Be told that the pipeline's ledger has this commit and all before: no batch up to it is attempted again.
 
+        Called after each commit, and after the claim of a run with what is there already.
+
         :raises BatchFailedError: what is done now can be done after the next commit as well; logged, not fatal
         """
 

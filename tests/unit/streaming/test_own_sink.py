@@ -1,0 +1,31 @@
+"""The example of a sink of one's own passes what every sink has to pass."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.types import DoubleType, LongType, StructType
+
+from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
+from dags.jobs.own_sink import SqliteSink
+
+
+class TestSqliteSink(SinkConformance):
+    refused_columns = (StructType().add("id", LongType()).add("w", DoubleType()), "w")
+
+    def make_sink(self, folder: Path) -> SqliteSink:
+        with closing(sqlite3.connect(folder / "payments.db")) as database:
+            database.execute("CREATE TABLE payments (id INT, k TEXT, v REAL)")
+        return SqliteSink(name="table", path=folder / "payments.db", table="payments")
+
+    def visible(self, sink: Any) -> Iterable[Mapping[str, Any]]:
+        with closing(sqlite3.connect(sink.path)) as database:
+            rows = database.execute(f"SELECT id, k, v FROM {sink.table}").fetchall()
+        return [dict(zip(("id", "k", "v"), row, strict=True)) for row in rows]
+
+    def staged(self, sink: Any) -> Iterable[str]:
+        return [str(file) for file in sink.path.parent.glob("payments.db.conformance.*/*/*")]

@@ -144,8 +144,8 @@ class OtherSinks:
 
         :raises DivergedError: when it differs
         """
-        attempted = self._open()
         for name, entry in self._newest.items():
+            attempted = self._open()
             found = attempted.sums.get(name)
             if entry is None or entry.commit != attempted.commit or found is None:
                 continue
@@ -165,6 +165,8 @@ class OtherSinks:
 
         :raises BatchFailedError: abort next
         """
+        if not self._committers:
+            return
         for name, told in self._open().told.items():
             self._committers[name].pre_commit(told)
             failpoints.reach("after-sink-pre-commit")
@@ -176,6 +178,8 @@ class OtherSinks:
         :raises BatchFailedError: when one has not committed; those before it have
         :raises CommitUnknownError: claim next
         """
+        if not self._committers:
+            return
         attempted = self._open()
         for name in list(attempted.writing):
             entry = self._entry(name)

@@ -37,7 +37,7 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import AvroFormat, KafkaSink, KafkaSource
 from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
-from airflow_provider_exactlyonce.streaming.definition import Pipeline
+from airflow_provider_exactlyonce.streaming.definition import pipeline
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
@@ -269,10 +269,8 @@ def test_bad_records_go_to_their_topic_with_origin_and_reason_in_the_same_transa
     producer.flush(30)
     definition = KafkaSink(topic, bad_records="topic", bad_records_topic=bad)
     source = KafkaSource(source_topic, schema="id BIGINT NOT NULL, t STRING")
-    pipeline = Pipeline(
-        name="diverts", sources={"": source}, sink=definition, output_mode="append", function=lambda frame: frame
-    )
-    out = open_sink(definition, bad=lambda ranges: pipeline.bad_source_records(spark, kafka_config, ranges))
+    diverts = pipeline(name="diverts", source=source, sink=definition)(lambda frame: frame)
+    out = open_sink(definition, bad=lambda ranges: diverts.bad_source_records(spark, kafka_config, bad, ranges))
     out.source[source_topic] = {0: (0, len(values))}
     options = {
         "kafka.bootstrap.servers": kafka_config["bootstrap.servers"],

@@ -132,8 +132,9 @@ def _status(given: argparse.Namespace) -> int:
     if tail is None or tail.claim is None:
         raise RefusedError(f"pipeline {given.pipeline} has no ledger on this cluster: it has never been started here")
     home = Home(given.home or tail.claim.home_path)
-    facts, deaths = _facts(given.pipeline, tail, home), _restarts(home)
-    print_answer(given, {**facts, "restarts": deaths}, "\n\n".join(filter(None, (pairs(facts), table(deaths)))))
+    facts, deaths, sizes = _facts(given.pipeline, tail, home), _restarts(home), _state_sizes(home)
+    body = {**facts, "state_sizes": sizes, "restarts": deaths}
+    print_answer(given, body, "\n\n".join(filter(None, (pairs(facts), table(sizes), table(deaths)))))
     return 0
 
 
@@ -165,6 +166,23 @@ def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
         if commit
         else {},
     }
+
+
+def _state_sizes(home: Home) -> list[dict[str, Any]]:
+    driver = status.read(home.status)
+    return [
+        {
+            "stateful_operator": size.operator,
+            "rows": size.rows,
+            "memory_bytes": size.memory_bytes,
+            "disk_bytes": size.disk_bytes,
+            "rows_changed": size.changed,
+            "milliseconds": size.milliseconds,
+            "milliseconds_per_row": round(size.milliseconds / size.changed, 3) if size.changed else None,
+            "commit_milliseconds": size.commit_milliseconds,
+        }
+        for size in (driver.state_sizes if driver else ())
+    ]
 
 
 def _restarts(home: Home) -> list[dict[str, Any]]:

@@ -74,6 +74,28 @@ class ReplayReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateSize:
+    """How large the state of one of Spark's stateful operators is, and what the newest change of it took.
+
+    :param operator: Spark's name of it
+    :param rows: a group, a key's value of one state variable, an element of a list, an entry of a map; without timers
+    :param memory_bytes: that its stores hold
+    :param disk_bytes: of its tables on the executors' disks, None with state in memory
+    :param changed: rows that the newest batch wrote or removed that wrote or removed any
+    :param milliseconds: how long its tasks worked for that, taken together
+    :param commit_milliseconds: how long they took to commit it to the checkpoint
+    """
+
+    operator: str
+    rows: int
+    memory_bytes: int
+    disk_bytes: int | None
+    changed: int
+    milliseconds: int
+    commit_milliseconds: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """The newest account of one driver.
 
@@ -88,6 +110,7 @@ class Status:
     :param committed: when the last commit was made, seconds since the epoch, None while there is none
     :param batch_began: when the batch that is under way was begun, seconds since the epoch, None between two
     :param replay: how far a replay of older commits is, None when there was none
+    :param state_sizes: of the operators with state, empty while they are not known or there is none
     :param progressed: seconds since the epoch when it last committed, or had nothing to commit; 0 before it runs
     :param updated: seconds since the epoch
     """
@@ -110,6 +133,7 @@ class Status:
     ui_url: str | None = None
     error: DriverError | None = None
     replay: ReplayReport | None = None
+    state_sizes: list[StateSize] = field(default_factory=list)
     progressed: float = 0.0
     updated: float = field(default_factory=time.time)
 
@@ -124,9 +148,10 @@ def read(path: Path) -> Status | None:
     body: dict[str, Any] | None = documents.read(path)
     if body is None:
         return None
-    error, replay = body.pop("error"), body.pop("replay", None)
+    error, replay, sizes = body.pop("error"), body.pop("replay", None), body.pop("state_sizes", ())
     return Status(
         **{**body, "state": DriverState(body["state"])},
         error=DriverError(**error) if error else None,
         replay=ReplayReport(**replay) if replay else None,
+        state_sizes=[StateSize(**size) for size in sizes],
     )

@@ -41,6 +41,9 @@ METRICS: Final[Mapping[str, str]] = {
     "commits_total": "number of the last commit; it only grows, over all runs",
     "runs_total": "number of the run; it grows with every start of a driver",
     "rows_of_run": "rows that this run has committed to the sink; it begins at 0 with each run",
+    "state_rows": "rows of state: values, elements and entries of keys; only with state, as the next two",
+    "state_bytes": "state on the executors' disks, or in memory with the hashmap backend",
+    "state_milliseconds_per_row": "work of the tasks on a row of state, in the newest batch that changed any",
 }
 
 
@@ -89,7 +92,21 @@ def measure(home: Home, state: PipelineState, status: Status, now: float) -> Map
         "commits_total": status.commit,
         "runs_total": status.run,
         "rows_of_run": status.rows,
+        **_state(status),
     }
+
+
+def _state(status: Status) -> Mapping[str, float]:
+    sizes = status.state_sizes
+    if not sizes:
+        return {}
+    found: dict[str, float] = {
+        "state_rows": sum(one.rows for one in sizes),
+        "state_bytes": sum(one.memory_bytes if one.disk_bytes is None else one.disk_bytes for one in sizes),
+    }
+    if changed := sum(one.changed for one in sizes):
+        found["state_milliseconds_per_row"] = sum(one.milliseconds for one in sizes) / changed
+    return found
 
 
 @contextmanager

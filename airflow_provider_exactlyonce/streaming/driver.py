@@ -54,6 +54,7 @@ from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 from airflow_provider_exactlyonce.streaming.spark_steering import missing_part
 from airflow_provider_exactlyonce.streaming.start_checks import check_topic_ids, first_repeated, reconcile
+from airflow_provider_exactlyonce.streaming.state_sizes import StateSizes
 from airflow_provider_exactlyonce.until import AVAILABLE, target_of
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Driver:
         self._available: dict[str, dict[int, int]] = {}
         self._read: Mapping[str, Mapping[int, tuple[int, int]]] = {}  # source ranges of the last commit
         self._batch_began: float | None = None
+        self._state_sizes: Final = StateSizes()
         self._savepoints: SavepointService | None = None
         self._replay: Replay | None = None
         self._run: Run | None = None
@@ -377,6 +379,7 @@ class Driver:
         """Wait for the query's end; raises what ended it."""
         try:
             while not query.awaitTermination(_WAIT_SECONDS):
+                self._measure_state(query)
                 if self._lost_lease.is_set():
                     run.check_superseded()
                 if self._replay is not None:
@@ -388,6 +391,7 @@ class Driver:
                 if reason is not None and not query.status["isTriggerActive"]:
                     query.stop()
                     raise StopRequestedError(reason)
+            self._measure_state(query)
         except ExactlyOnceError:
             raise
         except Exception as error:
@@ -400,6 +404,11 @@ class Driver:
             if query.isActive:
                 self._signal = self._signal or "the query ends"  # no further attempt of the batch
                 query.stop()
+
+    def _measure_state(self, query: StreamingQuery) -> None:
+        sizes = self._state_sizes.follow(query, self._status.batch)
+        if sizes is not None:
+            self._tell(state_sizes=sizes)
 
     def _on_commit(self, record: CommitRecord, seconds: float, before: bool) -> None:
         self._batch_began = None

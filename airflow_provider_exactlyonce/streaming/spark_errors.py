@@ -34,6 +34,9 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], type[ExactlyOnceError], str], ...]] =
 )
 
 _STACK_TRACE: Final = "\n\tat "
+_TRACEBACK: Final = "Traceback (most recent call last):"
+#: What ends a traceback of Python, whose other lines are indented.
+_RAISED: Final = re.compile(r"^\S.*$", re.MULTILINE)
 
 
 def meaning_of(error: Exception) -> ExactlyOnceError | None:
@@ -45,3 +48,14 @@ def meaning_of(error: Exception) -> ExactlyOnceError | None:
         if pattern.search(text):
             return kind(f"{advice}. Spark says: {text.partition(_STACK_TRACE)[0]}")
     return RefusedError(f"Spark can't run this job: {error}") if isinstance(error, AnalysisException) else None
+
+
+def raised_in_worker(text: str) -> str | None:
+    """Return what was raised in a Python worker, None when Spark tells of nothing such.
+
+    A task may have several, each of which reads what the one before it gives out; when one fails, so do those after it,
+    and Spark tells of the first.
+    """
+    _, found, rest = text.rpartition(_TRACEBACK)
+    raised = _RAISED.search(rest) if found else None
+    return raised[0] if raised else None

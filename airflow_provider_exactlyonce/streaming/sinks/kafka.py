@@ -28,7 +28,7 @@ from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink, SinkRange, SourceRanges
-from airflow_provider_exactlyonce.streaming import marked_errors
+from airflow_provider_exactlyonce.streaming import marked_errors, spark_errors
 from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.run import Run
 from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, TopicPartition, Written
@@ -442,7 +442,10 @@ class KafkaTransaction(TransactionalSink):
             known = marked_errors.find(f"{reason()}\n{error}")
             if known is not None:
                 raise known from error
-            raise BatchFailedError(reason() or f"the batch's Spark job failed: {error}") from error
+            why, raised = reason(), spark_errors.raised_in_worker(str(error))
+            if why is not None and raised is not None and raised not in why:
+                why = f"{raised}. The task that writes says: {why}"
+            raise BatchFailedError(why or f"the batch's Spark job failed: {error}") from error
         finally:
             context.setLocalProperty(kafka_writer.ATTEMPT_PROPERTY, None)  # type: ignore[arg-type]
             context.removeJobTag(tag)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -25,11 +26,14 @@ from tests.integration.streaming.harness import World, check_counts, eventually
 pytestmark = pytest.mark.timeout(420)
 
 
+def brokers(world: World) -> str:
+    return world.config["bootstrap.servers"]
+
+
 def run(world: World, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     """Run a subcommand of ``savepoint``; returns its JSON."""
-    brokers = world.config["bootstrap.servers"]
     capsys.readouterr()
-    code = cli.main(["savepoint", *arguments, "--bootstrap-servers", brokers, "--json"])
+    code = cli.main(["savepoint", *arguments, "--bootstrap-servers", brokers(world), "--json"])
     printed = capsys.readouterr()
     assert code == 0, printed.err + printed.out
     return json.loads(printed.out)
@@ -85,6 +89,9 @@ def test_a_running_driver_takes_one_without_stopping_and_one_with_a_stop_and_a_s
         newest = saved.checkpoint(taken.id)
         assert (newest.newest_offsets(), newest.newest_commit()) == (taken.batch, taken.batch)
     assert [file.name for file in home.commands.glob("savepoint-*")] == ["savepoint-aa.json"]
+
+    assert cli.main(["status", world.pipeline, "--home", str(world.home), "--bootstrap-servers", brokers(world)]) == 0
+    assert re.search(r"\nstateful operator +rows .*\nstateStoreSave +37 ", capsys.readouterr().out)
 
     here = run(world, capsys, world.pipeline, "--label", "of the stopped pipeline")
     assert here["commit"] == stopped["commit"]

@@ -15,7 +15,7 @@ from airflow.sdk.observability.metrics import stats_utils
 
 from airflow_provider_exactlyonce.control import lease, restarts, status
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.status import DriverState, Status
+from airflow_provider_exactlyonce.control.status import DriverState, StateSize, Status
 from airflow_provider_exactlyonce.hooks import metrics
 from airflow_provider_exactlyonce.hooks.metrics import METRICS, Reporter, measure, reporting
 from airflow_provider_exactlyonce.sensors.pipeline_state import PipelineStateSensor
@@ -61,7 +61,29 @@ def home_of(folder: Path, **told: object) -> Home:
 
 def test_a_statsd_server_gets_every_metric_under_the_pipelines_name(server: socket.socket, tmp_path: Path) -> None:
     now = time.time()
-    home = home_of(tmp_path, committed=now - 60, batch_began=now - 5, watermark=int(now - 300) * 1000)
+    sizes = [
+        StateSize(
+            operator="transformWithStateInPySparkExec",
+            rows=4000,
+            memory_bytes=900,
+            disk_bytes=70_000,
+            changed=100,
+            milliseconds=40,
+            commit_milliseconds=9,
+        ),
+        StateSize(
+            operator="stateStoreSave",
+            rows=30,
+            memory_bytes=5_000,
+            disk_bytes=None,
+            changed=25,
+            milliseconds=10,
+            commit_milliseconds=9,
+        ),
+    ]
+    home = home_of(
+        tmp_path, committed=now - 60, batch_began=now - 5, watermark=int(now - 300) * 1000, state_sizes=sizes
+    )
     path = home.control / "restarts.json"
     for number, died in ((1, now - 7200), (2, now - 600)):
         entry = restarts.Restart(
@@ -86,9 +108,11 @@ def test_a_statsd_server_gets_every_metric_under_the_pipelines_name(server: sock
         "commits_total": 7.0,
         "runs_total": 3.0,
         "rows_of_run": 500.0,
+        "state_rows": 4030.0,
+        "state_bytes": 75_000.0,
     }.items():
         assert shop.pop(name) == pytest.approx(expected, abs=2), name
-    assert shop == {}
+    assert shop == {"state_milliseconds_per_row": pytest.approx(50 / 125)}
 
 
 def test_what_is_not_known_is_not_sent(server: socket.socket, tmp_path: Path) -> None:
@@ -97,6 +121,7 @@ def test_what_is_not_known_is_not_sent(server: socket.socket, tmp_path: Path) ->
     Reporter(home_of(tmp_path, lag=None)).report()
     found = received(server)
     assert not {name for name in found if name.rpartition(".")[2] in ("lag_records", "commit_age_seconds")}
+    assert not {name for name in found if "state_" in name}
     assert found["exactlyonce.transaction_age_seconds"] == 0
 
 

@@ -10,7 +10,7 @@ from airflow_provider_exactlyonce.exceptions import (
     ExactlyOnceError,
     IncompatibleVersionError,
 )
-from airflow_provider_exactlyonce.streaming.spark_errors import meaning_of
+from airflow_provider_exactlyonce.streaming.spark_errors import meaning_of, raised_in_worker
 
 LOST = """batch 1 failed 3 times; the last time: the batch's Spark job failed: An error occurred while calling o1784.collectToPython.
 : org.apache.spark.sql.kafka010.KafkaIllegalStateException: Some data may have been lost because they are not available in Kafka any more;
@@ -43,3 +43,25 @@ def test_what_a_restart_can_not_change_is_known_by_its_name(text: str, kind: typ
 )
 def test_anything_else_may_go_on_from_the_retained_checkpoint(text: str) -> None:
     assert meaning_of(RuntimeError(text)) is None
+
+
+CHAIN = """Job aborted due to stage failure: [PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call last):
+  File "worker.py", line 1, in main
+    process()
+pyarrow.lib.ArrowInvalid: Tried reading schema message, was null or length 0
+	at org.apache.spark.api.python.BasePythonRunner
+Caused by: [PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call last):
+  File "job.py", line 21, in process_element
+    10 / value.number
+    ~~~^~~~~~~~~~~~~~
+ZeroDivisionError: division by zero
+ SQLSTATE: 38000
+	at org.apache.spark.api.python.BasePythonRunner"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("text", "raised"),
+    [(CHAIN, "ZeroDivisionError: division by zero"), ("Job 3 cancelled part of cancelled job tag", None), (LOST, None)],
+)
+def test_of_several_workers_the_first_that_failed_is_told(text: str, raised: str | None) -> None:
+    assert raised_in_worker(text) == raised

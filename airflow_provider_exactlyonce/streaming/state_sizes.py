@@ -1,0 +1,75 @@
+"""What Spark tells of the state of a running query: how much there is, and what a change of it costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.control.status import StateSize
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_ON_DISK: Final = "rocksdbSstFileSize"
+
+
+class StateSizes:
+    """Follows one query's state; asks it once a batch."""
+
+    def __init__(self) -> None:
+        self._batch = -1
+        self._sizes: list[StateSize] = []
+
+    def follow(self, query: StreamingQuery, batch: int) -> list[StateSize] | None:
+        """Return the state's sizes, None when they are not known to have changed.
+
+        :param query: running, or ended
+        :param batch: the newest one that is committed; Spark reports on it a moment later
+        """
+        if batch <= self._batch:
+            return None
+        # pyspark's own lastProgress makes a hundred calls for what is one text.
+        progress = query._jsq.lastProgress()
+        if progress is None:
+            return None
+        told = json.loads(progress.json())
+        if int(told["batchId"]) < batch:
+            return None
+        self._batch = batch
+        self._sizes = sizes_of(told["stateOperators"], self._sizes)
+        return self._sizes
+
+
+def sizes_of(told: Sequence[Mapping[str, Any]], before: Sequence[StateSize]) -> list[StateSize]:
+    """Return the sizes that a progress report tells.
+
+    :param told: its ``stateOperators``
+    :param before: the sizes of earlier; where nothing has changed since, what a change costs is as it was
+    """
+    sizes = [
+        StateSize(
+            operator=one["operatorName"],
+            rows=one["numRowsTotal"],
+            memory_bytes=one["memoryUsedBytes"],
+            disk_bytes=one["customMetrics"].get(_ON_DISK),
+            changed=one["numRowsUpdated"] + one["numRowsRemoved"],
+            milliseconds=one["allUpdatesTimeMs"] + one["allRemovalsTimeMs"],
+            commit_milliseconds=one["commitTimeMs"],
+        )
+        for one in told
+    ]
+    if len(before) != len(sizes):
+        return sizes
+    return [
+        size
+        if size.changed
+        else replace(
+            size,
+            changed=old.changed,
+            milliseconds=old.milliseconds,
+            commit_milliseconds=old.commit_milliseconds,
+        )
+        for size, old in zip(sizes, before, strict=True)
+    ]

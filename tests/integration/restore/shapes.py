@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import operator
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from confluent_kafka import Producer
@@ -13,7 +15,18 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
+from airflow_provider_exactlyonce.state import (
+    AggregatingState,
+    BroadcastProcessFunction,
+    BroadcastState,
+    Context,
+    KeyedProcessFunction,
+    ListState,
+    MapState,
+    ReducingState,
+    ValueState,
+)
+from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, connect, key_by, pipeline, spread
 from airflow_provider_exactlyonce.streaming.definition import Pipeline
 
 SCHEMA = "id BIGINT NOT NULL, k STRING NOT NULL, t BIGINT NOT NULL"
@@ -125,6 +138,90 @@ def ticking(events: DataFrame) -> DataFrame:
     return events.groupBy("k").transformWithState(Ticks(), "k STRING, n BIGINT, at BIGINT", "update", "ProcessingTime")
 
 
+class Visits(KeyedProcessFunction[Any, Any]):
+    """Keeps every kind of state for each event; at every full half minute of event time a timer reports and forgets."""
+
+    output = (
+        "k STRING, at BIGINT, n BIGINT, s BIGINT, newest ARRAY<BIGINT>, digits MAP<BIGINT, BIGINT>, "
+        "average DECIMAL(18,4)"
+    )
+    event_time = "at"
+    order_by = ("id",)
+
+    n: ValueState[int] = ValueState("BIGINT")
+    s: ReducingState[int] = ReducingState("BIGINT", reduce=operator.add)
+    newest: ListState[int] = ListState("BIGINT")
+    digits: MapState[int, int] = MapState("BIGINT", "BIGINT")
+    average: AggregatingState[int, tuple[int, int], Decimal] = AggregatingState(
+        "total BIGINT, n BIGINT",
+        create=lambda: (0, 0),
+        add=lambda before, value: (before[0] + value, before[1] + 1),
+        get=lambda both: (Decimal(both[0]) / both[1]).quantize(Decimal("0.0001")),
+    )
+
+    def process_element(self, value: Any, context: Context) -> Iterator[Any]:
+        self.n.update((self.n.value() or 0) + 1)
+        self.s.add(value.id)
+        self.newest.add(value.id)
+        self.digits.put(value.id % 10, (self.digits.get(value.id % 10) or 0) + 1)
+        self.average.add(value.id)
+        context.timer_service.register_event_time_timer((value.t // 30 + 1) * 30_000)
+        yield self._row(context, value.t * 1000)
+
+    def on_timer(self, timestamp: int, context: Context) -> Iterator[Any]:
+        yield self._row(context, -timestamp)
+        for state in (self.n, self.s, self.newest, self.digits, self.average):
+            state.clear()
+
+    def _row(self, context: Context, at: int) -> Any:
+        newest, digits = self.newest.get(), dict(self.digits.items())
+        return context.key.k, at, self.n.value(), self.s.get(), newest, digits, self.average.get()
+
+
+def keyed(events: DataFrame) -> DataFrame:
+    return key_by(with_time(events), "k").process(Visits())
+
+
+class Tally(KeyedProcessFunction[Any, Any]):
+    """Counts what its copy has seen, and keeps what is left over of each three events."""
+
+    output = "k STRING, n BIGINT, three ARRAY<BIGINT>"
+    order_by = ("id",)
+
+    n: ValueState[int] = ValueState("BIGINT")
+    waiting: ListState[int] = ListState("BIGINT")
+
+    def process_element(self, value: Any, context: Context) -> Iterator[Any]:
+        self.n.update((self.n.value() or 0) + 1)
+        self.waiting.add(value.id)
+        if len(self.waiting.get()) == 3:
+            yield value.k, self.n.value(), self.waiting.get()
+            self.waiting.clear()
+
+
+def tallied(events: DataFrame) -> DataFrame:
+    return spread(events, copies=5).process(Tally())
+
+
+class Ruled(BroadcastProcessFunction[Any, Any, Any]):
+    """Answers an event with the newest rule for its key."""
+
+    output = "k STRING, id BIGINT, rule BIGINT"
+    control_order_by = ("id",)
+
+    rules: BroadcastState[str, int] = BroadcastState("STRING", "BIGINT")
+
+    def process_element(self, value: Any, context: Context) -> Iterator[Any]:
+        yield value.k, value.id, self.rules.get(value.k)
+
+    def process_broadcast_element(self, value: Any, context: Context) -> None:
+        self.rules.put(value.k, value.id)
+
+
+def ruled(events: DataFrame, rules: DataFrame) -> DataFrame:
+    return connect(events, rules, copies=5).process(Ruled())
+
+
 @dataclass(frozen=True)
 class Shape:
     """One kind of query.
@@ -144,6 +241,9 @@ SHAPES = {
     "deduplicated": Shape(deduplicated),
     "joined": Shape(joined, sources=("left", "right")),
     "timed": Shape(timed),
+    "keyed": Shape(keyed),
+    "tallied": Shape(tallied),
+    "ruled": Shape(ruled, sources=("events", "rules")),
 }
 
 

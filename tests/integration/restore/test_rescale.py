@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.streaming.rescale import Rescaled, rescale
 from airflow_provider_exactlyonce.streaming.session import open_session
 from airflow_provider_exactlyonce.streaming.spark_repartition import Repartition
 from tests.integration.restore.harness import Bench, Case
-from tests.integration.restore.shapes import ROWS_A_BATCH, Input, Shape
+from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Input, Shape
 from tests.integration.restore.test_restore import check_clean, replayed
 from tests.integration.restore.test_variants import CHANGELOG, FORMAT_1, HASHMAP, configure
 
@@ -119,6 +119,21 @@ def test_a_rescaled_pipeline_writes_what_its_twin_does_and_restores_from_before_
 
 
 @pytest.mark.timeout(600)
+def test_keyed_state_goes_through_a_savepoint_a_rescale_and_a_restore(bench: Bench) -> None:
+    topics, rounds, case, plain = two_pipelines(bench, "keyed")
+    run_both(topics, rounds, case, plain, count=2)
+    saved = case.save()
+    rescaled(case, 3)
+    run_both(topics, rounds, case, plain, count=2)
+    check_restore(case, saved)
+    run_both(topics, rounds, case, plain, count=1)
+    assert case.written() == plain.written()
+    rows = [json.loads(row) for row in case.written()]
+    assert len([row for row in rows if row["at"] < 0]) > 5, "timers of every stretch have fired"
+    check_clean(case)
+
+
+@pytest.mark.timeout(600)
 def test_what_can_not_be_rescaled_is_refused_by_name_and_nothing_is_changed(bench: Bench, configure: Configure) -> None:
     topics, rounds = bench.topics("update"), bench.input()
     case, keyless = bench.case("update", topics), bench.case(Shape(total, "update"), topics)
@@ -152,7 +167,7 @@ def test_what_can_not_be_rescaled_is_refused_by_name_and_nothing_is_changed(benc
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("shape", ["windowed", "update", "deduplicated", "timed", "joined"])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "stateless"])
 def test_2_to_4_4_to_2_3_to_7_partitions(bench: Bench, shape: str) -> None:
     prove(bench, shape, 4, 2, 3, 7)
 

@@ -34,7 +34,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from airflow_provider_exactlyonce.cli import submit_command
 from airflow_provider_exactlyonce.control import processes, restarts, status
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
+from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.restart import RestartStrategy

@@ -15,7 +15,8 @@ from airflow_provider_exactlyonce.backfill.request import BackfillRequest, Backf
 from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments
 from airflow_provider_exactlyonce.control import progress
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
+from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, DriverFailedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger.home import home_path

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
@@ -14,10 +15,21 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.processes import ChildDriver
 
-if TYPE_CHECKING:
-    from airflow_provider_exactlyonce.control.supervisor import Launch
-
 _LOGS_KEPT: Final = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How to start a driver.
+
+    :param command: program and arguments
+    :param printable: the command with its secrets masked
+    :param environment: added to this process's own; secrets belong here
+    """
+
+    command: Sequence[str]
+    printable: str
+    environment: Mapping[str, str]
 
 
 def start(home: Home, launch: Launch, intent: Intent) -> ChildDriver:

@@ -133,6 +133,29 @@ def life(lease: Lease | None, *, now: float | None = None) -> Life:
     return Life.SILENT if silence > STALE_SECONDS else Life.ALIVE
 
 
+class Pulse:
+    """Whether the holder of a lease beats, by our clock: its host may have another.
+
+    :param token: its start token
+    """
+
+    def __init__(self, token: str) -> None:
+        self._token: Final = token
+        self._heartbeat = 0.0
+        self._heard = time.monotonic()
+
+    def life(self, lease: Lease | None) -> Life:
+        """Return what the lease, just read, says of the holder; without a lease of its own it is none."""
+        if lease is None or lease.token != self._token:
+            self._heard = time.monotonic()
+            return Life.NONE
+        if life(lease, now=lease.heartbeat) is Life.GONE:
+            return Life.GONE
+        if lease.heartbeat != self._heartbeat:
+            self._heartbeat, self._heard = lease.heartbeat, time.monotonic()
+        return Life.SILENT if time.monotonic() - self._heard > STALE_SECONDS else Life.ALIVE
+
+
 def settle(path: Path, *, poll_seconds: float = 0.2) -> tuple[Lease | None, Life]:
     """Watch the lease until its holder's life is certain: it beats, has ended, or stays silent.
 

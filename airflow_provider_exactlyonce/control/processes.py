@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.lease import Life, Pulse
 
 #: Environment variable with the start token; the driver's settings read the same name.
 TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"
@@ -103,25 +103,17 @@ class FoundDriver(Driver):
 class RemoteDriver(Driver):
     """A driver on another host: only its lease tells whether it lives, only commands reach it.
 
-    Its host's clock doesn't matter: what counts is that the heartbeat changes, by our clock.
-
     :param lease: path of the lease
     """
 
     def __init__(self, token: str, lease: Path) -> None:
         super().__init__(token)
         self.lease: Final = lease
-        self._heartbeat = 0.0
-        self._heard = time.monotonic()
+        self._pulse: Final = Pulse(token)
 
     def ended(self) -> Ended | None:
         """Ask the lease."""
-        held = leases.read(self.lease)
-        if held is None or held.token != self.token or leases.life(held, now=held.heartbeat) is Life.GONE:
-            return Ended(exit_code=None)
-        if held.heartbeat != self._heartbeat:
-            self._heartbeat, self._heard = held.heartbeat, time.monotonic()
-        return Ended(exit_code=None) if time.monotonic() - self._heard > leases.STALE_SECONDS else None
+        return None if self._pulse.life(leases.read(self.lease)) is Life.ALIVE else Ended(exit_code=None)
 
 
 class GoneDriver(Driver):

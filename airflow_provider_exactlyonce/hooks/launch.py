@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
-    from airflow_provider_exactlyonce.control.supervisor import Launch
+    from airflow_provider_exactlyonce.control.launching import Launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
     :raises AirflowNotFoundException: when there is no such connection
     """
     from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
-    from airflow_provider_exactlyonce.control.supervisor import Launch
+    from airflow_provider_exactlyonce.control.launching import Launch
     from airflow_provider_exactlyonce.hooks import kafka, spark_submit
     from airflow_provider_exactlyonce.streaming.settings import KAFKA_VARIABLE, TOKEN_VARIABLE
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_exactlyonce.backfill.request import BackfillRequest
     from airflow_provider_exactlyonce.control.home import Home
-    from airflow_provider_exactlyonce.control.supervisor import Launch
+    from airflow_provider_exactlyonce.control.launching import Launch
 
 __all__ = ["BackfillPipelineOperator"]
 

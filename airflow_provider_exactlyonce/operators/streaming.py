@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.intent import Intent
+    from airflow_provider_exactlyonce.control.launching import Launch
     from airflow_provider_exactlyonce.control.status import Status
-    from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
+    from airflow_provider_exactlyonce.control.supervisor import Supervisor
     from airflow_provider_exactlyonce.control.task_request import TaskRequest
 
 __all__ = [
@@ -309,7 +310,8 @@ class _Stay:
         return self._result(last)
 
     def _make_supervisor(self) -> Supervisor:
-        from airflow_provider_exactlyonce.control.supervisor import IfRunning, Supervisor
+        from airflow_provider_exactlyonce.control.finding import IfRunning
+        from airflow_provider_exactlyonce.control.supervisor import Supervisor
         from airflow_provider_exactlyonce.control.task_request import TaskRequest
         from airflow_provider_exactlyonce.hooks import spark_submit
 

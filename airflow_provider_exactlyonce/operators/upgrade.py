@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_exactlyonce.control.home import Home
-    from airflow_provider_exactlyonce.control.supervisor import Launch
+    from airflow_provider_exactlyonce.control.launching import Launch
     from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
     from airflow_provider_exactlyonce.control.waiting import Wait
     from airflow_provider_exactlyonce.upgrade.tools import Tools

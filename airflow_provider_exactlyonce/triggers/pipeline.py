@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.control.lease import Pulse
     from airflow_provider_exactlyonce.control.status import Status
     from airflow_provider_exactlyonce.hooks.metrics import Reporter
 
@@ -58,7 +59,7 @@ class PipelineTrigger(BaseTrigger):
         self.stop_timeout = stop_timeout
         self._shown: Status | None = None
         self._metrics: Reporter | None = None
-        self._beat, self._beat_seen = 0.0, time.monotonic()
+        self._pulse: Pulse | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return class path and arguments; the arguments are a wire format, older ones stay readable."""
@@ -108,10 +109,8 @@ class PipelineTrigger(BaseTrigger):
             self.log.info("%s", progress.sentence(status))
         if not drivers.is_there(home, intent.token):
             return "the driver has ended"
-        held = leases.read(home.lease)
-        if held is None or held.token != intent.token or held.heartbeat != self._beat:
-            self._beat, self._beat_seen = held.heartbeat if held else 0.0, time.monotonic()
-        elif time.monotonic() - self._beat_seen > leases.STALE_SECONDS:  # by our clock: its host may have another
+        self._pulse = self._pulse or leases.Pulse(intent.token)
+        if self._pulse.life(leases.read(home.lease)) is leases.Life.SILENT:
             return "the driver gives no sign of life"
         allowed = None if self.no_commit_within is None else timedelta(seconds=self.no_commit_within)
         return health.stuck(home, intent, HealthRules(no_commit_within=allowed), now)

@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.answers import pairs, print_answer
 from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments, home_of
 from airflow_provider_exactlyonce.checkpoint.restore import check_restore
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.supervisor import Launch
+from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config

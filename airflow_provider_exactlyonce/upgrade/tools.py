@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 
 if TYPE_CHECKING:
-    from airflow_provider_exactlyonce.control.supervisor import Launch
+    from airflow_provider_exactlyonce.control.launching import Launch
 
 _CHECK_SECONDS: Final = 600.0
 _SHOWN_CHARACTERS: Final = 2000

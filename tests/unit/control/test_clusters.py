@@ -17,8 +17,9 @@ from airflow_provider_exactlyonce.control import clusters, processes, verdict
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER, Cluster, ClusterState
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.status import ENDED
-from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
+from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import DriverFailedError, RefusedError
 from airflow_provider_exactlyonce.restart import RestartStrategy
 from tests.unit.control.test_supervisor import SCRIPT, cmdline, notes, wait_for

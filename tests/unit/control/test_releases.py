@@ -13,8 +13,9 @@ import pytest
 from airflow_provider_exactlyonce.control import commands, launching, releases, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
+from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.releases import Release
-from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
+from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.control.upgrade_plan import ENDS, Options, Plan, Step
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, VersionRefusedError
 from airflow_provider_exactlyonce.restart import RestartStrategy

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -20,10 +20,12 @@ import pytest
 from airflow_provider_exactlyonce.control import commands, documents, lease, processes, restarts, stopping, verdict
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import status as statuses
+from airflow_provider_exactlyonce.control.finding import IfRunning
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
+from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.status import DriverState, Status
-from airflow_provider_exactlyonce.control.supervisor import IfRunning, Launch, Supervisor
+from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     DataError,
@@ -77,10 +79,12 @@ def supervisor(
     until: str = "available",
     strategy: RestartStrategy = AT_ONCE,
     stop_timeout_seconds: float = 5.0,
+    command: Sequence[str] = (),
 ) -> Supervisor:
+    how = launch(home, *plans, until=until)
     return Supervisor(
         home,
-        launch(home, *plans, until=until),
+        replace(how, command=command or how.command),
         owner=owner,
         until=until,
         strategy=strategy,
@@ -94,7 +98,8 @@ def first_supervisor_killed(home: Home, plan: str, *, until_note: str, owner: st
     code = f"""
 from datetime import timedelta
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
+from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.restart import RestartStrategy
 command = {list(launch(home, plan).command)!r}
 launch = Launch(command=command, printable="", environment={{}})
@@ -239,8 +244,7 @@ def test_only_the_newest_outputs_are_kept(home: Home) -> None:
 
 
 def test_the_intent_is_written_before_the_start_and_holds_no_secret(home: Home) -> None:
-    one = supervisor(home, "take-lease end=finished")
-    one.launch = replace(one.launch, command=["/nonexistent/spark-submit"])  # type: ignore[misc]
+    one = supervisor(home, command=["/nonexistent/spark-submit"])
     with pytest.raises(FileNotFoundError):
         list(one.run())
     intent = intents.read(home.intent)
@@ -522,12 +526,15 @@ def test_what_a_dead_leader_leaves_behind_is_killed_before_the_next_start(home: 
     """The JVM leads, the Python driver below it holds the lease; a JVM that dies alone must not block the pipeline."""
     plans = ["take-lease commit sleep=60", "take-lease end=finished"]
     inner = list(launch(home, *plans).command)
-    one = supervisor(home, *plans)
     outer = (
-        f"import os,subprocess,sys,time; child = subprocess.Popen({inner!r}); time.sleep(0.8)\n"
-        "sys.exit(child.wait()) if child.poll() is not None else os.kill(os.getpid(), 9)"
+        f"import os, pathlib, subprocess, sys, time; child = subprocess.Popen({inner!r})\n"
+        f"lease, before = pathlib.Path({str(home.lease)!r}), pathlib.Path({str(home.path / 'before')!r})\n"
+        "if before.exists(): sys.exit(child.wait())\n"
+        "before.touch()\n"
+        "while not lease.exists(): time.sleep(0.02)\n"
+        "os.kill(os.getpid(), 9)"
     )
-    one.launch = replace(one.launch, command=[sys.executable, "-c", outer])  # type: ignore[misc]
+    one = supervisor(home, command=[sys.executable, "-c", outer])
     list(one.run())
     assert len(notes(home, "started")) == 2
     assert all(cmdline(int(str(note["pid"]))) == "" for note in notes(home, "started"))

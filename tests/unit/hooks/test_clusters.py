@@ -18,7 +18,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER, Cluster, ClusterState
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.supervisor import Launch
+from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.hooks import spark_submit
 from airflow_provider_exactlyonce.hooks.launch import DriverSettings, build_launch

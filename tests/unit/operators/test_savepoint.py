@@ -24,7 +24,8 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
 from airflow_provider_exactlyonce.control import commands, drivers, intent, lease, restarts
 from airflow_provider_exactlyonce.control.home import Home, Lineage
-from airflow_provider_exactlyonce.control.supervisor import Launch, Supervisor
+from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, NotAnsweredError, StopRequestedError
 from airflow_provider_exactlyonce.operators.savepoint import (
     CleanUpSavepointsOperator,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.control.supervisor import Launch
+from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.upgrade import shadow_main, shadow_run
 from airflow_provider_exactlyonce.upgrade.tools import Tools, check_version, run_to_end

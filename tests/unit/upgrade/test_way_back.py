@@ -11,8 +11,8 @@ from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.control import releases
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.releases import Release
-from airflow_provider_exactlyonce.control.supervisor import Launch
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Step
 from airflow_provider_exactlyonce.upgrade.begin import begin_upgrade
 from airflow_provider_exactlyonce.upgrade.machine import Upgrade

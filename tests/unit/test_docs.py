@@ -126,3 +126,9 @@ def test_every_link_between_the_pages_leads_somewhere(page: str) -> None:
         assert target.is_file(), file
         titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
         assert not anchor or anchor in {anchor_of(title) for title in titles}, f"{file}#{anchor}"
+
+
+def test_every_test_that_a_page_names_is_there() -> None:
+    named = re.findall(r"`((?:unit|integration)/[\w/]+\.py)`", text_of("airflow-3"))
+    assert len(named) > 30
+    assert [file for file in named if not (ROOT / "tests" / file).is_file()] == []

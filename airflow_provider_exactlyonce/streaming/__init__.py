@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.streaming.connected_stream import ConnectedStream, connect
     from airflow_provider_exactlyonce.streaming.definition import Pipeline, pipeline
     from airflow_provider_exactlyonce.streaming.keyed_stream import KeyedStream, key_by, spread
+    from airflow_provider_exactlyonce.streaming.sinks.file_table import FileTable
+    from airflow_provider_exactlyonce.streaming.sinks.files import FileSink
     from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
     from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import AvroFormat
     from airflow_provider_exactlyonce.streaming.sinks.spi import Share, Sink
@@ -23,6 +25,8 @@ __all__ = [
     "CheckpointConfig",
     "CheckpointingMode",
     "ConnectedStream",
+    "FileSink",
+    "FileTable",
     "KafkaSink",
     "KafkaSource",
     "KeyedStream",
@@ -44,6 +48,8 @@ _HOMES: Final = {
     "CheckpointConfig": "checkpointing",
     "CheckpointingMode": "checkpointing",
     "ConnectedStream": "connected_stream",
+    "FileSink": "sinks.files",
+    "FileTable": "sinks.file_table",
     "KafkaSink": "sinks.kafka",
     "KafkaSource": "sources.kafka",
     "KeyedStream": "keyed_stream",

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Checks the model: `check.sh` the protocol and each mutation in seconds, `check.sh full` the protocol in wider bounds too.
+# Checks the models: `check.sh` each and its mutations in seconds, `check.sh full` in wider bounds too.
 # Needs spin and gcc. Prints a table; exits with 1 if the protocol has a counterexample, or a mutation has none.
 set -eu
-model=$(cd "$(dirname "$0")" && pwd)/protocol.pml
+models=$(cd "$(dirname "$0")" && pwd)
 for tool in spin gcc; do
     command -v "$tool" > /dev/null || { echo "$tool is not on the path: apt-get install $tool" >&2; exit 2; }
 done
@@ -10,13 +10,13 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
 
-# check NAME EXPECTED DEFINITION...
+# check MODEL NAME EXPECTED DEFINITION...
 check() {
-    name=$1 expected=$2
-    shift 2
+    model=$1 name=$2 expected=$3
+    shift 3
     rm -rf "$work/run" && mkdir "$work/run" && cd "$work/run"
-    cp "$model" .
-    spin "$@" -a protocol.pml > spin.txt 2>&1 || { cat spin.txt >&2; exit 1; }
+    cp "$models/$model.pml" .
+    spin "$@" -a "$model.pml" > spin.txt 2>&1 || { cat spin.txt >&2; exit 1; }
     gcc -w -O2 -DSAFETY -DCOLLAPSE -DMEMLIM=8000 -o pan pan.c
     ./pan -m100000 -w24 > out.txt 2>&1 || true
     states=$(sed -n 's/ *\([0-9.e+]*\) states, stored.*/\1/p' out.txt)
@@ -34,22 +34,30 @@ check() {
     "$expected"*) ;;
     *) failed=1 && result="$result, NOT AS EXPECTED" ;;
     esac
-    echo "| $name | $* | ${states:-?} | ${megabytes:-?} | ${seconds:-?} | $result |"
+    echo "| $model | $name | $* | ${states:-?} | ${megabytes:-?} | ${seconds:-?} | $result |"
 }
 
-echo "| protocol | bounds | states | MB | s | result |"
-echo "|---|---|---|---|---|---|"
+echo "| model | protocol | bounds | states | MB | s | result |"
+echo "|---|---|---|---|---|---|---|"
 small="-DDRIVERS=2 -DUNITS=2 -DTRIES=1 -DTROUBLES=1"
-check "as it is" holds $small
-check "as it is" holds -DDRIVERS=1 -DUNITS=4 -DTRIES=5 -DTROUBLES=4
-check "as it is" holds -DDRIVERS=1 -DUNITS=2 -DTRIES=4 -DTROUBLES=3 -DPARTITIONS=2
+check protocol "as it is" holds $small
+check protocol "as it is" holds -DDRIVERS=1 -DUNITS=4 -DTRIES=5 -DTROUBLES=4
+check protocol "as it is" holds -DDRIVERS=1 -DUNITS=2 -DTRIES=4 -DTROUBLES=3 -DPARTITIONS=2
 for mutation in ALWAYS_MINUS_ONE NO_EPOCH_BUMP ABORT_AFTER_COMMIT SKIP_REPLAY_CHECK NO_CLAIM READ_BEFORE_TAKE_OVER \
     DECIDE_WITHOUT_CLAIM NO_VERIFICATION; do
-    check "$mutation" counterexample $small "-D$mutation"
+    check protocol "$mutation" counterexample $small "-D$mutation"
+done
+small="-DDRIVERS=2 -DUNITS=2 -DSINKS=1 -DTROUBLES=1"
+check sinks "as it is" holds $small
+check sinks "as it is" holds -DDRIVERS=2 -DUNITS=2 -DSINKS=2 -DTROUBLES=1
+for mutation in NO_SINK_CLAIM NO_RUN_CHECK CLAIM_WITHOUT_LOCK SKIP_SINK_LEDGER NO_CLAIM_AFTER_UNKNOWN LEDGER_FIRST; do
+    check sinks "$mutation" counterexample $small "-D$mutation"
 done
 if [ "${1:-}" = full ]; then
-    check "as it is" holds -DDRIVERS=2 -DUNITS=2 -DTRIES=1 -DTROUBLES=2
-    check "as it is" holds -DDRIVERS=2 -DUNITS=2 -DTRIES=2 -DTROUBLES=1
-    check "as it is" holds -DDRIVERS=2 -DUNITS=3 -DTRIES=1 -DTROUBLES=1
+    check protocol "as it is" holds -DDRIVERS=2 -DUNITS=2 -DTRIES=1 -DTROUBLES=2
+    check protocol "as it is" holds -DDRIVERS=2 -DUNITS=2 -DTRIES=2 -DTROUBLES=1
+    check protocol "as it is" holds -DDRIVERS=2 -DUNITS=3 -DTRIES=1 -DTROUBLES=1
+    check sinks "as it is" holds -DDRIVERS=2 -DUNITS=3 -DSINKS=1 -DTROUBLES=2
+    check sinks "as it is" holds -DDRIVERS=1 -DUNITS=3 -DSINKS=2 -DTROUBLES=3
 fi
 exit $failed

@@ -9,20 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.failpoints import NAMES
+from airflow_provider_exactlyonce.failpoints import NAMES, SINK_NAMES
 from airflow_provider_exactlyonce.kafka.transaction import TRANSITIONS
 
 MODEL = Path(__file__).parents[2] / "docs/model"
 README = (MODEL / "README.md").read_text()
 SOURCE = (MODEL / "protocol.pml").read_text()
+SINKS = (MODEL / "sinks.pml").read_text()
 HAS_SPIN = shutil.which("spin") is not None and shutil.which("gcc") is not None
 
 
 def test_every_fail_point_has_its_place_in_the_model() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| `(.+)` \|$", README, re.MULTILINE)
 
-    assert [name for name, _ in rows] == list(NAMES)
-    assert [place for _, place in rows if place not in SOURCE] == []
+    assert [name for name, _ in rows] == [*NAMES, *SINK_NAMES]
+    assert [place for name, place in rows if place not in (SOURCE if name in NAMES else SINKS)] == []
 
 
 def test_every_transition_of_the_producer_session_has_its_place_in_the_model() -> None:
@@ -34,19 +35,20 @@ def test_every_transition_of_the_producer_session_has_its_place_in_the_model() -
     assert [place for *_, place in rows if place not in SOURCE] == []
 
 
-def test_every_mutation_of_the_model_is_checked_explained_and_has_a_result() -> None:
-    mutations = set(re.findall(r"(?:ifdef|ifndef|defined)\W+([A-Z]+(?:_[A-Z]+)+)", SOURCE))
+@pytest.mark.parametrize(("model", "source", "count"), [("protocol", SOURCE, 8), ("sinks", SINKS, 6)])
+def test_every_mutation_of_a_model_is_checked_explained_and_has_a_result(model: str, source: str, count: int) -> None:
+    mutations = set(re.findall(r"(?:ifdef|ifndef|defined)\W+([A-Z]+(?:_[A-Z]+)+)", source))
 
-    assert len(mutations) == 8
+    assert len(mutations) == count
     for mutation in mutations:
         assert mutation in (MODEL / "check.sh").read_text()
         assert f"| `{mutation}` |" in README
-        assert re.search(rf"^\| {mutation} \|.*\| counterexample", README, re.MULTILINE)
+        assert re.search(rf"^\| {model} \| {mutation} \|.*\| counterexample", README, re.MULTILINE)
 
 
-def run_checker(tmp_path: Path, *definitions: str) -> str:
+def run_checker(tmp_path: Path, model: str, *definitions: str) -> str:
     commands = (
-        ["spin", *definitions, "-a", str(MODEL / "protocol.pml")],
+        ["spin", *definitions, "-a", str(MODEL / f"{model}.pml")],
         ["gcc", "-w", "-O1", "-DSAFETY", "-DCOLLAPSE", "-o", "pan", "pan.c"],
         ["./pan", "-m100000", "-w22"],
     )
@@ -57,7 +59,7 @@ def run_checker(tmp_path: Path, *definitions: str) -> str:
 
 @pytest.mark.skipif(not HAS_SPIN, reason="spin or gcc is not installed; docs/model/README.md has the results")
 def test_the_protocol_holds_in_small_bounds(tmp_path: Path) -> None:
-    found = run_checker(tmp_path, "-DDRIVERS=1", "-DUNITS=3", "-DTRIES=3", "-DTROUBLES=2")
+    found = run_checker(tmp_path, "protocol", "-DDRIVERS=1", "-DUNITS=3", "-DTRIES=3", "-DTROUBLES=2")
 
     assert "errors: 0" in found
     assert "Search not completed" not in found
@@ -65,6 +67,23 @@ def test_the_protocol_holds_in_small_bounds(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not HAS_SPIN, reason="spin or gcc is not installed; docs/model/README.md has the results")
 def test_a_commit_in_doubt_that_is_aborted_has_a_counterexample(tmp_path: Path) -> None:
-    found = run_checker(tmp_path, "-DDRIVERS=1", "-DUNITS=2", "-DTRIES=3", "-DTROUBLES=2", "-DABORT_AFTER_COMMIT")
+    found = run_checker(
+        tmp_path, "protocol", "-DDRIVERS=1", "-DUNITS=2", "-DTRIES=3", "-DTROUBLES=2", "-DABORT_AFTER_COMMIT"
+    )
+
+    assert "assertion violated" in found
+
+
+@pytest.mark.skipif(not HAS_SPIN, reason="spin or gcc is not installed; docs/model/README.md has the results")
+def test_several_sinks_hold_in_small_bounds(tmp_path: Path) -> None:
+    found = run_checker(tmp_path, "sinks", "-DDRIVERS=2", "-DUNITS=2", "-DSINKS=1", "-DTROUBLES=1")
+
+    assert "errors: 0" in found
+    assert "Search not completed" not in found
+
+
+@pytest.mark.skipif(not HAS_SPIN, reason="spin or gcc is not installed; docs/model/README.md has the results")
+def test_a_ledger_that_commits_before_the_other_sinks_has_a_counterexample(tmp_path: Path) -> None:
+    found = run_checker(tmp_path, "sinks", "-DDRIVERS=2", "-DUNITS=2", "-DSINKS=1", "-DTROUBLES=1", "-DLEDGER_FIRST")
 
     assert "assertion violated" in found

@@ -1,0 +1,242 @@
+/*
+ * The order in which several sinks commit, as a model for the checker spin. README.md beside it tells how to run it.
+ *
+ * What Kafka's part of the protocol gives, protocol.pml has shown: a claim of the ledger fences every lower run, and a
+ * commit to it is atomic with its record. Here both are one step. Each other sink has a ledger of its own, and a commit
+ * that holds a lock from the moment in which it is sent until it has taken place or not, whoever still waits for it.
+ * A driver may be slow at any step (a zombie), or die there. The successor starts alone, and has to finish.
+ */
+
+#ifndef DRIVERS
+#define DRIVERS 2        /* runs that overlap in any way; the successor is one more */
+#endif
+#ifndef UNITS
+#define UNITS 3          /* source records; a batch takes one or two of them */
+#endif
+#ifndef SINKS
+#define SINKS 2          /* sinks that are not Kafka */
+#endif
+#ifndef TROUBLES
+#define TROUBLES 2       /* answers of a sink that are lost, commits that a sink gives up */
+#endif
+
+#define SUCCESSOR DRIVERS
+#define PLACE(s, u) ((s) * (UNITS + 1) + (u))
+#define KAFKA SINKS
+
+/* Spark's checkpoint: a batch is one commit, and ends at a unit; 0 is not planned */
+byte offsets[UNITS + 1];
+byte done = 0;
+
+/* the pipeline's ledger, in Kafka */
+byte newest_run = 0, ledger = 0;
+
+/* the other sinks: their ledgers, and a commit that is under way in each */
+byte sink_run[SINKS], sink[SINKS], sink_end[SINKS];
+byte sent[SINKS], sent_end[SINKS];
+
+/* how often a unit is visible in each sink, the last of which is Kafka */
+byte visible[(SINKS + 1) * (UNITS + 1)];
+
+byte troubles = TROUBLES;
+bit crashed = 0, finished = 0;
+byte u, v;               /* counters of atomic steps */
+
+inline reveal(s, n, end) {
+    u = offsets[n - 1] + 1;
+    do
+    :: u <= end ->
+        visible[PLACE(s, u)]++;
+        assert(visible[PLACE(s, u)] == 1);   /* no record twice */
+        u++
+    :: else -> break
+    od;
+    u = 0
+}
+
+inline take_place(s) {
+    reveal(s, sent[s], sent_end[s]);
+    assert(sent[s] == sink[s] + 1);          /* a sink's commits have no gap */
+    sink[s] = sent[s]; sink_end[s] = sent_end[s];
+    sent[s] = 0; sent_end[s] = 0
+}
+
+/* The claim of a sink: behind every commit that is under way, because both take its lock. */
+inline claim_sink(s) {
+    atomic {
+#ifndef CLAIM_WITHOUT_LOCK
+        sent[s] == 0;
+#endif
+        if
+        :: sink_run[s] > number -> goto end
+        :: else
+        fi;
+#ifndef NO_SINK_CLAIM
+        sink_run[s] = number;
+#endif
+        has[s] = sink[s]
+    }
+}
+
+/* The sink's own server finishes what was sent to it, whether its driver lives or not. */
+proctype Server(byte s) {
+end_server:
+    do
+    :: atomic { sent[s] != 0 -> take_place(s) }
+    :: atomic { sent[s] != 0 && troubles > 0 -> troubles--; sent[s] = 0; sent_end[s] = 0 }
+    od
+}
+
+inline drive(me) {
+    /* claim the ledger, then every sink under the same number */
+    atomic { newest_run++; number = newest_run; mine = ledger }
+    s = 0;
+    do
+    :: s < SINKS ->
+        claim_sink(s);
+        assert(has[s] <= mine + 1);          /* a sink is at most one commit ahead of the ledger */
+        assert(has[s] >= mine);              /* and never behind */
+        s++
+    :: else -> break
+    od;
+
+batch:
+    /* Spark plans a batch once; of two that plan it, one ends */
+    atomic {
+        n = done + 1;
+        if
+        :: offsets[done] == UNITS -> goto end
+        :: else
+        fi;
+        if
+        :: offsets[n] != 0 && !fresh -> goto end
+        :: offsets[n] != 0 && fresh
+        :: offsets[n] == 0 -> offsets[n] = offsets[n - 1] + 1
+        :: offsets[n] == 0 && offsets[n - 1] + 2 <= UNITS -> offsets[n] = offsets[n - 1] + 2
+        fi;
+        fresh = 0
+    }
+    if
+    :: n <= mine -> goto spark                /* the ledger has it: its state is rebuilt, nothing is written */
+    :: n > mine + 1 -> goto end               /* somebody else went on in this checkpoint */
+    :: n == mine + 1
+    fi;
+#ifdef LEDGER_FIRST
+    goto kafka;
+sinks:
+#endif
+    s = 0;
+    do
+    :: s == SINKS -> break
+    :: s < SINKS ->
+#ifndef SKIP_SINK_LEDGER
+        if
+        :: has[s] >= n ->
+            assert(has[s] > n || sink_end[s] == offsets[n] || sink[s] > n);   /* with the same input */
+            goto next
+        :: else
+        fi;
+#endif
+        atomic {                              /* the tasks have staged its rows: commit */
+            sent[s] == 0;
+            if
+#ifdef NO_SINK_CLAIM
+            :: sink_run[s] > number -> goto end
+#elif !defined(NO_RUN_CHECK)
+            :: sink_run[s] != number -> goto end
+#endif
+            :: else -> sink_run[s] = number; sent[s] = n; sent_end[s] = offsets[n]
+            fi
+        }
+        if
+        :: atomic { sent[s] != n && sink[s] >= n -> has[s] = n }
+        :: atomic { sent[s] != n && sink[s] < n -> goto batch_again }
+        :: atomic { troubles > 0 && me != SUCCESSOR -> troubles-- } -> goto unknown
+        fi;
+next:
+        s++
+    od;
+#ifdef LEDGER_FIRST
+    goto spark;
+#endif
+
+kafka:
+    atomic {
+        if
+        :: newest_run != number -> goto end      /* fenced */
+        :: else -> ledger = n; mine = n; reveal(KAFKA, n, offsets[n])
+        fi
+    }
+#ifdef LEDGER_FIRST
+    goto sinks;
+#endif
+
+spark:
+    atomic {
+        if
+        :: done == n - 1 -> done = n
+        :: else -> goto end
+        fi
+    }
+    goto batch;
+
+unknown:                                      /* the answer was lost: a claim under the same number tells */
+#ifndef NO_CLAIM_AFTER_UNKNOWN
+    atomic {
+        if
+        :: newest_run != number -> goto end
+        :: else
+        fi
+    }
+    claim_sink(s);
+#endif
+batch_again:
+    fresh = 1;
+    goto batch;
+
+end:
+    skip
+}
+
+#define LOCALS byte number, mine, n, s; byte has[SINKS]; bit fresh = 1
+
+proctype Driver(byte me) {
+    LOCALS;
+    { drive(me) } unless { crashed }
+}
+
+/* Alone after the crash; what the dead have sent is still under way. */
+proctype Successor() {
+    LOCALS;
+    drive(SUCCESSOR);
+    finished = 1
+}
+
+init {
+    byte i;
+    atomic {
+        i = 0;
+        do
+        :: i < SINKS -> run Server(i); i++
+        :: else -> break
+        od;
+        i = 0;
+        do
+        :: i < DRIVERS -> run Driver(i); i++
+        :: else -> break
+        od
+    }
+    crashed = 1;
+    run Successor();
+    finished;
+    d_step {
+        assert(done > 0 && offsets[done] == UNITS && ledger == done);
+        i = 0;
+        do
+        :: i < (SINKS + 1) * (UNITS + 1) ->
+            assert(i % (UNITS + 1) == 0 || visible[i] == 1);   /* every record once, in every sink */
+            i++
+        :: else -> break
+        od
+    }
+}

@@ -38,6 +38,7 @@ SINK_NAMES: Final = (
     "after-sink-claim",
     "after-sink-pre-commit",
     "after-sink-commit",
+    "after-delivery",
 )
 #: The durable steps of taking and deleting a savepoint.
 SAVEPOINT_NAMES: Final = (

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.streaming.connected_stream import ConnectedStream, connect
     from airflow_provider_exactlyonce.streaming.definition import Pipeline, pipeline
     from airflow_provider_exactlyonce.streaming.keyed_stream import KeyedStream, key_by, spread
+    from airflow_provider_exactlyonce.streaming.sinks.delivery import Target
     from airflow_provider_exactlyonce.streaming.sinks.file_table import FileTable
     from airflow_provider_exactlyonce.streaming.sinks.files import FileSink
     from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
     from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import AvroFormat
     from airflow_provider_exactlyonce.streaming.sinks.spi import Share, Sink
+    from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import WriteAheadLogSink
     from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
     from airflow_provider_exactlyonce.streaming.state_backend import StateBackend
 
@@ -37,6 +39,8 @@ __all__ = [
     "Share",
     "Sink",
     "StateBackend",
+    "Target",
+    "WriteAheadLogSink",
     "connect",
     "key_by",
     "pipeline",
@@ -60,6 +64,8 @@ _HOMES: Final = {
     "Share": "sinks.spi",
     "Sink": "sinks.spi",
     "StateBackend": "state_backend",
+    "Target": "sinks.delivery",
+    "WriteAheadLogSink": "sinks.write_ahead_log",
     "connect": "connected_stream",
     "key_by": "keyed_stream",
     "pipeline": "definition",

@@ -40,7 +40,7 @@ def audit(storage: Storage, log: FileLog, commits: Iterable[SinkEntry]) -> Itera
             yield f"commit {known.commit}: {log.place(found.position)} has {found.entry}, the ledger {known}"
     if records:
         try:
-            live = live_files(log, records[-1])
+            live = live_files(log, records[-1], records[0].position)
         except FileNotFoundError:
             return  # a gap, which is told above
         for file in live:

@@ -149,15 +149,18 @@ class FileLog:
         return f"{self._folder}/{position:020d}.json"
 
 
-def live_files(log: FileLog, last: LogRecord) -> list[DataFile]:
-    """Return the files that hold all rows up to a record, oldest first."""
-    records = reversed([last, *_back(log, last)])
+def live_files(log: FileLog, last: LogRecord, oldest: int = 1) -> list[DataFile]:
+    """Return the files that hold all rows up to a record, oldest first.
+
+    :param oldest: the first position that is still there
+    """
+    records = reversed([last, *_back(log, last, oldest)])
     return [file for record in records for file in record.files]
 
 
-def _back(log: FileLog, last: LogRecord) -> Iterator[LogRecord]:
+def _back(log: FileLog, last: LogRecord, oldest: int) -> Iterator[LogRecord]:
     """Yield the records before one, newest first, down to the newest compaction."""
     if last.kind == COMPACTION:
         return
-    for position in range(last.position - 1, max(last.snapshot, 1) - 1, -1):
+    for position in range(last.position - 1, max(last.snapshot, oldest) - 1, -1):
         yield log.read(position)

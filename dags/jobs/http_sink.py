@@ -1,0 +1,52 @@
+"""A sink for an HTTP endpoint, which has no transactions: rows go through a write-ahead log."""
+
+import json
+import os
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from airflow_provider_exactlyonce.streaming import KafkaSource, Target, WriteAheadLogSink, pipeline
+
+
+@dataclass(frozen=True)
+class HttpTarget(Target):
+    """POSTs each commit as JSON lines, and GETs the number of the newest one that the endpoint has."""
+
+    url: str
+    timeout_seconds: float = 30
+
+    def deliver(self, entry: Any, rows: Iterator[Any]) -> None:
+        lines = "".join(json.dumps(row) + "\n" for batch in rows for row in batch.to_pylist())
+        headers = {"Idempotency-Key": str(entry.commit), "Content-Type": "application/x-ndjson"}
+        request = urllib.request.Request(self.url, lines.encode(), headers)
+        with urllib.request.urlopen(request, timeout=self.timeout_seconds):
+            pass
+
+    def has(self, entry: Any) -> bool:
+        with urllib.request.urlopen(self.url, timeout=self.timeout_seconds) as answer:
+            return int(answer.read()) >= entry.commit
+
+
+@pipeline(
+    name=os.environ.get("HTTP_SINK_PIPELINE", "http-sink"),
+    source=KafkaSource(
+        os.environ.get("HTTP_SINK_SOURCE", "payments"),
+        schema="id BIGINT NOT NULL, k STRING NOT NULL, v DECIMAL(12,2) NOT NULL",
+        max_offsets_per_trigger=int(os.environ.get("HTTP_SINK_BATCH", "100000")),
+    ),
+    sink=WriteAheadLogSink(
+        name="endpoint",
+        path=os.environ.get("HTTP_SINK_LOG", "/var/lib/exactlyonce/http-sink"),
+        target=HttpTarget(os.environ.get("HTTP_SINK_URL", "http://127.0.0.1:8000/payments")),
+    ),
+)
+def http_sink(payments: DataFrame) -> DataFrame:
+    return payments.selectExpr("id", "k", "CAST(v AS DOUBLE) AS v")
+
+
+if __name__ == "__main__":
+    http_sink.main()

@@ -1,0 +1,306 @@
+"""The write-ahead log: what every sink has to pass, and a target that fails, forgets to answer, or dies with us."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StructType, VariantType
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
+from airflow_provider_exactlyonce.streaming.sinks.delivery import Target
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkContext, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import WriteAheadLogSink
+from dags.jobs.http_sink import HttpTarget
+
+PIPELINE = "conformance"
+
+
+@dataclass(frozen=True)
+class FolderTarget(Target):
+    """A file of JSON lines for each commit; it can tell which it has."""
+
+    folder: Path
+
+    @override
+    def deliver(self, entry: SinkEntry, rows: Iterator[pa.RecordBatch]) -> None:
+        file = self.folder / f"{entry.commit}.{os.getpid()}.{threading.get_ident()}"
+        file.write_text("".join(json.dumps(row) + "\n" for batch in rows for row in batch.to_pylist()))
+        file.replace(self.folder / f"{entry.commit}.json")
+
+    @override
+    def has(self, entry: SinkEntry) -> bool:
+        return (self.folder / f"{entry.commit}.json").exists()
+
+
+@dataclass(frozen=True)
+class AppendingTarget(Target):
+    """One file that only grows, and nobody knows what is in it."""
+
+    file: Path
+
+    @override
+    def deliver(self, entry: SinkEntry, rows: Iterator[pa.RecordBatch]) -> None:
+        with self.file.open("a") as opened:
+            opened.writelines(f"{row['id']}\n" for batch in rows for row in batch.to_pylist())
+
+
+class TestWriteAheadLog(SinkConformance):
+    kills = 3
+    refused_columns = (StructType().add("id", LongType()).add("k", VariantType()), "'k'")
+
+    def make_sink(self, folder: Path) -> WriteAheadLogSink:
+        (folder / "target").mkdir()
+        return WriteAheadLogSink(
+            name="log", path=str(folder / "wal"), target=FolderTarget(folder / "target"), wait_seconds=30
+        )
+
+    def visible(self, sink: Any) -> Iterable[Mapping[str, Any]]:
+        return [
+            json.loads(line) for file in sink.target.folder.glob("*.json") for line in file.read_text().splitlines()
+        ]
+
+    def staged(self, sink: Any) -> Iterable[str]:
+        known = set(sink.files.table(PIPELINE).paths())
+        found = [str(file) for file in Path(sink.path).rglob("*.parquet")]
+        return [name for name in found if name not in known and "-other." not in name]
+
+
+class Server(ThreadingHTTPServer):
+    """Keeps what it is sent, in order; answers only as often as it should."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        super().__init__(address, Handler)
+        self.commits: list[tuple[int, list[int]]] = []
+        self.unavailable = 0  # requests that it refuses yet
+        self.lost = 0  # requests that it keeps and does not answer
+        self.asked = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    @property
+    def ids(self) -> list[int]:
+        return [number for _, ids in self.commits for number in ids]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.unavailable:
+            self.server.unavailable -= 1
+            self.send_error(503)
+            return
+        rows = [json.loads(line) for line in body.splitlines()]
+        self.server.commits.append((int(self.headers["Idempotency-Key"]), [row["id"] for row in rows]))
+        if self.server.lost:
+            self.server.lost -= 1
+            self.close_connection = True
+            return
+        self._answer(b"")
+
+    def do_GET(self) -> None:
+        self.server.asked += 1
+        self._answer(str(max((commit for commit, _ in self.server.commits), default=0)).encode())
+
+    def _answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def open_run(sink: WriteAheadLogSink, tmp_path: Path, run: int) -> SinkCommitter:
+    committer = sink.open(SinkContext(pipeline=PIPELINE, home=tmp_path))
+    committer.claim(run)
+    return committer
+
+
+def entry_of(commit: int, run: int) -> SinkEntry:
+    return SinkEntry(commit=commit, run=run, lineage="l", batch=commit - 1, source={}, rows=10, digest=commit)
+
+
+def commit(committer: SinkCommitter, number: int, run: int = 1, *, settle: bool = True) -> None:
+    """Commit the ids from ``number * 10`` on, ten of them."""
+    attempt = SinkAttempt(name=os.urandom(8).hex(), pipeline=PIPELINE, commit=number, run=run)
+    committer.begin(attempt)
+    with closing(committer.open_writer()(attempt, 0)) as writer:
+        writer.write(pa.RecordBatch.from_pydict({"id": list(range(number * 10, number * 10 + 10))}))
+        committer.pre_commit([writer.finish()])
+    committer.commit(entry_of(number, run))
+    if settle:
+        committer.settled(number)
+
+
+def http_sink(server: Server, tmp_path: Path, **settings: Any) -> WriteAheadLogSink:
+    target = HttpTarget(server.url, timeout_seconds=5)
+    return WriteAheadLogSink(name="log", path=str(tmp_path / "wal"), target=target, **settings)
+
+
+def test_commits_reach_an_http_server_once_and_in_order_whatever_it_answers(server: Server, tmp_path: Path) -> None:
+    server.unavailable, server.lost = 1, 1
+    sink = http_sink(server, tmp_path, wait_seconds=20)
+    with closing(open_run(sink, tmp_path, 1)) as committer:
+        for number in range(1, 6):
+            commit(committer, number)
+    assert [number for number, _ in server.commits] == [1, 2, 3, 4, 5]
+    assert server.ids == list(range(10, 60))
+    assert sink.delivered(PIPELINE).commit == 5
+    assert 0 < server.asked < 5, "it is asked in doubt only"
+
+
+def test_nothing_is_delivered_before_the_pipelines_ledger_has_it(server: Server, tmp_path: Path) -> None:
+    sink = http_sink(server, tmp_path, wait_seconds=20)
+    with closing(open_run(sink, tmp_path, 1)) as committer:
+        commit(committer, 1)
+        commit(committer, 2, settle=False)
+        time.sleep(0.3)
+        assert server.ids == list(range(10, 20))
+    with closing(open_run(sink, tmp_path, 2)) as committer:
+        time.sleep(0.3)
+        assert server.ids == list(range(10, 20))
+        committer.settled(2)
+        assert server.ids == list(range(10, 30))
+
+
+def test_an_outage_holds_up_no_batch_and_the_next_run_delivers_the_rest(server: Server, tmp_path: Path) -> None:
+    server.unavailable = 1000
+    sink = http_sink(server, tmp_path, wait_seconds=0.05, drain_seconds=0.05)
+    began = time.monotonic()
+    with closing(open_run(sink, tmp_path, 1)) as committer:
+        for number in range(1, 11):
+            commit(committer, number)
+    assert time.monotonic() - began < 10
+    assert server.ids == [] and sink.delivered(PIPELINE).commit == 0
+    server.unavailable = 0
+    with closing(open_run(http_sink(server, tmp_path, wait_seconds=20), tmp_path, 2)) as committer:
+        committer.settled(10)
+    assert server.ids == list(range(10, 110))
+
+
+@dataclass(frozen=True)
+class DyingTarget(Target):
+    """Dies right after it has delivered a commit, before anybody can note it."""
+
+    inner: Target
+    dies: int
+
+    @override
+    def deliver(self, entry: SinkEntry, rows: Iterator[pa.RecordBatch]) -> None:
+        self.inner.deliver(entry, rows)
+        if entry.commit == self.dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies_between_delivery_and_note(inner: Target, tmp_path: Path) -> None:
+    sink = WriteAheadLogSink(name="log", path=str(tmp_path / "wal"), target=DyingTarget(inner, dies=2), wait_seconds=30)
+    child = os.fork()
+    if child == 0:
+        try:
+            committer = open_run(sink, tmp_path, 1)
+            commit(committer, 1)
+            commit(committer, 2)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert sink.delivered(PIPELINE).commit == 1
+    after = WriteAheadLogSink(name="log", path=str(tmp_path / "wal"), target=inner, wait_seconds=30)
+    with closing(open_run(after, tmp_path, 2)) as committer:
+        committer.settled(2)
+        commit(committer, 3, 2)
+    assert after.delivered(PIPELINE).commit == 3
+
+
+def test_a_target_that_can_be_asked_has_each_commit_once_after_a_crash(server: Server, tmp_path: Path) -> None:
+    dies_between_delivery_and_note(HttpTarget(server.url, timeout_seconds=5), tmp_path)
+    assert server.ids == list(range(10, 40))
+
+
+def test_a_target_that_cannot_be_asked_has_a_commit_twice_after_a_crash(tmp_path: Path) -> None:
+    target = AppendingTarget(tmp_path / "lines")
+    assert not target.can_be_asked
+    dies_between_delivery_and_note(target, tmp_path)
+    counts = Counter(int(line) for line in target.file.read_text().splitlines())
+    assert counts == {number: 2 if 20 <= number < 30 else 1 for number in range(10, 40)}, "none lost, commit 2 doubled"
+
+
+def test_a_superseded_run_delivers_nothing_any_more(server: Server, tmp_path: Path) -> None:
+    server.unavailable = 1000
+    old = open_run(http_sink(server, tmp_path, wait_seconds=0, drain_seconds=0.05), tmp_path, 1)
+    commit(old, 1)
+    with closing(open_run(http_sink(server, tmp_path, wait_seconds=20), tmp_path, 2)) as new:
+        server.unavailable = 0
+        time.sleep(1.5)  # the old one has tried again
+        assert server.ids == []
+        new.settled(1)
+        assert server.ids == list(range(10, 20))
+    old.close()
+    assert server.ids == list(range(10, 20))
+
+
+def test_delivered_commits_leave_the_log_by_age_and_the_rest_is_sound(tmp_path: Path) -> None:
+    target = FolderTarget(tmp_path / "target")
+    target.folder.mkdir()
+    sink = WriteAheadLogSink(name="log", path=str(tmp_path / "wal"), target=target, wait_seconds=30)
+    with closing(open_run(sink, tmp_path, 1)) as committer:
+        for number in range(1, 6):
+            commit(committer, number)
+        for record in list((tmp_path / "wal").rglob("log/*.json"))[:]:
+            body = json.loads(record.read_text())
+            if body["position"] <= 4:
+                record.write_text(json.dumps({**body, "written": body["written"] - 25 * 3600}))
+        commit(committer, 6)
+        entries = [entry_of(number, 1) for number in range(1, 7)]
+        assert list(committer.audit(entries)) == []
+        assert [entry.commit for entry in sink.files.table(PIPELINE).history()] == [4, 5, 6]
+        assert len(list((tmp_path / "wal").rglob("*.parquet"))) == 3
+        (target.folder / "6.json").unlink()
+        assert list(committer.audit(entries)) == ["commit 6: it was delivered, and the target does not have it"]
+    with closing(open_run(sink, tmp_path, 2)) as committer:
+        assert committer.tail() == entry_of(6, 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"target": "http://x"}, "not a Target"),
+        ({"keep_hours": 0.5}, "keep_hours=0.5"),
+        ({"path": "relative"}, "neither an absolute path"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(changed: dict[str, Any], said: str) -> None:
+    given = {"name": "log", "path": "/tmp/x", "target": AppendingTarget(Path("/tmp/y"))}
+    with pytest.raises(RefusedError, match=said):
+        WriteAheadLogSink(**{**given, **changed})

@@ -58,6 +58,13 @@ def flat_column(array: pa.Array) -> Column:
     return Column(buffer=buffer, starts=offsets[:-1], lengths=lengths, valid=valid)
 
 
+def as_binary(array: pa.Array) -> pa.Array:
+    """See strings as bytes, valid UTF-8 or not; nothing is copied."""
+    if pa.types.is_string(array.type):
+        return array.view(pa.binary())
+    return array.view(pa.large_binary()) if pa.types.is_large_string(array.type) else array
+
+
 def flat_offsets(array: pa.Array) -> NDArray[np.int64]:
     """Return where each row of an array of variable length starts, and where the last one ends.
 

@@ -7,7 +7,7 @@ library. In LZ4 frames Kafka's Java clients accept only blocks that don't refer 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -84,6 +84,39 @@ class Compression:
 
 
 UNCOMPRESSED: Final = Compression()
+
+PLAIN_BYTES_MAXIMUM: Final = 16 << 20
+"""No batch is larger before compression: many readers unpack one as a whole."""
+
+_MARGIN: Final = 1.25  # a batch that turns out too large is compressed twice
+
+
+class Shrinkage:
+    """How much smaller a topic's records become, as seen so far: batches are cut before they are compressed.
+
+    :param compression: how they are compressed
+    """
+
+    def __init__(self, compression: Compression) -> None:
+        self._packs: Final = compression.codec != "none"
+        self._ratio = 1.0
+
+    def plain_bytes(self, limit_bytes: int) -> int:
+        """Return how many bytes to compress at a time.
+
+        :param limit_bytes: what a compressed batch may take
+        """
+        if not self._packs:
+            return limit_bytes
+        return max(limit_bytes, min(int(limit_bytes / (self._ratio * _MARGIN)), PLAIN_BYTES_MAXIMUM))
+
+    def saw(self, sizes: Iterable[tuple[int, int]], limit_bytes: int) -> None:
+        """Learn from batches, the worst of them; small ones tell little, and fit in any case.
+
+        :param sizes: the bytes of each before and after compression
+        :param limit_bytes: what a compressed batch may take
+        """
+        self._ratio = max((packed / plain for plain, packed in sizes if 2 * plain >= limit_bytes), default=self._ratio)
 
 
 def _xerial_frame(codec: pa.Codec, content: memoryview) -> bytes:

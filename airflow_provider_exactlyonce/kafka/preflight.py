@@ -57,6 +57,7 @@ _BROKER_SETTINGS: Final = (
 )
 _TOPIC_SETTINGS: Final = (
     "cleanup.policy",
+    "compression.type",
     "max.message.bytes",
     "message.timestamp.after.max.ms",
     "message.timestamp.before.max.ms",
@@ -99,6 +100,10 @@ class TopicFacts:
     def batch_bytes_maximum(self) -> int:
         """The size of the largest record batch that it takes, in bytes."""
         return int(self.settings["max.message.bytes"])
+
+    def keeps(self, codec: str) -> bool:
+        """Whether its batches stay compressed as they are sent; otherwise their size comes from the broker's codec."""
+        return self.settings["compression.type"] in ("producer", codec)
 
     def check_timestamps(self, first_milliseconds: int, last_milliseconds: int, now_milliseconds: int) -> None:
         """Check the oldest and the newest timestamp of records that are to be written.

@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
 
 import crc32c
 import numpy as np
@@ -87,6 +88,7 @@ class Body:
     :param partition: the partition they go to
     :param records: how many they are
     :param payload: their bytes; uncompressed, part of a buffer that a few bodies share, freed with the last of them
+    :param plain_bytes: how many these were before compression
     :param compression: how the payload is compressed
     :param base_timestamp_milliseconds: CreateTime of the first record
     :param max_timestamp_milliseconds: CreateTime of the latest record
@@ -96,6 +98,7 @@ class Body:
     partition: int
     records: int
     payload: memoryview
+    plain_bytes: int
     compression: Compression
     base_timestamp_milliseconds: int
     max_timestamp_milliseconds: int
@@ -117,10 +120,11 @@ def encode_bodies(
     headers: pa.ListArray | None = None,
     body_bytes_maximum: int,
     compression: Compression = UNCOMPRESSED,
+    plain_bytes_maximum: int | None = None,
 ) -> list[Body]:
     """Encode rows into bodies: by partition, in the rows' order within each, cut so that no batch exceeds the limit.
 
-    A body that compression doesn't make smaller stays as it is, so that the limit holds for every body.
+    A body that compression doesn't make smaller stays as it is; one that is above the limit then is halved.
 
     :param keys: a key a row, null for none
     :param values: a value a row, null for a tombstone
@@ -128,9 +132,10 @@ def encode_bodies(
     :param partitions: a target partition a row
     :param timestamps: CreateTime of each row, or of all, in milliseconds since 1970
     :param headers: a list of structs of ``key`` (string) and ``value`` (binary or null) a row, null for none
-    :param body_bytes_maximum: the most that a batch may take before compression, header included
+    :param body_bytes_maximum: the most that a batch may take, header included
     :param compression: how to compress each body
-    :raises OversizedRecord: for rows that exceed the limit alone; nothing is encoded then
+    :param plain_bytes_maximum: the most that a batch may take before compression, None for no more than after it
+    :raises OversizedRecord: for rows that exceed the limit alone, before compression; nothing is encoded then
     :raises RefusedRecord: for rows with a timestamp before 1970 or a header without a key; nothing is encoded then
     """
     digest_column = _digest_column(digests)
@@ -150,16 +155,29 @@ def encode_bodies(
         times if len(times) == 1 else times[order],
     )
     _refuse_oversized(records, keys, partitions, order, body_bytes_maximum)
-    ends = _body_ends(records, targets, body_bytes_maximum)
-    starts = np.concatenate(([0], ends[:-1]))
-    payloads = (payload for span_ends in _spans(ends) for payload in write_bodies(records, span_ends))
+    ends = _body_ends(records, targets, max(body_bytes_maximum, plain_bytes_maximum or 0))
+    packed = [
+        one
+        for bounds in _spans(ends)
+        for (start, end), plain in zip(pairwise(bounds.tolist()), write_bodies(records, bounds), strict=True)
+        for one in _pack(records, start, end, plain, compression, body_bytes_maximum)
+    ]
+    starts = np.array([one.start for one in packed])
     base_times, latest_times = records.time_ranges(starts)
     return [
-        _body(partition, record_count, payload, base_time, latest_time, digest, compression)
-        for partition, record_count, payload, base_time, latest_time, digest in zip(
+        Body(
+            partition=partition,
+            records=one.end - one.start,
+            payload=one.payload,
+            plain_bytes=one.plain_bytes,
+            compression=one.compression,
+            base_timestamp_milliseconds=base_time,
+            max_timestamp_milliseconds=latest_time,
+            digest=digest,
+        )
+        for one, partition, base_time, latest_time, digest in zip(
+            packed,
             targets[starts].tolist(),
-            (ends - starts).tolist(),
-            payloads,
             base_times.tolist(),
             latest_times.tolist(),
             np.add.reduceat(digest_column[order], starts).tolist(),
@@ -168,27 +186,27 @@ def encode_bodies(
     ]
 
 
-def _body(
-    partition: int,
-    records: int,
-    plain: memoryview,
-    base_time: int,
-    latest_time: int,
-    digest: int,
-    compression: Compression,
-) -> Body:
-    """Compress a body, if that makes it smaller."""
+class _Packed(NamedTuple):
+    start: int
+    end: int
+    payload: memoryview
+    plain_bytes: int
+    compression: Compression
+
+
+def _pack(
+    records: RecordColumns, start: int, end: int, plain: memoryview, compression: Compression, body_bytes_maximum: int
+) -> Iterator[_Packed]:
+    """Compress a body, if that makes it smaller; halve it until it is within the limit, which a single record is."""
     packed = memoryview(compression.compress(plain))
     is_smaller = len(packed) < len(plain)
-    return Body(
-        partition=partition,
-        records=records,
-        payload=packed if is_smaller else plain,
-        compression=compression if is_smaller else UNCOMPRESSED,
-        base_timestamp_milliseconds=base_time,
-        max_timestamp_milliseconds=latest_time,
-        digest=digest,
-    )
+    payload = packed if is_smaller else plain
+    if HEADER_BYTES + len(payload) <= body_bytes_maximum:
+        yield _Packed(start, end, payload, len(plain), compression if is_smaller else UNCOMPRESSED)
+        return
+    bounds = np.array([start, (start + end) // 2, end])
+    for (first, last), half in zip(pairwise(bounds.tolist()), write_bodies(records, bounds), strict=True):
+        yield from _pack(records, first, last, half, compression, body_bytes_maximum)
 
 
 def encode_few(records: Sequence[tuple[bytes | None, bytes | None]], timestamp_milliseconds: int) -> Body:

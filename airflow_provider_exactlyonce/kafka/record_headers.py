@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from airflow_provider_exactlyonce.kafka.columns import Column, flat_column, flat_offsets, flat_validity
+from airflow_provider_exactlyonce.kafka.columns import Column, as_binary, flat_column, flat_offsets, flat_validity
 from airflow_provider_exactlyonce.kafka.pieces import PrefixedColumn, concatenate, grouped, part
 from airflow_provider_exactlyonce.kafka.varint import Varints, varint_widths, varints
 
@@ -41,8 +41,8 @@ def encode_headers(headers: pa.ListArray) -> HeaderColumn | None:
     offsets, counts, entries = _flat(headers)
     if not counts.any():
         return None
-    keys = PrefixedColumn(flat_column(_binary(entries.field("key"))))
-    values = PrefixedColumn(flat_column(_binary(entries.field("value"))))
+    keys = PrefixedColumn(flat_column(as_binary(entries.field("key"))))
+    values = PrefixedColumn(flat_column(as_binary(entries.field("value"))))
     every = slice(0, len(entries))
     pieces = grouped([*keys.pieces(every), *values.pieces(every)])
     content, positions = concatenate(pieces, len(entries))
@@ -83,10 +83,3 @@ def _flat(headers: pa.ListArray) -> tuple[NDArray[np.int64], NDArray[np.int64], 
         counts *= valid
     first, last = int(offsets[0]), int(offsets[-1])
     return offsets - first, counts, headers.values.slice(first, last - first)
-
-
-def _binary(array: pa.Array) -> pa.Array:
-    """See strings as bytes; nothing is copied."""
-    if pa.types.is_string(array.type):
-        return array.view(pa.binary())
-    return array.view(pa.large_binary()) if pa.types.is_large_string(array.type) else array

@@ -152,6 +152,7 @@ class Repeat:
         stream = kafka_columns.encode(
             sink, self._pipeline.shares.kafka_rows(self._pipeline.result(spark, self._config))
         )
+        stream = stream.withColumns({name: stream[name].cast("binary") for name in ("key", "value")})
         impossible = missing_part(spark)
         while replay.prepare(one_start_per_batch=impossible):
             query = self._start(stream, self._process(replay, client, lineage), once=impossible is not None)

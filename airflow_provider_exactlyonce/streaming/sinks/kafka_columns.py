@@ -60,9 +60,9 @@ def encode(
 ) -> DataFrame:
     """Return the columns of the frame's records.
 
-    Always ``key`` (binary), ``value`` (binary) and ``digest`` (bigint): Spark's xxhash64 over key, its absence, value,
-    its absence and the headers. Where the sink declares them, ``headers``, ``partition`` (int), ``timestamp`` (bigint,
-    milliseconds since the epoch) and ``topic``.
+    Always ``key`` and ``value`` (string or binary: Spark hashes both alike) and ``digest`` (bigint): Spark's xxhash64
+    over key, its absence, value, its absence and the headers. Where the sink declares them, ``headers``, ``partition``
+    (int), ``timestamp`` (bigint, milliseconds since the epoch) and ``topic``.
 
     :param batch_bytes_maximum: the topic's limit; larger records go to the topic for bad records, if the sink has one
     :param carried: columns that are no part of the records and stay as they are
@@ -73,7 +73,7 @@ def encode(
     given = frame.drop(*carried)
     _check_columns(sink, given)
     key, value = _key_and_value(sink, given)
-    columns = {"key": key.cast("binary"), "value": value.cast("binary")}
+    columns = {"key": key, "value": value}
     if sink.headers or sink.diverts:
         columns["headers"] = F.col(f"`{sink.headers}`") if sink.headers else F.lit(None).cast(HEADERS_TYPE)
     if sink.partition:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from airflow_provider_exactlyonce.exceptions import RecordRefusedError, RecordTooLargeError, RefusedError
 from airflow_provider_exactlyonce.kafka import preflight, record_batch
-from airflow_provider_exactlyonce.kafka.columns import flat_numbers
-from airflow_provider_exactlyonce.kafka.compression import UNCOMPRESSED, Compression
+from airflow_provider_exactlyonce.kafka.columns import as_binary, flat_numbers
+from airflow_provider_exactlyonce.kafka.compression import UNCOMPRESSED, Compression, Shrinkage
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.kafka.record_batch import Body, OversizedRecord, RefusedRecord
 from airflow_provider_exactlyonce.kafka.transaction import add_partition, produce
@@ -45,9 +45,12 @@ if TYPE_CHECKING:
 
 FLUSH_BYTES_MINIMUM: Final = 1 << 20
 FLUSH_BYTES_MAXIMUM: Final = 8 << 20
+_FLUSH_GROWTH_MAXIMUM: Final = 4
 _FLUSHES_QUEUED: Final = 2
 _NO_PARTITION: Final = -1
 CANDIDATES: Final = 64  # of more, hardly one more is free, and the question gets long
+
+_BYTES: Final = ("key", "value")
 
 RESULT_SCHEMA: Final = "task INT, written STRING"
 
@@ -130,7 +133,10 @@ def write_stage(records: DataFrame, settings: WriterSettings | None, shares: Seq
     def write_partition(batches: Any) -> Any:
         return write(batches, settings, shares)
 
-    return records.mapInArrow(write_partition, RESULT_SCHEMA)
+    # Spark copies a binary value once more for each of its own rows and for Arrow, a string never. It does not look
+    # at a string's bytes on the way.
+    texts = {name: records[name].cast("string") for name in _BYTES}
+    return records.withColumns(texts).mapInArrow(write_partition, RESULT_SCHEMA)
 
 
 @dataclass
@@ -144,6 +150,7 @@ class _Sums:
 
 
 _clients: dict[str, WireClient] = {}
+_shrinkages: dict[tuple[str, Compression], Shrinkage] = {}
 
 
 def _client(config: Mapping[str, str]) -> WireClient:
@@ -152,6 +159,12 @@ def _client(config: Mapping[str, str]) -> WireClient:
     if key not in _clients:
         _clients[key] = WireClient(config)
     return _clients[key]
+
+
+def _shrinkage(target: TopicFacts, compression: Compression) -> Shrinkage:
+    """Return what this worker process has seen of a topic; it serves many tasks."""
+    kept = compression if target.keeps(compression.codec) else UNCOMPRESSED
+    return _shrinkages.setdefault((target.topic_id, kept), Shrinkage(kept))
 
 
 def write(
@@ -237,8 +250,12 @@ def _answer(task: int, written: bytes) -> pa.RecordBatch:
 def _flush_bytes(task: WriteTask) -> int:
     """Return how many bytes to encode at a time: what fills a body for every partition, and stays in the cache."""
     known = task.targets.get(task.settings.topic or "")
-    full = 0.9 * known.partitions * known.batch_bytes_maximum if known else FLUSH_BYTES_MAXIMUM
-    return int(min(max(full, FLUSH_BYTES_MINIMUM), FLUSH_BYTES_MAXIMUM))
+    if known is None:
+        return FLUSH_BYTES_MAXIMUM
+    full_bytes = _shrinkage(known, task.settings.compression).plain_bytes(known.batch_bytes_maximum)
+    # Of bodies that are compressed to a tenth many more bytes are worth a request.
+    most = FLUSH_BYTES_MAXIMUM * max(1, min(full_bytes // known.batch_bytes_maximum, _FLUSH_GROWTH_MAXIMUM))
+    return int(min(max(0.9 * known.partitions * full_bytes, FLUSH_BYTES_MINIMUM), most))
 
 
 def _flushes(batches: Iterator[pa.RecordBatch], flush_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -257,7 +274,10 @@ def _flushes(batches: Iterator[pa.RecordBatch], flush_bytes: int) -> Iterator[pa
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)  # which copies even a single one
+    joined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)  # which copies even a single one
+    for name in _BYTES:
+        joined = joined.set_column(joined.schema.get_field_index(name), name, as_binary(joined[name]))
+    return joined
 
 
 def _look_up(task: WriteTask, topic: str) -> TopicFacts:
@@ -271,21 +291,25 @@ def _look_up(task: WriteTask, topic: str) -> TopicFacts:
 def _encode(
     rows: pa.RecordBatch, partitions: NDArray[np.int32], topic: str, target: TopicFacts, task: WriteTask
 ) -> list[Body]:
+    limit, shrinkage = target.batch_bytes_maximum, _shrinkage(target, task.settings.compression)
     try:
-        return record_batch.encode_bodies(
+        bodies = record_batch.encode_bodies(
             rows["key"],
             rows["value"],
             rows["digest"],
             partitions,
             timestamps=_timestamps(rows, target),
             headers=rows["headers"] if "headers" in rows.schema.names else None,
-            body_bytes_maximum=target.batch_bytes_maximum,
+            body_bytes_maximum=limit,
             compression=task.settings.compression,
+            plain_bytes_maximum=shrinkage.plain_bytes(limit),
         )
     except OversizedRecord as error:
         raise RecordTooLargeError(mark(RecordTooLargeError, f"topic {topic}: {error}")) from error
     except RefusedRecord as error:
         raise RecordRefusedError(mark(RecordRefusedError, f"topic {topic}: {error}")) from error
+    shrinkage.saw(((body.plain_bytes, len(body.payload)) for body in bodies), limit)
+    return bodies
 
 
 def _timestamps(rows: pa.RecordBatch, target: TopicFacts) -> int | NDArray[np.int64]:

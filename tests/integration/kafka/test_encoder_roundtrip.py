@@ -134,7 +134,7 @@ def test_librdkafka_reads_the_same_records(
     written = varied_rows(800)
     topic = make_topic(partitions=PARTITIONS, **ANY_TIME, **{"message.timestamp.type": timestamp_type})
     transaction, begun = begin(client), time.time()
-    bodies = encode(written, body_bytes_maximum=300_000, compression=Compression(codec))
+    bodies = encode(written, body_bytes_maximum=300_000, compression=Compression(codec), plain_bytes_maximum=1_500_000)
     for body in bodies:
         transaction.append(topic, body)
     transaction.end()
@@ -167,10 +167,18 @@ def test_librdkafka_reads_whatever_is_encoded(
         written=rows(partitions=st.integers(0, PARTITIONS - 1), timestamps=TIMESTAMPS),
         body_bytes_maximum=st.sampled_from([25_000, 1_000_000]),
         compression=st.sampled_from([Compression(codec) for codec in ATTRIBUTES]),
+        plain_bytes_maximum=st.sampled_from([None, 200_000]),
     )
-    def write_and_read(written: list[Row], body_bytes_maximum: int, compression: Compression) -> None:
+    def write_and_read(
+        written: list[Row], body_bytes_maximum: int, compression: Compression, plain_bytes_maximum: int | None
+    ) -> None:
         starts: dict[int, int] = {}
-        for body in encode(written, body_bytes_maximum=body_bytes_maximum, compression=compression):
+        for body in encode(
+            written,
+            body_bytes_maximum=body_bytes_maximum,
+            compression=compression,
+            plain_bytes_maximum=plain_bytes_maximum,
+        ):
             offset = transaction.append(topic, body)
             starts.setdefault(body.partition, offset)
         read = read_with_librdkafka(consumer, topic, starts, len(written))

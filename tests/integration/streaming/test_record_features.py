@@ -32,6 +32,7 @@ from airflow_provider_exactlyonce.exceptions import (
     RecordTooLargeError,
     RefusedError,
 )
+from airflow_provider_exactlyonce.kafka.batch_headers import read_headers
 from airflow_provider_exactlyonce.kafka.preflight import check_topics
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import AvroFormat, KafkaSink, KafkaSource
@@ -199,6 +200,53 @@ def test_a_compressed_batch_is_read_back_record_by_record(
     expected = sorted((row["key"].encode(), row["value"].encode()) for row in frame.collect())
     assert sorted((message.key(), message.value()) for message in found) == expected
     assert {message.timestamp()[0] for message in found} == {TIMESTAMP_LOG_APPEND_TIME}
+
+
+def records_per_batch(run: Run, topic: str) -> list[int]:
+    """Return how many records each record batch in partition 0 has."""
+    end, position = run.client.stable_offsets(topic)[0], 0
+    found: list[int] = []
+    while position < end:
+        for header in read_headers(run.client.fetch(topic, 0, position)):
+            found += [] if header.is_control else [header.last - header.first + 1]
+            position = header.last + 1
+    return found
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_batches_are_filled_to_the_topics_limit_after_compression(
+    spark: Any,
+    open_sink: Callable[..., Written],
+    kafka_config: dict[str, str],
+    make_topic: Callable[..., str],
+    codec: str,
+) -> None:
+    topic = make_topic(partitions=1, **{"max.message.bytes": "100000"})
+    shrinks = spark.range(60_000, numPartitions=1).selectExpr("string(id) key", "concat(id, repeat('x', 100)) value")
+    noise = spark.range(60_000, 80_000, numPartitions=1).selectExpr("string(id) key", "unhex(sha2(id, 512)) value")
+    out = open_sink(KafkaSink(topic, compression=codec))
+    out.coordinator.process(out.sink.prepare(shrinks), 0)
+    batches = len(records_per_batch(out.run, topic))
+    assert batches < 60_000 * 100 / 100_000 / 2
+    out.coordinator.process(out.sink.prepare(noise.selectExpr("key", "value")), 1)
+    found = [(message.key(), message.value()) for message in read(kafka_config, topic)]
+    expected = [*shrinks.collect(), *noise.collect()]
+    assert found == [(row["key"].encode(), _as_bytes(row["value"])) for row in expected]
+
+
+def _as_bytes(value: str | bytearray) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def test_a_topic_that_unpacks_what_it_is_sent_gets_batches_that_fit_unpacked(
+    spark: Any, open_sink: Callable[..., Written], kafka_config: dict[str, str], make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic(partitions=1, **{"max.message.bytes": "100000", "compression.type": "uncompressed"})
+    frame = spark.range(60_000, numPartitions=1).selectExpr("string(id) key", "concat(id, repeat('x', 100)) value")
+    out = open_sink(KafkaSink(topic, compression="zstd"))
+    out.coordinator.process(out.sink.prepare(frame), 0)
+    found = [(message.key(), message.value()) for message in read(kafka_config, topic)]
+    assert found == [(row["key"].encode(), row["value"].encode()) for row in frame.collect()]
 
 
 def test_avro_is_written_in_the_wire_format_of_schema_registries(

@@ -81,6 +81,7 @@ def encode(
     large: bool = False,
     padding: int = 0,
     compression: Compression = UNCOMPRESSED,
+    plain_bytes_maximum: int | None = None,
 ) -> list[Body]:
     """Encode rows, the digest of each being its number.
 
@@ -100,6 +101,7 @@ def encode(
         headers=column(lists, HEADERS_TYPE, padding),
         body_bytes_maximum=body_bytes_maximum,
         compression=compression,
+        plain_bytes_maximum=plain_bytes_maximum,
     )
 
 

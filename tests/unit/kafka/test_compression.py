@@ -11,7 +11,14 @@ import pytest
 import xxhash
 
 from airflow_provider_exactlyonce.exceptions import SettingRefusedError
-from airflow_provider_exactlyonce.kafka.compression import ATTRIBUTES, BLOCK_BYTES, UNCOMPRESSED, Compression
+from airflow_provider_exactlyonce.kafka.compression import (
+    ATTRIBUTES,
+    BLOCK_BYTES,
+    PLAIN_BYTES_MAXIMUM,
+    UNCOMPRESSED,
+    Compression,
+    Shrinkage,
+)
 
 CONTENTS = {
     "one byte": b"x",
@@ -89,6 +96,26 @@ def test_a_higher_level_packs_tighter(codec: str, levels: tuple[int, int]) -> No
     quick, tight = (bytes(Compression(codec, level).compress(memoryview(content))) for level in levels)
     assert undo(codec, quick) == undo(codec, tight) == content
     assert len(tight) < 0.9 * len(quick)
+
+
+def test_the_worst_of_the_last_batches_tells_how_much_to_compress_at_a_time() -> None:
+    shrinkage = Shrinkage(Compression("zstd"))
+    assert shrinkage.plain_bytes(1_000_000) == 1_000_000
+    shrinkage.saw([(1_000_000, 100_000), (600_000, 120_000), (400_000, 399_000)], 1_000_000)
+    assert shrinkage.plain_bytes(1_000_000) == 4_000_000
+    shrinkage.saw([(400_000, 399_000)], 1_000_000)  # it fits, whatever it shrinks to
+    assert shrinkage.plain_bytes(1_000_000) == 4_000_000
+    shrinkage.saw([(4_000_000, 4_000)], 1_000_000)
+    assert shrinkage.plain_bytes(1_000_000) == PLAIN_BYTES_MAXIMUM
+    assert shrinkage.plain_bytes(2 * PLAIN_BYTES_MAXIMUM) == 2 * PLAIN_BYTES_MAXIMUM
+    shrinkage.saw([(4_000_000, 3_900_000)], 1_000_000)
+    assert shrinkage.plain_bytes(1_000_000) == 1_000_000
+
+
+def test_without_a_codec_records_are_cut_at_the_limit() -> None:
+    shrinkage = Shrinkage(UNCOMPRESSED)
+    shrinkage.saw([(1_000_000, 1_000_000)], 1_000_000)
+    assert shrinkage.plain_bytes(1_000_000) == 1_000_000
 
 
 def test_without_a_codec_nothing_is_copied() -> None:

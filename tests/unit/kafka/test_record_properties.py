@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch
 
 from airflow_provider_exactlyonce.kafka import pieces, record_batch
+from airflow_provider_exactlyonce.kafka.compression import Compression
 from airflow_provider_exactlyonce.kafka.record_batch import HEADER_BYTES, Body, OversizedRecord, stamp
 from tests.unit.kafka.record_rows import PROPERTY, TIMESTAMPS, Row, encode, expected, rows
 
@@ -63,6 +66,33 @@ def test_no_body_exceeds_the_limit_that_every_record_meets(written: list[Row], s
         assert caught.value.rows.tolist() == [
             number for number, row in enumerate(written) if encode([row])[0].size_bytes == largest
         ]
+
+
+@PROPERTY
+@given(
+    written=rows(partitions=st.just(3) | st.integers(0, 2), timestamps=TIMESTAMPS),
+    plain_bytes_maximum=st.sampled_from([50_000, 1 << 20]),
+)
+def test_compressed_bodies_are_within_the_limit_however_wrong_the_guess(
+    written: list[Row], plain_bytes_maximum: int
+) -> None:
+    limit = max((encode([row])[0].size_bytes for row in written), default=HEADER_BYTES + 1)
+    bodies = encode(
+        written,
+        body_bytes_maximum=limit,
+        compression=Compression("gzip", 1),
+        plain_bytes_maximum=plain_bytes_maximum,
+    )
+    assert [row for body in bodies for row in decode(body)] == expected(written)
+    assert all(body.size_bytes <= limit for body in bodies)
+    assert [body.digest for body in bodies] == [sum(numbers) for numbers in _numbers(written, bodies)]
+
+
+def _numbers(written: list[Row], bodies: list[Body]) -> list[list[int]]:
+    """Tell which rows are in each body."""
+    order = sorted(range(len(written)), key=lambda number: written[number].partition)
+    ends = list(itertools.accumulate(body.records for body in bodies))
+    return [order[end - body.records : end] for body, end in zip(bodies, ends, strict=True)]
 
 
 @PROPERTY

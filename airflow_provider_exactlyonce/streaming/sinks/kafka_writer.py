@@ -5,6 +5,7 @@ Runs in Spark's Python workers. Encoding goes on while a sender thread waits for
 
 from __future__ import annotations
 
+import gc
 import json
 import queue
 import struct
@@ -158,6 +159,7 @@ def _client(config: Mapping[str, str]) -> WireClient:
     key = json.dumps(dict(config), sort_keys=True)
     if key not in _clients:
         _clients[key] = WireClient(config)
+        gc.freeze()  # Spark has every worker look for garbage after each task, and all that is imported is none
     return _clients[key]
 
 

@@ -134,10 +134,11 @@ def write_stage(records: DataFrame, settings: WriterSettings | None, shares: Seq
     def write_partition(batches: Any) -> Any:
         return write(batches, settings, shares)
 
-    # Spark copies a binary value once more for each of its own rows and for Arrow, a string never. It does not look
-    # at a string's bytes on the way.
-    texts = {name: records[name].cast("string") for name in _BYTES}
-    return records.withColumns(texts).mapInArrow(write_partition, RESULT_SCHEMA)
+    if settings is not None:
+        # Spark copies a binary value once more for each of its own rows and for Arrow, a string never. It does not look
+        # at a string's bytes on the way.
+        records = records.withColumns({name: records[name].cast("string") for name in _BYTES})
+    return records.mapInArrow(write_partition, RESULT_SCHEMA)
 
 
 @dataclass

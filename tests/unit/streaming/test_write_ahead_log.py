@@ -8,10 +8,9 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConform
 from airflow_provider_exactlyonce.streaming.sinks.delivery import Target
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import WriteAheadLogSink
-from dags.jobs.http_sink import HttpTarget
+from dags.jobs.payments_archive import HttpTarget
+from tests.http_target import Server
 
 PIPELINE = "conformance"
 
@@ -80,66 +80,10 @@ class TestWriteAheadLog(SinkConformance):
         return [name for name in found if name not in known and "-other." not in name]
 
 
-class Server(ThreadingHTTPServer):
-    """Keeps what it is sent, in order; answers only as often as it should."""
-
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
-        super().__init__(address, Handler)
-        self.commits: list[tuple[int, list[int]]] = []
-        self.unavailable = 0  # requests that it refuses yet
-        self.lost = 0  # requests that it keeps and does not answer
-        self.asked = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    @property
-    def ids(self) -> list[int]:
-        return [number for _, ids in self.commits for number in ids]
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.server.unavailable:
-            self.server.unavailable -= 1
-            self.send_error(503)
-            return
-        rows = [json.loads(line) for line in body.splitlines()]
-        self.server.commits.append((int(self.headers["Idempotency-Key"]), [row["id"] for row in rows]))
-        if self.server.lost:
-            self.server.lost -= 1
-            self.close_connection = True
-            return
-        self._answer(b"")
-
-    def do_GET(self) -> None:
-        self.server.asked += 1
-        self._answer(str(max((commit for commit, _ in self.server.commits), default=0)).encode())
-
-    def _answer(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with Server.running() as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def open_run(sink: WriteAheadLogSink, tmp_path: Path, run: int) -> SinkCommitter:
@@ -162,6 +106,13 @@ def commit(committer: SinkCommitter, number: int, run: int = 1, *, settle: bool 
     committer.commit(entry_of(number, run))
     if settle:
         committer.settled(number)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def http_sink(server: Server, tmp_path: Path, **settings: Any) -> WriteAheadLogSink:
@@ -260,6 +211,7 @@ def test_a_superseded_run_delivers_nothing_any_more(server: Server, tmp_path: Pa
     server.unavailable = 1000
     old = open_run(http_sink(server, tmp_path, wait_seconds=0, drain_seconds=0.05), tmp_path, 1)
     commit(old, 1)
+    until(lambda: server.unavailable < 1000)
     with closing(open_run(http_sink(server, tmp_path, wait_seconds=20), tmp_path, 2)) as new:
         server.unavailable = 0
         time.sleep(1.5)  # the old one has tried again

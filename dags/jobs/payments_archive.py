@@ -1,4 +1,4 @@
-"""A sink for an HTTP endpoint, which has no transactions: rows go through a write-ahead log."""
+"""Payments become Parquet files, and are told to an HTTP endpoint, which has neither transactions nor keys."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from airflow_provider_exactlyonce.streaming import KafkaSource, Target, WriteAheadLogSink, pipeline
+from airflow_provider_exactlyonce.streaming import FileSink, KafkaSource, Target, WriteAheadLogSink, pipeline
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,24 @@ class HttpTarget(Target):
 
 
 @pipeline(
-    name=os.environ.get("HTTP_SINK_PIPELINE", "http-sink"),
+    name=os.environ.get("ARCHIVE_PIPELINE", "payments-archive"),
     source=KafkaSource(
-        os.environ.get("HTTP_SINK_SOURCE", "payments"),
+        os.environ.get("ARCHIVE_SOURCE", "payments"),
         schema="id BIGINT NOT NULL, k STRING NOT NULL, v DECIMAL(12,2) NOT NULL",
-        max_offsets_per_trigger=int(os.environ.get("HTTP_SINK_BATCH", "100000")),
+        max_offsets_per_trigger=int(os.environ.get("ARCHIVE_BATCH", "100000")),
     ),
-    sink=WriteAheadLogSink(
-        name="endpoint",
-        path=os.environ.get("HTTP_SINK_LOG", "/var/lib/exactlyonce/http-sink"),
-        target=HttpTarget(os.environ.get("HTTP_SINK_URL", "http://127.0.0.1:8000/payments")),
-    ),
+    sink=[
+        FileSink(name="files", path=os.environ.get("ARCHIVE_PATH", "/var/lib/payments"), partition_by=["shop"]),
+        WriteAheadLogSink(
+            name="endpoint",
+            path=os.environ.get("ARCHIVE_LOG", "/var/lib/payments-log"),
+            target=HttpTarget(os.environ.get("ARCHIVE_URL", "http://127.0.0.1:8000/payments")),
+        ),
+    ],
 )
-def http_sink(payments: DataFrame) -> DataFrame:
-    return payments.selectExpr("id", "k", "CAST(v AS DOUBLE) AS v")
+def payments_archive(payments: DataFrame) -> DataFrame:
+    return payments.selectExpr("id", "k", "CAST(v AS DOUBLE) AS v", "CAST(pmod(id, 4) AS INT) AS shop")
 
 
 if __name__ == "__main__":
-    http_sink.main()
+    payments_archive.main()

@@ -1,0 +1,28 @@
+"""Payments become Parquet files and are told to an HTTP endpoint; then small files are written together."""
+
+# [START dag_payments_archive]
+import pendulum
+from airflow.sdk import DAG, task
+
+from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
+
+with DAG("payments_archive", schedule=None, params={"home": "~/.exactlyonce/payments", "files": "/var/lib/payments"}):
+    stream = StreamingPipelineOperator(
+        task_id="stream",
+        application="jobs/payments_archive.py",
+        checkpoint="{{ params.home }}",
+        until="available",
+        restart_strategy=RestartStrategy.fixed_delay(attempts=3, delay=pendulum.duration(seconds=1)),
+        conf={"spark.sql.shuffle.partitions": "4"},
+    )
+
+    @task
+    def compact(path: str) -> int:
+        from airflow_provider_exactlyonce.streaming import FileTable
+
+        table = FileTable(path, pipeline="payments-archive", sink="files")
+        table.clean(grace_hours=24)
+        return table.compact()
+
+    stream >> compact("{{ params.files }}")
+# [END dag_payments_archive]

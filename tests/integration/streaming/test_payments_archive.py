@@ -1,0 +1,115 @@
+"""Files and a write-ahead log in one query without a Kafka sink: killed at each step, read by three readers."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce.streaming import FileTable
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
+from dags.jobs.payments_archive import HttpTarget
+from tests.http_target import Server
+from tests.integration.streaming.harness import World, check_ledger
+
+JOB = Path(__file__).parents[3] / "dags" / "jobs" / "payments_archive.py"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server.running() as server:
+        yield server
+
+
+def environment(world: World, server: Server, tmp_path: Path) -> Mapping[str, str]:
+    return {
+        "ARCHIVE_PIPELINE": world.pipeline,
+        "ARCHIVE_SOURCE": world.source,
+        "ARCHIVE_PATH": str(tmp_path / "files"),
+        "ARCHIVE_LOG": str(tmp_path / "log"),
+        "ARCHIVE_URL": server.url,
+        "ARCHIVE_BATCH": "100",
+    }
+
+
+def rows_of(count: int) -> list[dict[str, Any]]:
+    return [{"id": number, "k": f"k{number % 37}", "v": number / 100, "shop": number % 4} for number in range(count)]
+
+
+def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: row["id"])
+
+
+def check_audits(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Both sinks' own audits, against the pipeline's ledger."""
+    from airflow_provider_exactlyonce.streaming import FileSink, WriteAheadLogSink
+
+    context = SinkContext(pipeline=world.pipeline, home=world.home)
+    commits = check_ledger(world)
+    for sink in (
+        FileSink(name="files", path=str(tmp_path / "files")),
+        WriteAheadLogSink(name="endpoint", path=str(tmp_path / "log"), target=HttpTarget(url)),
+    ):
+        entries = [
+            SinkEntry(
+                commit=commit.commit,
+                run=commit.run,
+                lineage=commit.lineage,
+                batch=commit.batch,
+                source=commit.source,
+                rows=commit.others[sink.name].rows,
+                digest=commit.others[sink.name].digest,
+            )
+            for commit in commits
+        ]
+        assert list(sink.open(context).audit(entries)) == []
+
+
+@pytest.mark.timeout(300)
+def test_files_and_endpoint_have_each_record_once_whichever_step_the_driver_dies_at(
+    world: World, server: Server, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.job = str(JOB)
+    world.send(600)
+    given = environment(world, server, tmp_path)
+    for step in (
+        "after-sink-claim:run=1",
+        "after-sink-pre-commit:batch=0",
+        "after-sink-commit:batch=0",
+        "after-delivery:batch=1",
+        "after-pre-commit:batch=2",
+        "after-end-transaction:batch=3",
+    ):
+        driver = world.start(environment=given, failpoints=step)
+        assert driver.wait() == -signal.SIGKILL, f"{step}: {driver.output()[-3000:]}"
+    last = world.start(environment=given)
+    assert last.wait() == 0, last.output()[-3000:]
+    table = FileTable(str(tmp_path / "files"), pipeline=world.pipeline, sink="files")
+    assert by_id(table.to_table().to_pylist()) == rows_of(600)
+    assert sorted(server.ids) == list(range(600))
+    assert [commit for commit, _ in server.commits] == list(range(1, table.commit + 1))
+    check_audits(world, tmp_path, monkeypatch, server.url)
+    found = {str(file) for file in (tmp_path / "files").rglob("*.parquet")}
+    assert found == set(table.paths()), "what dead attempts have left is removed"
+    assert table.compact() == len(found) and len(table.paths()) == 4
+    assert by_id([row.asDict() for row in spark.read.parquet(*table.paths()).collect()]) == rows_of(600)
+
+
+def test_duckdb_reads_the_committed_files(tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    import pyarrow as pa
+
+    from tests.unit.streaming.test_file_sink import PIPELINE, FileSink, Live
+
+    rows = rows_of(100)
+    sink = FileSink(name="files", path=str(tmp_path / "files"), partition_by=["shop", "k"])
+    live = Live(sink, tmp_path)
+    for start in range(0, 100, 50):
+        live.commit(pa.RecordBatch.from_pylist(rows[start : start + 50]))
+    live.stage([pa.RecordBatch.from_pylist(rows)])
+    paths = sink.table(PIPELINE).paths()
+    found = duckdb.read_parquet(paths, hive_partitioning=False, union_by_name=True)
+    assert by_id([dict(zip(found.columns, row, strict=True)) for row in found.fetchall()]) == rows

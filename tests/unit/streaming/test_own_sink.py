@@ -28,4 +28,4 @@ class TestSqliteSink(SinkConformance):
         return [dict(zip(("id", "k", "v"), row, strict=True)) for row in rows]
 
     def staged(self, sink: Any) -> Iterable[str]:
-        return [str(file) for file in sink.path.parent.glob("payments.db.conformance.*/*/*")]
+        return [str(file) for file in sink.path.parent.glob("home/sinks/table/staging/*/*/*")]

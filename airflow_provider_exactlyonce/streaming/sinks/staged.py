@@ -1,0 +1,205 @@
+"""Half of a sink of one's own: tasks stage rows in the pipeline's home, and one transaction of the target takes them.
+
+It is for a target with transactions that the driver alone writes to. What remains to be written is that transaction.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    CommitUnknownError,
+    ExactlyOnceError,
+    FencedError,
+    invariant,
+)
+from airflow_provider_exactlyonce.streaming.sinks.spi import (
+    OpenWriter,
+    Sink,
+    SinkAttempt,
+    SinkCommitter,
+    SinkContext,
+    SinkEntry,
+    SinkWriter,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class StagedWriter(SinkWriter):
+    """Writes a task's rows to a file of Arrow's stream format.
+
+    :param folder: of the attempt; driver and tasks share it
+    """
+
+    def __init__(self, folder: Path, task: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path: Final = folder / f"{task:05d}-{uuid.uuid4().hex}.arrows"
+        self._file: Final = self._path.open("xb")
+        self._stream: pa.RecordBatchStreamWriter | None = None
+        self._rows = 0
+
+    @override
+    def write(self, rows: pa.RecordBatch) -> None:
+        import pyarrow as pa
+
+        if self._stream is None:
+            self._stream = pa.ipc.new_stream(self._file, rows.schema)
+        self._stream.write_batch(rows)
+        self._rows += rows.num_rows
+
+    @override
+    def finish(self) -> Mapping[str, Any]:
+        if self._stream is not None:
+            self._stream.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return {"file": str(self._path), "rows": self._rows, "bytes": self._file.tell()}
+
+    @override
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class OpenStagedWriter:
+    """Opens a task's writer; it is sent to the executors.
+
+    :param folder: where a sink's rows are staged
+    """
+
+    folder: Path
+
+    def __call__(self, attempt: SinkAttempt, task: int) -> SinkWriter:
+        """Open the writer of a task."""
+        return StagedWriter(self.folder / str(attempt.run) / attempt.name, task)
+
+
+class StagedCommitter(SinkCommitter):
+    """Derive from it, and write :meth:`entry_of`, :meth:`take_over`, :meth:`publish` and :meth:`close`.
+
+    :attr:`key` is what the target's ledger knows the sink by: the pipeline's name and the sink's. An exception of the
+    target that is no :class:`~airflow_provider_exactlyonce.exceptions.ExactlyOnceError` means that it did not answer.
+    """
+
+    def __init__(self, sink: Sink, context: SinkContext) -> None:
+        self.key: Final = (context.pipeline, sink.name)
+        self._folder: Final = context.home / "sinks" / sink.name / "staging"
+        self._run = 0
+        self._told: Sequence[Mapping[str, Any]] = ()
+
+    @abstractmethod
+    def entry_of(self, commit: int | None) -> SinkEntry | None:
+        """Return the entry of a commit from the target's ledger, the newest for None; None when it is not there."""
+
+    @abstractmethod
+    def take_over(self, run: int) -> None:
+        """Note in the target that this run owns the sink, in a transaction that waits for one that is under way.
+
+        :raises FencedError: when a higher run owns it, see :meth:`superseded`
+        """
+
+    @abstractmethod
+    def publish(self, entry: SinkEntry, rows: Iterator[pa.RecordBatch]) -> None:
+        """Write rows and entry in one transaction, which sees first that no higher run than the entry's owns the sink.
+
+        :raises FencedError: when one does; nothing is written
+        """
+
+    def superseded(self, run: int, by: int) -> FencedError:
+        """Return the error for a run whose sink is owned by a higher one."""
+        return FencedError(f"run {run} of {self.key[0]} is superseded by run {by} in sink {self.key[1]}")
+
+    @override
+    def tail(self) -> SinkEntry | None:
+        with self._answering():
+            return self.entry_of(None)
+
+    @override
+    def claim(self, run: int) -> SinkEntry | None:
+        with self._answering():
+            self.take_over(run)
+        for folder in self._folder.glob("*"):
+            if int(folder.name) <= run:
+                shutil.rmtree(folder, ignore_errors=True)
+        self._run = run
+        return self.tail()
+
+    @override
+    def open_writer(self) -> OpenWriter:
+        return OpenStagedWriter(self._folder)
+
+    @override
+    def begin(self, attempt: SinkAttempt) -> None:
+        self._told = ()
+
+    @override
+    def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
+        for told in written:
+            file = Path(told["file"])
+            if not file.is_file() or file.stat().st_size != told["bytes"]:
+                raise BatchFailedError(
+                    f"{file}, which a task of sink {self.key[1]} has written with {told['bytes']} bytes, is not there "
+                    "for the driver: both have to see the pipeline's home"
+                )
+        self._told = written
+
+    @override
+    def commit(self, entry: SinkEntry) -> None:
+        invariant(entry.run == self._run, "the run that has claimed commits")
+        try:
+            self.publish(entry, self._staged_rows())
+        except ExactlyOnceError:
+            raise
+        except Exception as error:
+            raise CommitUnknownError(f"sink {self.key[1]}: {type(error).__name__}: {error}") from error
+
+    @override
+    def abort(self) -> None:
+        self._forget()
+
+    @override
+    def settled(self, commit: int) -> None:
+        self._forget()
+
+    @override
+    def audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
+        for known in commits:
+            found = self.entry_of(known.commit)
+            if found is None:
+                yield f"commit {known.commit}: sink {self.key[1]} has no entry of it"
+            elif not found.is_same_output(known):
+                yield f"commit {known.commit}: sink {self.key[1]} has {found}, the pipeline's ledger {known}"
+
+    def _staged_rows(self) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for told in self._told:
+            if told["rows"]:
+                with pa.OSFile(told["file"]) as file, pa.ipc.open_stream(file) as stream:
+                    yield from stream
+
+    def _forget(self) -> None:
+        self._told = ()
+        shutil.rmtree(self._folder / str(self._run), ignore_errors=True)
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        try:
+            yield
+        except ExactlyOnceError:
+            raise
+        except Exception as error:
+            raise BatchFailedError(f"sink {self.key[1]} does not answer: {type(error).__name__}: {error}") from error

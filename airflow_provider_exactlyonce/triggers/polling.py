@@ -16,6 +16,31 @@ from airflow_provider_exactlyonce.triggers.looking import Look, Looker, watching
 BACKSTOP_SECONDS: Final = 60.0
 
 
+#: A task that waits says so at most that often, and all of a triggerer together that many times a second: the logs of
+#: triggers go through a socket whose other end stops reading while it hands over work, and both then wait for ever
+#: (Airflow 3.3.2; with 500 tasks that log with each commit within seconds).
+QUIET_SECONDS: Final = 60.0
+LINES_PER_SECOND: Final = 20
+
+
+class _Floor:
+    """Who of a triggerer's tasks may log now."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._lines = 0
+
+    def take(self) -> bool:
+        """Whether one more line may be logged in this second."""
+        second = int(time.monotonic())
+        self._lines = self._lines + 1 if second == self._second else 1
+        self._second = second
+        return self._lines <= LINES_PER_SECOND
+
+
+_floor: Final = _Floor()
+
+
 class PollReason(StrEnum):
     """Why the trigger has fired."""
 
@@ -82,7 +107,7 @@ class PollingTrigger(BaseTrigger):
 
         What doesn't answer is asked again until the deadline, and named then.
         """
-        deadline = self._deadline()
+        deadline, spoken = self._deadline(), float("-inf")
         async with watching(self.looker, self.kafka_conn_id, self.subject, self.poll_interval) as watch:
             while True:
                 left = deadline - time.time()
@@ -95,7 +120,9 @@ class PollingTrigger(BaseTrigger):
                 if event is not None:
                     yield event
                     return
-                self.log.info("waiting: %s", now.missing)
+                if time.monotonic() - spoken >= QUIET_SECONDS and _floor.take():
+                    spoken = time.monotonic()
+                    self.log.info("waiting: %s", now.missing)
 
     async def _push(self, found: Mapping[str, Any] | None) -> None:
         """Return the result as a worker does; in the event Airflow 3.3.2 would store it as a text that holds JSON."""

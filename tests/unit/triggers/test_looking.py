@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.triggers import looking
+from airflow_provider_exactlyonce.triggers import looking, polling
 from airflow_provider_exactlyonce.triggers.looking import Look, Looker, Subject
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
 
@@ -58,7 +59,7 @@ def trigger(thing: str, seconds: float = 20, conn_id: str = "a") -> ShelfTrigger
     return ShelfTrigger(kafka_conn_id=conn_id, poll_interval=5, deadline=time.time() + seconds, thing=thing)
 
 
-async def fired(of: ShelfTrigger) -> Any:
+async def fired(of: PollingTrigger) -> Any:
     [event] = [event.payload async for event in of.run()]
     return event
 
@@ -148,3 +149,34 @@ def test_connections_are_opened_again_when_nothing_can_be_looked_at() -> None:
 def test_it_is_found_although_the_deadline_has_passed() -> None:
     Shelf.things["x"] = 1
     assert asyncio.run(fired(trigger("x", seconds=-5)))["reason"] == "found", "the triggerer was away meanwhile"
+
+
+class Moving(Shelf):
+    """Misses something else at every look."""
+
+    def _at(self, thing: str) -> Look:
+        return Look(missing=f"{thing}: {len(self.looks)} looks")
+
+
+class MovingTrigger(PollingTrigger):
+    looker = Moving
+
+
+def test_many_who_wait_for_what_moves_all_the_time_say_so_now_and_then(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A triggerer whose tasks log without end comes to a stop: its supervisor does not read while it writes."""
+
+    async def run() -> None:
+        deadline = time.time() + 2.5
+        waiting = [
+            MovingTrigger(kafka_conn_id="a", poll_interval=0.05, deadline=deadline, thing=f"{number}")
+            for number in range(100)
+        ]
+        await asyncio.gather(*(fired(one) for one in waiting))
+
+    asyncio.run(run())
+    said = re.findall(r"waiting: (\d+): ", capsys.readouterr().out)
+    assert len(Moving.looks) > 10
+    assert polling.LINES_PER_SECOND <= len(said) <= 4 * polling.LINES_PER_SECOND
+    assert len(said) == len(set(said)), "nobody twice"

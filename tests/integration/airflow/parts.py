@@ -87,6 +87,7 @@ class Parts:
             **airflow.environment,
             **{f"AIRFLOW__{name}": value for name, value in settings.items()},
             "AIRFLOW_CONN_SPARK_CONTRACT": json.dumps(connection),
+            "TEST_CONTINUOUS_HOME": str(folder / "continuous"),
             "PATH": f"{folder}{os.pathsep}{airflow.environment['PATH']}",
         }
         self.running: dict[str, psutil.Popen] = {}

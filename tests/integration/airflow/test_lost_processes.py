@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from airflow_provider_exactlyonce.control import restarts, status
+from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
 from tests.integration.airflow.conftest import Airflow
 from tests.integration.airflow.parts import Parts, Stream, eventually
@@ -190,3 +191,17 @@ def test_what_a_retry_can_not_change_is_not_retried(parts: Parts, tmp_path: Path
     assert (done["state"], done["try_number"]) == ("failed", 1), stream.log()
     assert "FencedError: run 9 took over" in stream.log()
     assert len(stream.notes("started")) == 1
+
+
+@pytest.mark.slow
+def test_a_continuous_dag_runs_its_stream_again_when_it_has_ended_one_driver_at_a_time(parts: Parts) -> None:
+    def states() -> list[str]:
+        return [state for (state,) in parts.airflow.query("SELECT state FROM dag_run WHERE dag_id = 'continuous'")]
+
+    parts.call("PATCH", "/api/v2/dags/continuous", {"is_paused": False})
+    eventually(lambda: states().count("success") >= 3, "three rounds", 150)
+    parts.call("PATCH", "/api/v2/dags/continuous", {"is_paused": True})
+    eventually(lambda: set(states()) == {"success"}, "the last round", 60)
+    last = status.read(Home(parts.folder / "continuous").status)
+    assert last is not None
+    assert (last.state, last.commit) == (DriverState.FINISHED, len(states())), "each went on where the last one was"

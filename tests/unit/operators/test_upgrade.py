@@ -14,8 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG, AsyncCallback, DeadlineAlert, DeadlineReference
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import TaskDeferred
+from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_exactlyonce.control import commands, lease, releases, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
@@ -275,3 +277,19 @@ def test_a_stream_runs_the_version_in_use_whatever_its_own_file_is(
 def test_a_number_that_is_none_is_refused(home: Home, job: str, name: str) -> None:
     with pytest.raises(RefusedError, match=rf"{name}='a few'"):
         execute(upgrade(home, job, **{name: "a few"}))
+
+
+def test_a_dag_with_a_deadline_is_stored_with_its_upgrade(job: str) -> None:
+    with DAG(
+        "shop_upgrade",
+        schedule="0 3 * * *",
+        deadline=DeadlineAlert(
+            reference=DeadlineReference.DAGRUN_QUEUED_AT,
+            interval=timedelta(minutes=15),
+            callback=AsyncCallback("asyncio.sleep", kwargs={"delay": 0}),
+        ),
+    ) as dag:
+        UpgradePipelineOperator(task_id="upgrade", pipeline="shop-totals", application=job)
+    stored = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))
+    assert stored.deadline
+    assert stored.task_ids == ["upgrade"]

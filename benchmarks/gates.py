@@ -8,7 +8,8 @@ measured by /proc. Beside it, in a triggerer of the same Airflow, as many tasks 
 
 *Latency*: from the commit's answer to the trigger's event (ours), and from there to ``queued_dttm`` of the next task
 (Airflow's: the event's way to the database, the worker that resumes the gate, two rounds of the scheduler). Once with a
-gate that resumes on a worker, once with one that ends in the triggerer (``start_from_trigger=True``).
+gate that resumes on a worker, once with one that ends in the triggerer (``start_from_trigger=True``), and beside them
+Airflow's own sensor, which waits for a moment that is known beforehand (``DateTimeSensorAsync``).
 
 Run it with ``make bench-gates``; the goals are 10 % of a core and 1 s of ours. Takes about 8 minutes.
 """
@@ -33,6 +34,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_provider_exactlyonce.control.home import Home
@@ -46,7 +48,7 @@ from benchmarks.commit import PARTITIONS, PIPELINE, SOURCE, TOPIC, OneRow, batch
 
 RESULT = Path(__file__).parent / "results" / "gates.json"
 FAR = 10**9
-TICKS = os.sysconf("SC_CLK_TCK")
+SPACING = 5.3  # seconds between two moments that Airflow's own sensor waits for
 
 DAGS = """
 from airflow.sdk import DAG, task
@@ -80,6 +82,12 @@ for name, options in (("worker", dict(deferrable=True)), ("triggerer", dict(star
                 **options,
             )
             gate >> behind.override(task_id=f"behind{{number}}")(number)
+
+with DAG("moments", schedule=None, params={{"base": 0}}, max_active_tasks=2 * TRIALS):
+    for number in range(1, TRIALS + 1):
+        moment = "macros.datetime.utcfromtimestamp(params.base + %f).isoformat() + '+00:00'" % ({spacing} * number)
+        sensor = DateTimeSensorAsync(task_id=f"gate{{number}}", target_time="{{{{ " + moment + " }}}}")
+        sensor >> behind.override(task_id=f"behind{{number}}")(number)
 """
 
 
@@ -218,40 +226,31 @@ def wait(condition: Callable[[], object], what: str, seconds: float = 240) -> No
         time.sleep(0.5)
 
 
-def cpu_seconds(group: int) -> float:
-    """Return the CPU that a process group has used so far."""
-    total = 0
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[2]) == group or int(fields[3]) == group:  # process group, session
-            total += int(fields[11]) + int(fields[12])
-    return total / TICKS
+def cpu_seconds(triggerer: int) -> float:
+    """Return the CPU that a triggerer and all that it has started have used so far; raises when it has ended."""
+    parent = psutil.Process(triggerer)
+    spent = [process.cpu_times() for process in (parent, *parent.children(recursive=True))]
+    if len(spent) < 2:
+        raise RuntimeError("the triggerer runs no triggers: see triggerer.out")
+    return sum(one.user + one.system for one in spent)
 
 
 def measure_cpu(airflow: Airflow, stream: Stream, dag: str, number: int, seconds: int) -> dict[str, Any]:
     """Let a DAG's tasks wait in a triggerer; returns what share of a core that takes."""
-    with airflow.triggerer() as group, stream.every_second():
+    with airflow.triggerer() as triggerer, stream.every_second():
         airflow.run("dags", "trigger", dag)
-        deferred = (
-            "SELECT count(*) FROM task_instance i JOIN trigger t ON t.id = i.trigger_id "
-            "WHERE i.dag_id = ? AND t.triggerer_id IS NOT NULL"
-        )
-        wait(lambda: airflow.query(deferred, dag)[0][0] == number, f"{number} tasks of {dag} wait in the triggerer")
-        time.sleep(15)  # the last ones have been started
-        samples = []
+        wait(lambda: len(trigger_logs(airflow, dag, "*")) == number, f"{number} tasks of {dag} wait in the triggerer")
+        time.sleep(10)  # the last ones have been started
+        samples, first, start = [], cpu_seconds(triggerer), time.monotonic()
         for _ in range(5):
-            before, began = cpu_seconds(group), time.monotonic()
+            before, began = cpu_seconds(triggerer), time.monotonic()
             time.sleep(seconds / 5)
-            samples.append((cpu_seconds(group) - before) / (time.monotonic() - began))
+            samples.append((cpu_seconds(triggerer) - before) / (time.monotonic() - began))
+        share = (cpu_seconds(triggerer) - first) / (time.monotonic() - start)
         if number and set(airflow.states(dag)) != {"deferred"}:
             raise RuntimeError(f"{dag}: {sorted(set(airflow.states(dag)))}")
     airflow.run("dags", "delete", dag, "--yes")
-    return {"waiting": number, "share_of_a_core": statistics.median(samples), "samples": samples}
+    return {"waiting": number, "share_of_a_core": share, "samples": samples}
 
 
 def measure_latency(airflow: Airflow, stream: Stream, dag: str, trials: int) -> dict[str, Any]:
@@ -267,27 +266,44 @@ def measure_latency(airflow: Airflow, stream: Stream, dag: str, trials: int) -> 
             committed.append(stream.commit())
             wait(lambda n=number: airflow.query(done, dag)[0][0] == n, f"task {number} behind")  # type: ignore[misc]
             time.sleep(1.7)  # at another point of the pollers' rounds
+    return steps(airflow, dag, committed)
+
+
+def measure_moments(airflow: Airflow, trials: int) -> dict[str, Any]:
+    """Let Airflow's own sensor wait for one moment after the other; returns the seconds of each step."""
+    dag, base = "moments", round(time.time()) + 40.0
+    with airflow.triggerer():
+        airflow.run("dags", "trigger", dag, "--conf", json.dumps({"base": base}))
+        done = "SELECT count(*) FROM task_instance WHERE dag_id = ? AND task_id LIKE 'behind%' AND state = 'success'"
+        wait(lambda: airflow.query(done, dag)[0][0] == trials, "the tasks behind the moments")
+    return steps(airflow, dag, [base + SPACING * number for number in range(1, trials + 1)])
+
+
+def steps(airflow: Airflow, dag: str, happened: list[float]) -> dict[str, Any]:
+    """Return how long it took from what was waited for to the trigger's event, and from there to the next task."""
     ours, airflows = [], []
-    for number, at in enumerate(committed, start=1):
+    for number, at in enumerate(happened, start=1):
         fired = fired_at(airflow, dag, f"gate{number}")
-        queued = moment(
-            airflow.query(
-                "SELECT queued_dttm FROM task_instance WHERE dag_id = ? AND task_id = ?", dag, f"behind{number}"
-            )[0][0]
+        [(text,)] = airflow.query(
+            "SELECT queued_dttm FROM task_instance WHERE dag_id = ? AND task_id = ?", dag, f"behind{number}"
         )
         ours.append(fired - at)
-        airflows.append(queued - fired)
-    return {"commit_to_event": ours, "event_to_queued": airflows}
+        airflows.append(moment(text) - fired)
+    return {"happened_to_event": ours, "event_to_queued": airflows}
 
 
 def fired_at(airflow: Airflow, dag: str, task: str) -> float:
     """Return when a task's trigger fired, as its log says."""
-    for log in (airflow.home / "logs").rglob(f"dag_id={dag}/*/task_id={task}/*.trigger.*.log"):
+    for log in trigger_logs(airflow, dag, task):
         for line in log.read_text().splitlines():
             entry = json.loads(line)
             if entry.get("event") == "Trigger fired event":
                 return datetime.fromisoformat(entry["timestamp"].replace("Z", "+00:00")).timestamp()
     raise LookupError(f"the trigger of {dag}.{task} has not fired")
+
+
+def trigger_logs(airflow: Airflow, dag: str, task: str) -> list[Path]:
+    return list((airflow.home / "logs").rglob(f"dag_id={dag}/*/task_id={task}/*.trigger.*.log"))
 
 
 def moment(text: str) -> float:
@@ -298,10 +314,10 @@ def report(found: dict[str, Any]) -> None:
     print(f"{'waiting in one triggerer':<44}{'share of a core':>16}")
     for name, one in found.get("cpu", {}).items():
         print(f"{name:<44}{one['share_of_a_core']:>15.1%}")
-    print(f"\n{'seconds, median (max)':<44}{'commit to event':>18}{'event to queued':>18}")
+    print(f"\n{'seconds, median (max)':<52}{'commit to event':>18}{'event to queued':>18}")
     for name, one in found.get("latency", {}).items():
         shown = [f"{statistics.median(values):.2f} ({max(values):.2f})" for values in one.values()]
-        print(f"{name:<44}{shown[0]:>18}{shown[1]:>18}")
+        print(f"{name:<52}{shown[0]:>18}{shown[1]:>18}")
 
 
 def main() -> None:
@@ -316,7 +332,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, EmbeddedBroker(Path(name, "broker")) as broker:
         folder, config = Path(name), {"bootstrap.servers": broker.bootstrap_servers}
         airflow = Airflow(folder, config)
-        text = DAGS.format(gates=options.gates, trials=options.trials, pipeline=PIPELINE, far=FAR)
+        text = DAGS.format(gates=options.gates, trials=options.trials, pipeline=PIPELINE, far=FAR, spacing=SPACING)
         (airflow.dags / "waiting.py").write_text(text)
         with (
             streaming(config, folder) as stream,
@@ -325,7 +341,7 @@ def main() -> None:
             airflow.running("scheduler"),
         ):
             known = "SELECT count(*) FROM serialized_dag"
-            wait(lambda: airflow.query(known)[0][0] >= 5, "the DAGs are known")
+            wait(lambda: airflow.query(known)[0][0] >= 6, "the DAGs are known")
             if "cpu" in options.parts:
                 found["cpu"] = {
                     label: measure_cpu(airflow, stream, dag, number, options.seconds)
@@ -339,6 +355,7 @@ def main() -> None:
                 found["latency"] = {
                     "resumed on a worker": measure_latency(airflow, stream, "worker", options.trials),
                     "ended in the triggerer": measure_latency(airflow, stream, "triggerer", options.trials),
+                    "Airflow's own sensor of a time, resumed on a worker": measure_moments(airflow, options.trials),
                 }
         found["machine"] = {"cores": os.cpu_count(), "load": os.getloadavg()}
     report(found)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_provider_exactlyonce.triggers.chatter import Chatter
+
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.lease import Pulse
     from airflow_provider_exactlyonce.control.status import Status
@@ -60,6 +62,7 @@ class PipelineTrigger(BaseTrigger):
         self._shown: Status | None = None
         self._metrics: Reporter | None = None
         self._pulse: Pulse | None = None
+        self._chatter = Chatter()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return class path and arguments; the arguments are a wire format, older ones stay readable."""
@@ -104,7 +107,7 @@ class PipelineTrigger(BaseTrigger):
         self._report(home)
         intent = Intent(**self.intent)
         status = verdict.status_of(home, intent.token)
-        if status is not None and progress.moved(self._shown, status):
+        if status is not None and progress.moved(self._shown, status) and self._chatter.may_speak():
             self._shown = status
             self.log.info("%s", progress.sentence(status))
         if not drivers.is_there(home, intent.token):

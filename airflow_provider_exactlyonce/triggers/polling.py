@@ -10,35 +10,11 @@ from typing import Any, ClassVar, Final
 
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
+from airflow_provider_exactlyonce.triggers.chatter import Chatter
 from airflow_provider_exactlyonce.triggers.looking import Look, Looker, watching
 
 #: Airflow's own time-out of the deferral comes this much after ours: it knows nothing of what is missing.
 BACKSTOP_SECONDS: Final = 60.0
-
-
-#: A task that waits says so at most that often, and all of a triggerer together that many times a second: the logs of
-#: triggers go through a socket whose other end stops reading while it hands over work, and both then wait for ever
-#: (Airflow 3.3.2; with 500 tasks that log with each commit within seconds).
-QUIET_SECONDS: Final = 60.0
-LINES_PER_SECOND: Final = 20
-
-
-class _Floor:
-    """Who of a triggerer's tasks may log now."""
-
-    def __init__(self) -> None:
-        self._second = 0
-        self._lines = 0
-
-    def take(self) -> bool:
-        """Whether one more line may be logged in this second."""
-        second = int(time.monotonic())
-        self._lines = self._lines + 1 if second == self._second else 1
-        self._second = second
-        return self._lines <= LINES_PER_SECOND
-
-
-_floor: Final = _Floor()
 
 
 class PollReason(StrEnum):
@@ -107,7 +83,7 @@ class PollingTrigger(BaseTrigger):
 
         What doesn't answer is asked again until the deadline, and named then.
         """
-        deadline, spoken = self._deadline(), float("-inf")
+        deadline, chatter = self._deadline(), Chatter()
         async with watching(self.looker, self.kafka_conn_id, self.subject, self.poll_interval) as watch:
             while True:
                 left = deadline - time.time()
@@ -120,8 +96,7 @@ class PollingTrigger(BaseTrigger):
                 if event is not None:
                     yield event
                     return
-                if time.monotonic() - spoken >= QUIET_SECONDS and _floor.take():
-                    spoken = time.monotonic()
+                if chatter.may_speak():
                     self.log.info("waiting: %s", now.missing)
 
     async def _push(self, found: Mapping[str, Any] | None) -> None:

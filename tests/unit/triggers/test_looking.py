@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.triggers import looking, polling
+from airflow_provider_exactlyonce.triggers import chatter, looking
 from airflow_provider_exactlyonce.triggers.looking import Look, Looker, Subject
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
 
@@ -178,5 +178,5 @@ def test_many_who_wait_for_what_moves_all_the_time_say_so_now_and_then(
     asyncio.run(run())
     said = re.findall(r"waiting: (\d+): ", capsys.readouterr().out)
     assert len(Moving.looks) > 10
-    assert polling.LINES_PER_SECOND <= len(said) <= 4 * polling.LINES_PER_SECOND
+    assert chatter.LINES_PER_SECOND <= len(said) <= 4 * chatter.LINES_PER_SECOND
     assert len(said) == len(set(said)), "nobody twice"

@@ -1,0 +1,36 @@
+"""How often tasks that wait in the triggerer may log.
+
+The logs of triggers go through a socket whose other end stops reading while it hands over work, and both then wait for
+ever (Airflow 3.3.2; with 500 tasks that log with each commit within seconds).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+QUIET_SECONDS: Final = 60.0
+LINES_PER_SECOND: Final = 20  # of all together
+
+
+class Chatter:
+    """One task's leave to log, now and then."""
+
+    _second = 0
+    _lines = 0
+
+    def __init__(self) -> None:
+        self._spoken = float("-inf")
+
+    def may_speak(self) -> bool:
+        """Whether one line may be logged now; it counts as logged."""
+        now = time.monotonic()
+        if now - self._spoken < QUIET_SECONDS:
+            return False
+        if int(now) != Chatter._second:
+            Chatter._second, Chatter._lines = int(now), 0
+        if Chatter._lines >= LINES_PER_SECOND:
+            return False
+        Chatter._lines += 1
+        self._spoken = now
+        return True

@@ -37,6 +37,7 @@ NAMES: Final = (
 SINK_NAMES: Final = (
     "after-sink-claim",
     "after-sink-pre-commit",
+    "before-sink-decision",
     "after-sink-commit",
     "after-delivery",
 )

@@ -16,10 +16,13 @@ import pytest
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from demo.processes import adopt_orphans
+from tests.postgres import database, postgres
 
 # Before anything imports Airflow, which would make a home of its own where the user's is.
 _AIRFLOW_HOME = tempfile.mkdtemp(prefix="exactlyonce-airflow-")
 os.environ["AIRFLOW_HOME"] = _AIRFLOW_HOME
+
+__all__ = ["database", "postgres"]  # fixtures
 
 GRACE_SECONDS = 15.0
 

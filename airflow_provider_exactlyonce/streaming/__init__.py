@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.streaming.sinks.files import FileSink
     from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
     from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import AvroFormat
+    from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
     from airflow_provider_exactlyonce.streaming.sinks.spi import Share, Sink
     from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import WriteAheadLogSink
     from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
@@ -35,6 +36,7 @@ __all__ = [
     "LedgerRetention",
     "OnCancellation",
     "Pipeline",
+    "PostgresSink",
     "SavepointRetention",
     "Share",
     "Sink",
@@ -60,6 +62,7 @@ _HOMES: Final = {
     "LedgerRetention": "definition",
     "OnCancellation": "checkpointing",
     "Pipeline": "definition",
+    "PostgresSink": "sinks.postgres",
     "SavepointRetention": "checkpointing",
     "Share": "sinks.spi",
     "Sink": "sinks.spi",

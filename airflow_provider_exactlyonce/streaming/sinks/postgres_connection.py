@@ -1,0 +1,129 @@
+"""Connections to PostgreSQL: where their parameters come from, and what a failed statement means.
+
+No parameter is ever logged or shown: a password may be among them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    ExactlyOnceError,
+    RecordRefusedError,
+    RefusedError,
+)
+from airflow_provider_exactlyonce.streaming.settings import POSTGRES_VARIABLE
+
+#: A peer that is gone is noticed within seconds, and a silent one is given up.
+_DEFAULTS: Final = {
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+_FORCED: Final = {"client_encoding": "UTF8"}
+_REFUSED_USER: Final = re.compile(
+    r"password|no pg_hba.conf entry|(role|database) \"[^\"]*\" does not exist|permission denied"
+)
+_REFUSED_ROW: Final = ("22", "23")  # classes of SQLSTATE: data exception, integrity constraint violation
+AMBIGUOUS_KEY: Final = "21000"  # ON CONFLICT would touch a row twice
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How to connect, in libpq's words; pickled to the tasks, and never shown.
+
+    :param name: of the connection, for messages
+    """
+
+    name: str
+    given: Mapping[str, str] = field(repr=False)
+
+
+def parameters_of(conn_id: str) -> Parameters:
+    """Return the parameters of a connection, from ``EXACTLYONCE_POSTGRES``, else from libpq's own environment.
+
+    :raises RefusedError: when it is not among them
+    """
+    text = os.environ.get(POSTGRES_VARIABLE)
+    if not text:
+        return Parameters("libpq's environment", {})
+    try:
+        known = json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
+    except OSError as error:
+        raise RefusedError(
+            f"{POSTGRES_VARIABLE} names the file {text[1:]}, which can't be read here: {error}"
+        ) from None
+    except ValueError:
+        raise RefusedError(f"{POSTGRES_VARIABLE} is not JSON (its text is not shown: it may hold a secret)") from None
+    if not isinstance(known, dict) or not isinstance(known.get(conn_id), dict):
+        raise RefusedError(
+            f"{POSTGRES_VARIABLE} has no connection {conn_id}. It is a JSON object with libpq's parameters by "
+            f'connection; in a DAG it is filled from postgres_conn_ids=["{conn_id}"] of the operator'
+        )
+    return Parameters(f"connection {conn_id}", {name: str(value) for name, value in known[conn_id].items()})
+
+
+def connect(parameters: Parameters, application: str) -> psycopg.Connection[Any]:
+    """Open a connection, outside of a transaction.
+
+    :param application: what the server's list of sessions shows
+    :raises RefusedError: when the server refuses this user or database
+    :raises BatchFailedError: when there is no answer
+    """
+    words = {**_DEFAULTS, **parameters.given, **_FORCED, "application_name": application}
+    try:
+        return psycopg.connect("", autocommit=True, prepare_threshold=None, **words)  # type: ignore[arg-type]
+    except psycopg.ProgrammingError as error:
+        raise RefusedError(f"PostgreSQL, {parameters.name}: {error}") from error
+    except psycopg.Error as error:
+        if _REFUSED_USER.search(str(error)):
+            raise RefusedError(f"PostgreSQL, {parameters.name}: {error}") from error
+        raise BatchFailedError(f"PostgreSQL does not answer, {parameters.name}: {error}") from error
+
+
+def for_tasks(parameters: Parameters, connection: psycopg.Connection[Any]) -> Parameters:
+    """Return the parameters that an open connection has used, wherever libpq found them on this host."""
+    used = {name: value for name, value in connection.info.get_parameters().items() if name != "application_name"}
+    if connection.info.password:
+        used["password"] = connection.info.password
+    return Parameters(parameters.name, {**parameters.given, **used})
+
+
+@contextmanager
+def told(what: str, table: str) -> Iterator[None]:
+    """Turn what psycopg raises into the project's errors, and roll nothing back.
+
+    :param what: what is being done, for the message
+    :param table: the table that refuses a row, when one is refused
+    :raises RecordRefusedError: a row is refused for what it is
+    :raises BatchFailedError: everything else
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        raise meaning(error, what, table) from error
+
+
+def meaning(error: psycopg.Error, what: str, table: str) -> ExactlyOnceError:
+    """Return what an error of PostgreSQL means, see :func:`told`."""
+    state = error.sqlstate or ""
+    if state[:2] not in _REFUSED_ROW and state != AMBIGUOUS_KEY:
+        return BatchFailedError(f"PostgreSQL, {what}: {type(error).__name__}: {error}")
+    said = error.diag
+    parts = [said.message_primary or str(error), said.message_detail, said.context]
+    where = f", constraint {said.constraint_name}" if said.constraint_name else ""
+    return RecordRefusedError(
+        f"table {table} refuses a row{where}, {what}: {'. '.join(part.rstrip('.') for part in parts if part)}"
+    )

@@ -1,0 +1,149 @@
+"""What the PostgreSQL sink keeps beside the target table, in a schema of its own: claims, ledger and staging tables."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.postgres_table import Table
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkEntry
+
+SCHEMA: Final = "exactlyonce"
+WRITER_COLUMN: Final = "exactlyonce_writer"
+_LOCK_SECONDS: Final = 1
+
+_TABLES: Final = (
+    f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}",
+    f"CREATE TABLE IF NOT EXISTS {SCHEMA}.claims (pipeline text, sink text, run bigint NOT NULL, "
+    "claimed timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (pipeline, sink))",
+    f"CREATE TABLE IF NOT EXISTS {SCHEMA}.commits (pipeline text, sink text, number bigint, entry jsonb NOT NULL, "
+    "committed timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (pipeline, sink, number))",
+)
+
+#: A pipeline's name and a sink's.
+Key = tuple[str, str]
+
+
+def identity(key: Key) -> str:
+    """Return what names of staging tables and sessions of one sink have in common; at most 16 characters."""
+    return hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
+
+
+def stage_of(attempt: SinkAttempt, key: Key) -> str:
+    """Return the name of an attempt's staging table."""
+    return f"stage_{identity(key)}_{attempt.run}_{attempt.name[:12]}"
+
+
+def make_tables(connection: psycopg.Connection[Any]) -> None:
+    """Make schema, claims and ledger, where they are not there.
+
+    :raises RefusedError: when a right is missing
+    """
+    user, database = connection.info.user, connection.info.dbname
+    exists = "SELECT to_regclass(%s) IS NOT NULL AND to_regclass(%s) IS NOT NULL"
+    try:
+        there = connection.execute(exists, [f"{SCHEMA}.claims", f"{SCHEMA}.commits"]).fetchone()
+        if not (there and there[0]):
+            with connection.transaction():
+                connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [SCHEMA])  # two may be the first
+                for statement in _TABLES:
+                    connection.execute(statement)
+        may_stage = connection.execute("SELECT has_schema_privilege(%s, 'CREATE')", [SCHEMA]).fetchone()
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise RefusedError(
+            f"user {user} can't make the sink's own tables: {error}. GRANT CREATE ON DATABASE {database} TO {user}; or "
+            f"CREATE SCHEMA {SCHEMA} AUTHORIZATION {user}"
+        ) from error
+    if not may_stage or not may_stage[0]:
+        raise RefusedError(
+            f"user {user} can't make staging tables: GRANT USAGE, CREATE ON SCHEMA {SCHEMA} TO {user}; and GRANT "
+            f"SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA {SCHEMA} TO {user}"
+        )
+
+
+def newest(connection: psycopg.Connection[Any], key: Key) -> SinkEntry | None:
+    """Return the ledger's newest entry, None when there is none."""
+    there = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [f"{SCHEMA}.commits"]).fetchone()
+    if not there or not there[0]:
+        return None
+    found = connection.execute(
+        f"SELECT entry::text FROM {SCHEMA}.commits WHERE (pipeline, sink) = (%s, %s) ORDER BY number DESC LIMIT 1", key
+    ).fetchone()
+    return None if found is None else SinkEntry.from_json(found[0])
+
+
+def entries(connection: psycopg.Connection[Any], key: Key) -> dict[int, SinkEntry]:
+    """Return the whole ledger by commit."""
+    rows = connection.execute(
+        f"SELECT number, entry::text FROM {SCHEMA}.commits WHERE (pipeline, sink) = (%s, %s)", key
+    )
+    return {number: SinkEntry.from_json(text) for number, text in rows}
+
+
+def make_stage(connection: psycopg.Connection[Any], stage: str, table: Table, flag: str | None) -> None:
+    """Make an attempt's staging table: the target's columns without its constraints, and without its safety.
+
+    :param flag: a boolean column that only the rows have
+    """
+    columns = [
+        sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
+        for column in table.columns.values()
+        if not column.generated
+    ]
+    if flag is not None:
+        columns.append(sql.SQL("{} boolean").format(sql.Identifier(flag)))
+    statement = sql.SQL("CREATE UNLOGGED TABLE {} ({} integer, {}) WITH (autovacuum_enabled = off)")
+    place, writer = sql.Identifier(SCHEMA, stage), sql.Identifier(WRITER_COLUMN)
+    connection.execute(statement.format(place, writer, sql.SQL(", ").join(columns)))
+
+
+def drop_stages(connection: psycopg.Connection[Any], key: Key, run: int) -> Sequence[str]:
+    """Drop the staging tables of a run and of those before it; returns those that somebody still writes to."""
+    prefix = f"stage_{identity(key)}_"
+    rows = connection.execute(
+        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND c.relkind = 'r' AND starts_with(c.relname, %s)",
+        [SCHEMA, prefix],
+    ).fetchall()
+    kept = []
+    for (name,) in rows:
+        if int(name.removeprefix(prefix).partition("_")[0]) > run:
+            continue
+        try:
+            with connection.transaction():
+                connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
+                connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(SCHEMA, name)))
+        except psycopg.errors.LockNotAvailable:
+            kept.append(name)
+    return kept
+
+
+def lock_claim(connection: psycopg.Connection[Any], key: Key) -> int:
+    """Lock the claim until the transaction's end; returns the run that holds it, 0 for none.
+
+    Whoever commits holds this lock: with it, no other commit is under way.
+    """
+    found = connection.execute(
+        f"SELECT run FROM {SCHEMA}.claims WHERE (pipeline, sink) = (%s, %s) FOR UPDATE", key
+    ).fetchone()
+    return found[0] if found else 0
+
+
+def end_idle(connection: psycopg.Connection[Any], application: str) -> int:
+    """End our role's sessions that hold the lock and do nothing: of a driver that is gone, or stopped.
+
+    A session in which a commit is under way is active, and is let alone. Returns how many were ended.
+
+    :param application: the name that the sessions of this sink's drivers go by
+    """
+    ended = connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s AND usename = current_user "
+        "AND pid <> pg_backend_pid() AND state LIKE 'idle in transaction%%'",
+        [application],
+    ).fetchall()
+    return len(ended)

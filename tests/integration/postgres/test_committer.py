@@ -1,0 +1,254 @@
+"""The PostgreSQL sink's two halves against a real server, without Spark: every ending of an attempt."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    CommitUnknownError,
+    FencedError,
+    RecordRefusedError,
+)
+from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
+from airflow_provider_exactlyonce.streaming.sinks.postgres_committer import PostgresCommitter
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
+from tests.postgres import PostgresServer
+
+PIPELINE = "shop"
+ROWS = [(1, "one"), (2, None), (3, '"quoted", \\.\n\\.\n, {}'), (4, "")]
+
+
+class Case:
+    """A table ``rows (id, v, commit)`` and the committers that write to it."""
+
+    def __init__(self, server: PostgresServer, parameters: Mapping[str, str]) -> None:
+        self.server, self.parameters = server, parameters
+        self.opened: list[PostgresCommitter] = []
+
+    def sql(self, statement: str, arguments: Any = None) -> list[tuple[Any, ...]]:
+        with self.server.connect(self.parameters) as connection:
+            cursor = connection.execute(statement, arguments)
+            return cursor.fetchall() if cursor.description else []
+
+    def open(self, run: int, **declared: Any) -> PostgresCommitter:
+        sink = PostgresSink(name="table", table="rows", **declared)
+        committer = PostgresCommitter(sink, SinkContext(pipeline=PIPELINE, home=Path("/nowhere")), patience_seconds=20)
+        self.opened.append(committer)
+        committer.claim(run)
+        return committer
+
+    def stage(
+        self, committer: PostgresCommitter, run: int, commit: int, rows: list[tuple[Any, ...]], tasks: int = 1
+    ) -> list[Any]:
+        """Begin and write; returns what the tasks tell."""
+        attempt = SinkAttempt(name=os.urandom(16).hex(), pipeline=PIPELINE, commit=commit, run=run)
+        committer.begin(attempt)
+        told = []
+        for task in range(tasks):
+            writer = committer.open_writer()(attempt, task)
+            if share := rows[task::tasks]:
+                names = ["id", "v", "gone"][: len(share[0])]
+                columns = [pa.array(list(column)) for column in zip(*share, strict=True)]
+                writer.write(pa.RecordBatch.from_arrays(columns, names=names))
+            told.append(writer.finish())
+            writer.close()
+        return told
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return self.sql("SELECT id, v FROM rows ORDER BY id, v")
+
+    def stages(self) -> list[str]:
+        return [name for (name,) in self.sql("SELECT relname::text FROM pg_class WHERE relname LIKE 'stage\\_%'")]
+
+
+def entry(commit: int, run: int, rows: int) -> SinkEntry:
+    return SinkEntry(
+        commit=commit, run=run, lineage="l", batch=commit - 1, source={"t": {0: (0, rows)}}, rows=rows, digest=7
+    )
+
+
+@pytest.fixture
+def case(postgres: PostgresServer, database: Mapping[str, str]) -> Iterator[Case]:
+    made = Case(postgres, database)
+    made.sql("CREATE TABLE rows (id bigint PRIMARY KEY, v text, commit bigint)")
+    yield made
+    for committer in made.opened:
+        committer.close()
+
+
+def test_a_commit_is_what_the_tasks_wrote(case: Case) -> None:
+    committer = case.open(1, commit_column="commit")
+    committer.pre_commit(case.stage(committer, 1, 1, ROWS, tasks=3))
+    assert case.rows() == []
+    committer.commit(entry(1, 1, len(ROWS)))
+    assert case.rows() == ROWS
+    assert case.sql("SELECT DISTINCT commit FROM rows") == [(1,)]
+    assert committer.tail() == entry(1, 1, len(ROWS))
+    committer.settled(1)
+    assert case.stages() == []
+    assert list(committer.audit([entry(1, 1, len(ROWS))])) == []
+    case.sql("DELETE FROM rows WHERE id = 2")
+    assert list(committer.audit([entry(1, 1, 4)])) == [
+        "commit 1: table public.rows has 3 rows of it, the pipeline's ledger 4"
+    ]
+
+
+def test_an_aborted_attempt_leaves_nothing_and_a_task_that_was_not_told_of_is_not_counted(case: Case) -> None:
+    committer = case.open(1)
+    committer.pre_commit(case.stage(committer, 1, 1, ROWS))
+    committer.abort()
+    assert case.rows() == []
+    told = case.stage(committer, 1, 1, ROWS, tasks=2)
+    case.sql(f"INSERT INTO exactlyonce.{case.stages()[-1]} (exactlyonce_writer, id) VALUES (-1, 99)")
+    committer.pre_commit(told)
+    committer.commit(entry(1, 1, len(ROWS)))
+    assert case.rows() == ROWS
+    committer.settled(1)
+    assert case.stages() == []
+
+
+def test_staged_rows_that_are_gone_fail_the_attempt(case: Case) -> None:
+    committer = case.open(1)
+    told = case.stage(committer, 1, 1, ROWS)
+    case.sql(f"TRUNCATE exactlyonce.{case.stages()[0]}")
+    with pytest.raises(BatchFailedError, match=r"staged 4 rows of commit 1 for public\.rows, and 0 are there"):
+        committer.pre_commit(told)
+
+
+def test_an_upsert_takes_the_last_row_of_a_key_and_refuses_to_guess(case: Case) -> None:
+    case.sql("INSERT INTO rows VALUES (1, 'a', 0), (2, 'b', 0), (3, 'c', 0)")
+    committer = case.open(1, mode="upsert", key="id", order="v", deleted="gone", commit_column="commit")
+    rows = [
+        (1, "n", False),
+        (1, "z", False),
+        (2, "x", False),
+        (2, "y", True),
+        (3, "p", True),
+        (3, "q", False),
+        (4, "d", None),
+    ]
+    committer.pre_commit(case.stage(committer, 1, 1, rows, tasks=2))
+    committer.commit(entry(1, 1, 7))
+    assert case.sql("SELECT id, v, commit FROM rows ORDER BY id") == [(1, "z", 1), (3, "q", 1), (4, "d", 1)]
+    with pytest.raises(RecordRefusedError, match=r"id=5 of table public\.rows 2 rows with its greatest v"):
+        committer.pre_commit(case.stage(committer, 1, 2, [(5, "a", False), (5, "a", True)]))
+    committer.abort()
+    plain = case.open(2, mode="upsert", key=["id"])
+    with pytest.raises(RecordRefusedError, match=r"commit 2 has for id=6 of table public\.rows 2 rows; name"):
+        plain.pre_commit(case.stage(plain, 2, 2, [(6, "a"), (6, "b"), (7, "c")]))
+    plain.abort()
+    plain.pre_commit(case.stage(plain, 2, 2, [(1, "b"), (7, "c")]))
+    plain.commit(entry(2, 2, 2))
+    assert case.rows() == [(1, "b"), (3, "q"), (4, "d"), (7, "c")]
+
+
+def test_a_delete_removes_the_keys_it_is_given(case: Case) -> None:
+    case.sql("INSERT INTO rows SELECT n, 'x' FROM generate_series(1, 5) n")
+    committer = case.open(1, mode="delete", key=["id"])
+    committer.pre_commit(case.stage(committer, 1, 1, [(2,), (2,), (4,), (9,)], tasks=2))
+    committer.commit(entry(1, 1, 4))
+    assert [row[0] for row in case.rows()] == [1, 3, 5]
+
+
+def test_a_row_that_a_constraint_refuses_is_named_before_the_decision(case: Case) -> None:
+    case.sql("ALTER TABLE rows ADD CONSTRAINT unique_v UNIQUE (v) DEFERRABLE INITIALLY DEFERRED")
+    case.sql("INSERT INTO rows VALUES (1, 'a')")
+    committer = case.open(1)
+    with pytest.raises(RecordRefusedError, match=r"rows refuses a row, constraint rows_pkey, commit 1: .*\(id\)=\(1\)"):
+        committer.pre_commit(case.stage(committer, 1, 1, [(1, "b")]))
+    committer.abort()
+    with pytest.raises(RecordRefusedError, match=r"constraint unique_v, commit 1"):
+        committer.pre_commit(case.stage(committer, 1, 1, [(2, "a")]))
+    committer.abort()
+    with pytest.raises(RecordRefusedError, match="0x00"):
+        case.stage(committer, 1, 1, [(3, "nul \0")])
+
+
+def test_a_superseded_run_writes_nothing(case: Case) -> None:
+    old = case.open(1)
+    told = case.stage(old, 1, 1, ROWS)
+    new = case.open(2)
+    with pytest.raises(FencedError, match="run 1 of shop is superseded by run 2, which has claimed sink table"):
+        old.pre_commit(told)
+    with pytest.raises(FencedError):
+        old.claim(1)
+    assert new.tail() is None
+    assert case.rows() == []
+
+
+def test_a_driver_that_is_stopped_with_the_lock_held_is_superseded_all_the_same(case: Case) -> None:
+    old = case.open(1)
+    old.pre_commit(case.stage(old, 1, 1, ROWS))
+    new = case.open(2)
+    with pytest.raises(BatchFailedError):
+        old.commit(entry(1, 1, 4))
+    new.pre_commit(case.stage(new, 2, 1, ROWS))
+    new.commit(entry(1, 2, 4))
+    assert case.rows() == ROWS
+    assert new.tail() == entry(1, 2, 4)
+
+
+def test_a_connection_lost_in_commit_is_resolved_under_the_lock(case: Case) -> None:
+    """The old backend is still committing: it waits for a replica that is not there, as PostgreSQL does in COMMIT."""
+    committer = case.open(1)
+    committer.pre_commit(case.stage(committer, 1, 1, ROWS))
+    case.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    case.sql("SELECT pg_reload_conf()")
+    answers: list[Any] = []
+    try:
+        until = time.monotonic() + 10
+        while case.sql("SHOW synchronous_standby_names") != [("nobody",)]:
+            assert time.monotonic() < until
+        descriptor = committer._connection.fileno()
+        thread = threading.Thread(target=lambda: answers.append(_raised(lambda: committer.commit(entry(1, 1, 4)))))
+        thread.start()
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        while case.sql(waiting) != [(1,)]:
+            assert time.monotonic() < until
+        with socket.socket(fileno=os.dup(descriptor)) as lost:
+            lost.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+        assert isinstance(answers[0], CommitUnknownError)
+        asked: list[Any] = []
+        asking = threading.Thread(target=lambda: asked.append(committer.claim(1)))
+        asking.start()
+        asking.join(2.5)
+        assert asking.is_alive()  # the answer waits for the old backend
+        assert case.rows() == []
+    finally:
+        case.sql("ALTER SYSTEM RESET synchronous_standby_names")
+        case.sql("SELECT pg_reload_conf()")
+    asking.join(20)
+    assert asked == [entry(1, 1, 4)]
+    assert case.rows() == ROWS
+
+
+def test_a_connection_lost_before_commit_is_resolved_as_not_committed(case: Case) -> None:
+    committer = case.open(1)
+    committer.pre_commit(case.stage(committer, 1, 1, ROWS))
+    case.sql("SELECT pg_terminate_backend(%s)", [committer._connection.info.backend_pid])
+    with pytest.raises(BatchFailedError):
+        committer.commit(entry(1, 1, 4))
+    assert committer.claim(1) is None
+    assert case.stages() == []
+    committer.pre_commit(case.stage(committer, 1, 1, ROWS))
+    committer.commit(entry(1, 1, 4))
+    assert case.rows() == ROWS
+
+
+def _raised(call: Any) -> BaseException | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None

@@ -25,6 +25,7 @@ class DriverSettings:
     :param name: Spark application's name
     :param conn_id: connection of type ``spark``
     :param kafka_conn_id: connection of type ``kafka``
+    :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name
     :param conf: Spark settings; those that the protocol needs are added, contradicting ones refused
     :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it
     :param packages: comma-separated Maven coordinates, instead of the same
@@ -36,6 +37,7 @@ class DriverSettings:
     name: str
     conn_id: str = "spark_default"
     kafka_conn_id: str = "kafka_default"
+    postgres_conn_ids: Sequence[str] = ()
     conf: Mapping[str, Any] = field(default_factory=dict)
     jars: str | None = None
     packages: str | None = None
@@ -68,15 +70,17 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
     """
     from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
     from airflow_provider_exactlyonce.control.launching import Launch
-    from airflow_provider_exactlyonce.hooks import kafka, spark_submit
-    from airflow_provider_exactlyonce.streaming.settings import KAFKA_VARIABLE, TOKEN_VARIABLE
+    from airflow_provider_exactlyonce.hooks import kafka, postgres, spark_submit
+    from airflow_provider_exactlyonce.streaming.settings import KAFKA_VARIABLE, POSTGRES_VARIABLE, TOKEN_VARIABLE
 
     cluster = spark_submit.cluster_of(settings.conn_id)
-    config = kafka.driver_config(settings.kafka_conn_id)
+    secrets = {KAFKA_VARIABLE: kafka.driver_config(settings.kafka_conn_id)}
+    if settings.postgres_conn_ids:
+        secrets[POSTGRES_VARIABLE] = postgres.driver_config(settings.postgres_conn_ids)
     remote: dict[str, str] = {}
     local: dict[str, str] = {}
     if cluster is None:
-        local = {**settings.env_vars, **spark_submit.python_environment(), KAFKA_VARIABLE: config}
+        local = {**settings.env_vars, **spark_submit.python_environment(), **secrets}
     elif home is None:
         raise RefusedError(
             f"connection {settings.conn_id} has deploy-mode cluster, and what {settings.name} starts has to run where "
@@ -86,7 +90,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
         remote = {
             **settings.env_vars,
             TOKEN_VARIABLE: TOKEN_PLACEHOLDER,
-            KAFKA_VARIABLE: f"@{_write_private(home.control / 'kafka.json', config)}",
+            **{name: f"@{_write_private(home.control / _file_of(name), text)}" for name, text in secrets.items()},
         }
     submission = spark_submit.Submission(
         application=settings.application,
@@ -99,6 +103,10 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
     )
     command = spark_submit.build_command(settings.conn_id, submission)
     return Launch(command=command.arguments, printable=command.printable, environment=local)
+
+
+def _file_of(variable: str) -> str:
+    return f"{variable.removeprefix('EXACTLYONCE_').lower()}.json"
 
 
 def _write_private(path: Path, text: str) -> Path:

@@ -62,6 +62,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         (templated)
     :param conn_id: connection of type ``spark``; deploy mode client or none. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
+    :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
     :param until: ``available``; a backfill has an end of its own. (templated)
     :param if_running: what to do about a driver of the same request that another task has started: ``adopt`` waits for
         its end and takes its result, ``fail`` fails, ``replace`` stops it and goes on where it was
@@ -172,6 +173,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
             name=f"{self.dag_id}.{self.task_id}",
             conn_id=self.conn_id,
             kafka_conn_id=self.kafka_conn_id,
+            postgres_conn_ids=self.postgres_conn_ids,
             conf=self.conf or {},
             jars=self.jars,
             packages=self.packages,

@@ -78,6 +78,7 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
     :param checkpoint: the pipeline's home, a local path or a ``file:`` URI; made if absent. (templated)
     :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
+    :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
     :param until: when the task is done. ``available``: everything that was available at the start is committed.
         ``Commits(n)``, ``Watermark(time)`` or a ``timedelta``: after so many commits, or when the output is complete up
         to that time, or after so long, counted from the first start over all tries; then the driver ends, too.
@@ -110,6 +111,7 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
         "checkpoint",
         "conn_id",
         "kafka_conn_id",
+        "postgres_conn_ids",
         "until",
         "conf",
         "jars",
@@ -129,6 +131,7 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
         checkpoint: str,
         conn_id: str = "spark_default",
         kafka_conn_id: str = "kafka_default",
+        postgres_conn_ids: Sequence[str] = (),
         until: str | Commits | Watermark | timedelta = untils.AVAILABLE,
         if_running: str = "adopt",
         restart_strategy: RestartStrategy | None = None,
@@ -150,6 +153,7 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
         self.checkpoint = checkpoint
         self.conn_id = conn_id
         self.kafka_conn_id = kafka_conn_id
+        self.postgres_conn_ids = postgres_conn_ids
         self.until = until
         self.if_running = if_running
         self.restart_strategy = restart_strategy or RestartStrategy.fixed_delay(3, timedelta(seconds=10))
@@ -236,6 +240,7 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
             name=f"{self.dag_id}.{self.task_id}",
             conn_id=self.conn_id,
             kafka_conn_id=self.kafka_conn_id,
+            postgres_conn_ids=self.postgres_conn_ids,
             conf=self.conf or {},
             jars=self.jars,
             packages=self.packages,

@@ -41,6 +41,7 @@ class _PlanOperator(PipelineLineage, BaseOperator):
         "checkpoint",
         "conn_id",
         "kafka_conn_id",
+        "postgres_conn_ids",
         "conf",
         "jars",
         "packages",
@@ -57,6 +58,7 @@ class _PlanOperator(PipelineLineage, BaseOperator):
         checkpoint: str | None = None,
         conn_id: str = "spark_default",
         kafka_conn_id: str = "kafka_default",
+        postgres_conn_ids: Sequence[str] = (),
         conf: Mapping[str, Any] | None = None,
         jars: str | None = None,
         packages: str | None = None,
@@ -75,6 +77,7 @@ class _PlanOperator(PipelineLineage, BaseOperator):
         self.checkpoint = checkpoint
         self.conn_id = conn_id
         self.kafka_conn_id = kafka_conn_id
+        self.postgres_conn_ids = postgres_conn_ids
         self.conf = conf
         self.jars = jars
         self.packages = packages
@@ -154,6 +157,7 @@ class _PlanOperator(PipelineLineage, BaseOperator):
             name=f"{self.dag_id}.{self.task_id}",
             conn_id=self.conn_id,
             kafka_conn_id=self.kafka_conn_id,
+            postgres_conn_ids=self.postgres_conn_ids,
             conf=self.conf or {},
             jars=self.jars,
             packages=self.packages,
@@ -196,6 +200,7 @@ class UpgradePipelineOperator(_PlanOperator):
     :param on_unstable: ``rollback`` starts the old version again, ``fail`` leaves the new one as it is
     :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
+    :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
     :param conf: Spark settings of both versions. (templated)
     :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it. (templated)
     :param packages: comma-separated Maven coordinates, instead of the same. (templated)
@@ -283,6 +288,7 @@ class RollbackPipelineOperator(_PlanOperator):
     :param version: the version to go back to; default the savepoint's, or the one before the last upgrade. (templated)
     :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
+    :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
     :param conf: Spark settings. (templated)
     :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it. (templated)
     :param packages: comma-separated Maven coordinates, instead of the same. (templated)

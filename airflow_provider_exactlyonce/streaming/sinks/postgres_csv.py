@@ -56,7 +56,7 @@ def _hexadecimal(values: pa.Array) -> pa.Array:
     first = packed.offset
     ends = pa.Array.from_buffers(pa.int64(), len(packed) + 1, [None, offsets], offset=first)
     doubled = pc.multiply(ends, 2).buffers()[1]
-    digits = pa.py_buffer(data.hex().encode() if data is not None else b"")
+    digits = pa.py_buffer(data.hex() if data is not None else b"")
     text = pa.Array.from_buffers(pa.large_string(), len(packed), [None, doubled, digits])
     text = pc.binary_join_element_wise(pa.scalar("\\x", pa.large_string()), text, pa.scalar("", pa.large_string()))
     return pc.if_else(packed.is_valid(), text, pa.scalar(None, pa.large_string()))

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 _JSON: Final = ("jsonb", "json")
 _TEXT: Final = ("text", "varchar", "bpchar", "citext", "name", "uuid", "xml", "inet", "cidr", "macaddr", *_JSON)
-#: The types of PostgreSQL that hold all values of a type of Spark, by what Spark's type calls itself.
+#: The types of PostgreSQL that hold all values of a type of Spark, by the name of its class in Spark.
 _ACCEPTED: Final[Mapping[str, Sequence[str]]] = {
-    "tinyint": ("int2", "int4", "int8", "numeric"),
-    "smallint": ("int2", "int4", "int8", "numeric"),
-    "int": ("int4", "int8", "numeric"),
-    "bigint": ("int8", "numeric"),
+    "byte": ("int2", "int4", "int8", "numeric"),
+    "short": ("int2", "int4", "int8", "numeric"),
+    "integer": ("int4", "int8", "numeric"),
+    "long": ("int8", "numeric"),
     "float": ("float4", "float8"),
     "double": ("float8",),
     "decimal": ("numeric",),

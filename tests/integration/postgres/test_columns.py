@@ -45,7 +45,7 @@ TYPES: dict[str, tuple[str, T.DataType, pa.DataType, list[Any], list[Any] | None
     "raws": ("bytea[]", T.ArrayType(T.BinaryType()), pa.list_(pa.binary()), [[b"\x00\xff"], [None]], None),
     "doc": (
         "jsonb",
-        T.StructType().add("a", "int").add("t", T.ArrayType(T.StringType())).add("d", T.DecimalType(20, 18)),
+        T.StructType().add("a", T.IntegerType()).add("t", T.ArrayType(T.StringType())).add("d", T.DecimalType(20, 18)),
         STRUCT,
         [{"a": 1, "t": ["x"], "d": Decimal("1e-18")}, {"a": None, "t": None, "d": None}],
         [{"a": 1, "t": ["x"], "d": 1e-18}, {"a": None, "t": None, "d": None}],
@@ -71,7 +71,9 @@ def test_every_type_arrives_as_it_was(postgres: PostgresServer, database: Mappin
     columns = ", ".join(f"{name} {of[0]}" for name, of in TYPES.items())
     made(postgres, database, "CREATE TYPE kind AS ENUM ('a', 'b')", f"CREATE TABLE t (n int, {columns})")
     sink = PostgresSink(name="s", table="t")
-    sink.check_columns(T.StructType([T.StructField(name, of[1]) for name, of in TYPES.items()]).add("n", "int"))
+    sink.check_columns(
+        T.StructType([T.StructField(name, of[1]) for name, of in TYPES.items()]).add("n", T.IntegerType())
+    )
     committer = sink.open(SinkContext(pipeline="p", home=Path("/nowhere")))
     committer.claim(1)
     attempt = SinkAttempt(name="a" * 32, pipeline="p", commit=1, run=1)

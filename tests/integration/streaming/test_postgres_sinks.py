@@ -1,0 +1,151 @@
+"""Kafka and two tables of PostgreSQL in one query: killed at each step, set back, restored, superseded."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce import cli
+from tests.integration.streaming.harness import Driver, World, check_ledger, eventually, read_committed
+from tests.postgres import PostgresServer, environment
+
+JOB = Path(__file__).parents[3] / "dags" / "jobs" / "shop_postgres.py"
+EVENTS = "CREATE TABLE shop_events (id bigint PRIMARY KEY, k text NOT NULL, v numeric(12,2) NOT NULL, commit bigint)"
+LATEST = "CREATE TABLE shop_latest (k text PRIMARY KEY, id bigint NOT NULL, v numeric(12,2) NOT NULL)"
+BATCH = 100
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Shop:
+    """The pipeline of the example, its topics and its database."""
+
+    def __init__(self, world: World, server: PostgresServer, parameters: Mapping[str, str]) -> None:
+        world.job = str(JOB)
+        self.world, self.server, self.parameters = world, server, parameters
+
+    def sql(self, *statements: str) -> list[Any]:
+        with self.server.connect(self.parameters) as connection:
+            cursors = [connection.execute(one) for one in statements]  # type: ignore[call-overload]
+            return cursors[-1].fetchall() if cursors[-1].description else []
+
+    def start(self, failpoints: str | None = None, until: str = "available") -> Driver:
+        names = {
+            "SHOP_PIPELINE": self.world.pipeline,
+            "SHOP_SOURCE": self.world.source,
+            "SHOP_TOPIC": self.world.sink,
+            "SHOP_BATCH": str(BATCH),
+        }
+        return self.world.start(
+            environment={**names, **environment(self.parameters)}, failpoints=failpoints, until=until
+        )
+
+    def finish(self) -> None:
+        driver = self.start()
+        assert driver.wait() == 0, driver.output()[-3000:]
+
+    def check(self) -> None:
+        """Compare all three sinks with the input, record by record, and all ledgers with each other."""
+        world, sent = self.world, range(self.world.sent)
+        events = [(number, f"k{number % 37}", Decimal(number) / 100) for number in sent]
+        assert self.sql("SELECT id, k, v FROM shop_events ORDER BY id") == events
+        latest = {key: (key, number, value) for number, key, value in events}
+        kept = sorted(row for row in latest.values() if row[1] % 41)
+        assert sorted(self.sql("SELECT k, id, v FROM shop_latest")) == kept
+        values = [json.loads(one.value or b"", parse_float=Decimal) for one in read_committed(world.config, world.sink)]
+        assert sorted((one["id"], one["k"], Decimal(one["v"])) for one in values) == events[100:]
+        commits = check_ledger(world)
+        assert sum(commit.rows for commit in commits) == len(events[100:])
+        for sink in ("events", "latest"):
+            ledger = f"SELECT entry FROM exactlyonce.commits WHERE sink = '{sink}' ORDER BY number"
+            assert [(of["commit"], of["rows"], int(of["digest"], 16)) for (of,) in self.sql(ledger)] == [
+                (commit.commit, commit.others[sink].rows, commit.others[sink].digest) for commit in commits
+            ]
+        by_commit = dict(self.sql("SELECT commit, count(*) FROM shop_events GROUP BY commit"))
+        assert by_commit == {commit.commit: commit.others["events"].rows for commit in commits}
+        assert self.sql("SELECT relname FROM pg_class WHERE relname LIKE 'stage\\_%'") == []
+
+    def at_home(self) -> list[str]:
+        return ["--home", str(self.world.home), "--bootstrap-servers", self.world.config["bootstrap.servers"]]
+
+
+@pytest.fixture
+def shop(world: World, postgres: PostgresServer, database: Mapping[str, str]) -> Iterator[Shop]:
+    shop = Shop(world, postgres, database)
+    shop.sql(EVENTS, LATEST)
+    yield shop
+    world.end()
+
+
+def killed_at(shop: Shop, step: str) -> None:
+    driver = shop.start(step)
+    assert driver.wait() == -signal.SIGKILL, f"{step}: {driver.output()[-3000:]}"
+
+
+def test_each_sink_has_each_record_once_whichever_step_the_driver_dies_at(shop: Shop) -> None:
+    shop.world.send(5 * BATCH)
+    for step in ("after-sink-pre-commit:batch=0", "before-sink-decision:batch=0", "after-sink-commit:batch=1"):
+        killed_at(shop, step)
+    shop.finish()
+    shop.check()
+
+
+@pytest.mark.slow
+def test_the_other_steps_lose_and_double_nothing_either(shop: Shop) -> None:
+    shop.world.send(8 * BATCH)
+    for step in (
+        "after-sink-claim:run=1",
+        "after-begin:batch=0",
+        "during-send:batch=1",
+        "after-pre-commit:batch=2",
+        "after-end-transaction:batch=3",
+        "after-commit:batch=4",
+    ):
+        killed_at(shop, step)
+    shop.finish()
+    shop.check()
+
+
+@pytest.mark.slow
+def test_a_database_that_was_set_back_alone_gets_what_it_lacks(shop: Shop) -> None:
+    shop.world.send(3 * BATCH)
+    shop.finish()
+    cli.main(["savepoint", shop.world.pipeline, *shop.at_home()])
+    saved = shop.world.commits()
+    tables = ("shop_events", "shop_latest", "exactlyonce.commits", "exactlyonce.claims")
+    shop.sql(
+        "CREATE SCHEMA backup", *[f"CREATE TABLE backup.{re.sub('.*[.]', '', one)} AS TABLE {one}" for one in tables]
+    )
+    shop.world.send(3 * BATCH)
+    shop.finish()
+    shop.check()
+    delivered = len(read_committed(shop.world.config, shop.world.sink))
+    for one, copy in copies.items():
+        shop.sql(f"DELETE FROM {one}", f"INSERT INTO {one} TABLE {copy}")
+    refused = shop.start()
+    assert refused.wait() == 64
+    assert f"the sink was set back. Restore a savepoint at or before commit {saved}" in refused.output()
+    cli.main(["restore", shop.world.pipeline, "--commit", str(saved), *shop.at_home()])
+    shop.finish()
+    shop.check()
+    assert len(read_committed(shop.world.config, shop.world.sink)) == delivered
+
+
+@pytest.mark.slow
+def test_a_driver_that_holds_the_lock_is_superseded_and_commits_nothing_any_more(shop: Shop, tmp_path: Path) -> None:
+    shop.world.send(3 * BATCH)
+    held = tmp_path / "held"
+    old = shop.start(f"before-sink-decision:batch=1:hold={held}", until="forever")
+    eventually(held.exists, "the old driver holds the claim's lock")
+    old.signal_group(signal.SIGSTOP)
+    shop.finish()
+    old.signal_group(signal.SIGCONT)
+    held.unlink()
+    assert old.wait() == 66, old.output()[-3000:]
+    shop.check()

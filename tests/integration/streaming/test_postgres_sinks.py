@@ -119,9 +119,8 @@ def test_a_database_that_was_set_back_alone_gets_what_it_lacks(shop: Shop) -> No
     cli.main(["savepoint", shop.world.pipeline, *shop.at_home()])
     saved = shop.world.commits()
     tables = ("shop_events", "shop_latest", "exactlyonce.commits", "exactlyonce.claims")
-    shop.sql(
-        "CREATE SCHEMA backup", *[f"CREATE TABLE backup.{re.sub('.*[.]', '', one)} AS TABLE {one}" for one in tables]
-    )
+    copies = {one: f"backup.{one.rpartition('.')[2]}" for one in tables}
+    shop.sql("CREATE SCHEMA backup", *[f"CREATE TABLE {copy} AS TABLE {one}" for one, copy in copies.items()])
     shop.world.send(3 * BATCH)
     shop.finish()
     shop.check()

@@ -29,6 +29,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.check_command import add_check_parser
 from airflow_provider_exactlyonce.streaming.rescale_command import add_rescale_parser
+from airflow_provider_exactlyonce.streaming.sinks.audit_command import add_audit_sinks_parser
 from airflow_provider_exactlyonce.transactions.command import add_transactions_parser
 from airflow_provider_exactlyonce.upgrade.command import add_upgrade_parser
 
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_upgrade_parser(subparsers, submit_command)
     add_backfill_parser(subparsers, submit_command)
     add_audit_parser(subparsers)
+    add_audit_sinks_parser(subparsers)
     add_doctor_parser(subparsers)
     add_transactions_parser(subparsers)
     add_broker_parser(subparsers)

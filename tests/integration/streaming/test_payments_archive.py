@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_exactlyonce import cli
+from airflow_provider_exactlyonce.exceptions import AuditFailedError
 from airflow_provider_exactlyonce.streaming import FileTable
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
-from dags.jobs.payments_archive import HttpTarget
 from tests.http_target import Server
 from tests.integration.streaming.harness import World, check_ledger
 
@@ -43,29 +43,18 @@ def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["id"])
 
 
-def check_audits(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """Both sinks' own audits, against the pipeline's ledger."""
-    from airflow_provider_exactlyonce.streaming import FileSink, WriteAheadLogSink
-
-    context = SinkContext(pipeline=world.pipeline, home=world.home)
-    commits = check_ledger(world)
-    for sink in (
-        FileSink(name="files", path=str(tmp_path / "files")),
-        WriteAheadLogSink(name="endpoint", path=str(tmp_path / "log"), target=HttpTarget(url)),
-    ):
-        entries = [
-            SinkEntry(
-                commit=commit.commit,
-                run=commit.run,
-                lineage=commit.lineage,
-                batch=commit.batch,
-                source=commit.source,
-                rows=commit.others[sink.name].rows,
-                digest=commit.others[sink.name].digest,
-            )
-            for commit in commits
-        ]
-        assert list(sink.open(context).audit(entries)) == []
+def check_audits(world: World, given: Mapping[str, str], files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sinks agree with the pipeline's ledger, until a file is changed."""
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    check_ledger(world)
+    command = ["audit-sinks", str(JOB), "--bootstrap-servers", world.config["bootstrap.servers"]]
+    assert cli.main(command) == 0
+    changed = next(files.rglob("*.parquet"))
+    content = changed.read_bytes()
+    changed.write_bytes(content[:-1])
+    assert cli.main(command) == AuditFailedError.exit_code
+    changed.write_bytes(content)
 
 
 @pytest.mark.timeout(300)
@@ -91,7 +80,7 @@ def test_files_and_endpoint_have_each_record_once_whichever_step_the_driver_dies
     assert by_id(table.to_table().to_pylist()) == rows_of(600)
     assert sorted(server.ids) == list(range(600))
     assert [commit for commit, _ in server.commits] == list(range(1, table.commit + 1))
-    check_audits(world, tmp_path, monkeypatch, server.url)
+    check_audits(world, given, tmp_path / "files", monkeypatch)
     found = {str(file) for file in (tmp_path / "files").rglob("*.parquet")}
     assert found == set(table.paths()), "what dead attempts have left is removed"
     assert table.compact() == len(found) and len(table.paths()) == 4

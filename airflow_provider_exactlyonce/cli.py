@@ -162,6 +162,7 @@ def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
         "committed": _time(commit.committed) if commit else None,
         "watermark": _time(commit.watermark) if commit and commit.watermark else None,
         "lag": newest.lag if newest else None,
+        "undelivered": newest.undelivered if newest and newest.undelivered else None,
         "replay": asdict(newest.replay) if newest and newest.replay else None,
         "error": newest.error.message if newest and newest.error else None,
         "source": {topic: {p: end for p, (_, end) in of.items()} for topic, of in commit.source.items()}

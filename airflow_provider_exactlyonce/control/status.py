@@ -111,6 +111,7 @@ class Status:
     :param batch_began: when the batch that is under way was begun, seconds since the epoch, None between two
     :param replay: how far a replay of older commits is, None when there was none
     :param state_sizes: of the operators with state, empty while they are not known or there is none
+    :param undelivered: {sink: commits that its target does not have yet}, of write-ahead logs that are behind
     :param progressed: seconds since the epoch when it last committed, or had nothing to commit; 0 before it runs
     :param updated: seconds since the epoch
     """
@@ -134,6 +135,7 @@ class Status:
     error: DriverError | None = None
     replay: ReplayReport | None = None
     state_sizes: list[StateSize] = field(default_factory=list)
+    undelivered: dict[str, int] = field(default_factory=dict)
     progressed: float = 0.0
     updated: float = field(default_factory=time.time)
 

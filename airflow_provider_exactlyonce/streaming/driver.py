@@ -119,6 +119,7 @@ class Driver:
         self._read: Mapping[str, Mapping[int, tuple[int, int]]] = {}  # source ranges of the last commit
         self._batch_began: float | None = None
         self._state_sizes: Final = StateSizes()
+        self._others: OtherSinks | None = None
         self._savepoints: SavepointService | None = None
         self._replay: Replay | None = None
         self._run: Run | None = None
@@ -213,7 +214,7 @@ class Driver:
             bad_topic = definition.bad_topic if definition else None
             return self._pipeline.bad_source_records(spark, config, bad_topic, ranges)
 
-        others = self._open_others(run)
+        self._others = others = self._open_others(run)
         others.check(tail.commit if tail else None, first_repeated(run.home, run.home.current()))
         sink = KafkaTransaction(
             definition,
@@ -477,7 +478,7 @@ class Driver:
             self._lost_lease.clear()
         else:
             self._lost_lease.set()
-        self._tell()
+        self._tell(undelivered=self._others.undelivered if self._others else {})
 
     def _measure_lag(self, run: Run) -> None:
         topics = sorted({source.topic for source in self._pipeline.sources.values()})

@@ -203,6 +203,11 @@ class OtherSinks:
             except BatchFailedError as error:
                 log.warning("sink %s, after commit %d: %s", name, commit, error)
 
+    @property
+    def undelivered(self) -> dict[str, int]:
+        """How many commits the targets of the sinks that are behind do not have yet; from any thread."""
+        return {name: behind for name, committer in self._committers.items() if (behind := committer.undelivered)}
+
     def close(self) -> None:
         """Release all connections."""
         for committer in self._committers.values():

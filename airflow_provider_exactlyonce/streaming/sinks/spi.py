@@ -202,6 +202,11 @@ class SinkCommitter(ABC):
         :returns: what contradicts them, naming commit and place; nothing when all is well
         """
 
+    @property
+    def undelivered(self) -> int:
+        """How many settled commits its readers do not see yet; asked from another thread. Most sinks have none."""
+        return 0
+
     @abstractmethod
     def close(self) -> None:
         """Release connections."""

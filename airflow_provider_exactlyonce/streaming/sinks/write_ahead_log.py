@@ -119,6 +119,11 @@ class _WriteAheadLog(FileCommitter):
         if newest is not None:
             self._delivery.up_to(min(commit, newest.commit), self._settings.wait_seconds)
 
+    @property
+    @override
+    def undelivered(self) -> int:
+        return self._delivery.behind
+
     @override
     def audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
         note = read_note(self._storage, self._folder)

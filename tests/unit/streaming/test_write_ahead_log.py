@@ -153,11 +153,13 @@ def test_an_outage_holds_up_no_batch_and_the_next_run_delivers_the_rest(server: 
     with closing(open_run(sink, tmp_path, 1)) as committer:
         for number in range(1, 11):
             commit(committer, number)
+        assert committer.undelivered == 10
     assert time.monotonic() - began < 10
     assert server.ids == [] and sink.delivered(PIPELINE).commit == 0
     server.unavailable = 0
     with closing(open_run(http_sink(server, tmp_path, wait_seconds=20), tmp_path, 2)) as committer:
         committer.settled(10)
+        assert committer.undelivered == 0
     assert server.ids == list(range(10, 110))
 
 

@@ -139,6 +139,14 @@ def _backend(old: Version, new: Version) -> Iterator[Finding]:
             "a lineage keeps its backend; the start of this job would be refused",
             f"state_backend=StateBackend.{old.state_backend}() as before, or a new name and a new home",
         )
+    if None not in (old.encoding, new.encoding) and old.encoding != new.encoding:
+        yield incompatible(
+            "state encoding",
+            old.encoding,
+            new.encoding,
+            "a lineage keeps the encoding that it began with; the start of this job would be refused",
+            "StateBackend.rocksdb() without avro=True as before, or a new name and a new home",
+        )
 
 
 def _partitions(old: Version, new: Version) -> list[Finding] | None:

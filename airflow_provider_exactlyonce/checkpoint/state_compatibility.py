@@ -92,6 +92,10 @@ _REASONS: Final = {
     "where": "the rows in the state are marked as matched or not by the old condition",
     "type": "the rows in the state are kept and marked as matched for the old kind of join",
 }
+_ANOTHER_VARIABLE: Final = (
+    "keep what is new in a state variable of its own, which begins empty (a pipeline that begins with "
+    f"StateBackend.rocksdb(avro=True) may add fields); or {BUILD_ANEW}"
+)
 _NOTES: Final = {
     "function": "what its body does with the old state can't be seen",
     "timeout": "holds from a key's next row on",
@@ -111,8 +115,9 @@ def schemas(old: Version, new: Version) -> list[Finding] | None:
         found += _variables(label, before, after)
         for store in before.schemas:
             if store in after.schemas:
-                avro = old.encoding == "avro" and before.name.startswith(_TRANSFORM)
-                found += _schema(f"{label}, {store}", before.schemas[store], after.schemas[store], avro=avro)
+                pair = before.schemas[store], after.schemas[store]
+                is_variable = before.name.startswith(_TRANSFORM)
+                found += _schema(f"{label}, {store}", *pair, is_variable=is_variable, avro=old.encoding == "avro")
     return found
 
 
@@ -146,16 +151,19 @@ def _variables(label: str, before: StatefulOperator, after: StatefulOperator) ->
     return found
 
 
-def _schema(label: str, before: tuple[str, str], after: tuple[str, str], *, avro: bool) -> Iterator[Finding]:
+def _schema(
+    label: str, before: tuple[str, str], after: tuple[str, str], *, is_variable: bool, avro: bool
+) -> Iterator[Finding]:
     for part, one, other in zip(("key", "value"), before, after, strict=True):
         old, new = json.loads(one), json.loads(other)
         if _accepts(old, new):
             continue
-        if avro and part == "value":
+        if is_variable and avro and part == "value":
             yield from _evolved(f"{label}: {part}", old, new)
         else:
             reason = f"Spark refuses another {part} in state that is there"
-            yield incompatible(f"{label}: {part}", _readable(old), _readable(new), reason)
+            way_out = _ANOTHER_VARIABLE if is_variable else BUILD_ANEW
+            yield incompatible(f"{label}: {part}", _readable(old), _readable(new), reason, way_out)
 
 
 def _accepts(old: Any, new: Any) -> bool:

@@ -56,7 +56,7 @@ class Version:
     :param plan: None when it is not known
     :param operators: None when Spark would not plan it
     :param state_backend: ``hashmap`` or ``rocksdb``; None when it does not say
-    :param encoding: how state is encoded, ``unsaferow`` or ``avro``
+    :param encoding: how state of transformWithState is encoded, ``unsaferow`` or ``avro``; None when it does not say
     :param partitions: of state that were asked for, None when nobody has asked
     :param result_schema: Spark's JSON, None when it is not known
     :param refused: why Spark would not plan it
@@ -70,7 +70,7 @@ class Version:
     plan: Plan | None
     operators: tuple[StatefulOperator, ...] | None
     state_backend: str | None = None
-    encoding: str = "unsaferow"
+    encoding: str | None = None
     partitions: int | None = None
     result_schema: str | None = None
     refused: str | None = None

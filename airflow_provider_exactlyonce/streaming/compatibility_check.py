@@ -48,6 +48,7 @@ def check_compatibility(
         plan=plan,
         operators=operators,
         state_backend=job.state_backend.name if job.state_backend else None,
+        encoding=job.state_backend.encoding if job.state_backend else None,
         partitions=int(wanted) if wanted else None,
         result_schema=description.result_schema,
         refused=refused,

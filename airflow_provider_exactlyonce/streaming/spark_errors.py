@@ -27,6 +27,8 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], type[ExactlyOnceError], str], ...]] =
         re.compile(
             r"\[(STATE_STORE_\w+_SCHEMA_(NOT_COMPATIBLE|INCOMPATIBLE)|STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION"
             r"|STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA)"
+            # What Avro can't read, Spark notices only when a task opens the state.
+            r"|Error initializing \w+ state: org\.apache\.spark\.sql\.avro\.IncompatibleSchemaException"
         ),
         IncompatibleVersionError,
         "the job's state is another one than the checkpoint's. Run the version that wrote it, see exactlyonce check",

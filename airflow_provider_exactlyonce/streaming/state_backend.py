@@ -13,6 +13,8 @@ from airflow_provider_exactlyonce.streaming import settings
 _PREFIX: Final = "spark.sql.streaming.stateStore."
 PROVIDER: Final = f"{_PREFIX}providerClass"
 _FORMAT: Final = f"{_PREFIX}checkpointFormatVersion"
+_ENCODING: Final = f"{_PREFIX}encodingFormat"
+AVRO: Final = "avro"
 _PACKAGE: Final = "org.apache.spark.sql.execution.streaming.state."
 
 
@@ -41,6 +43,7 @@ class StateBackend:
         cls,
         *,
         changelog: bool = False,
+        avro: bool = False,
         memory_megabytes: int | None = None,
         write_buffer_share: float | None = None,
     ) -> Self:
@@ -48,6 +51,8 @@ class StateBackend:
 
         :param changelog: a batch writes what it has changed, and the tables follow in the background: shorter commits
             of large state, longer starts
+        :param avro: state of keyed functions, and of transformWithState, is encoded in Avro, so that a later version
+            may add fields to it; a lineage keeps the encoding that it began with
         :param memory_megabytes: what all RocksDB instances of one executor may use together, None for no limit
         :param write_buffer_share: how much of that is for writing, between 0 and 1; None for Spark's default, a half
         :raises RefusedError: when a limit can't be
@@ -64,12 +69,19 @@ class StateBackend:
             _FORMAT: "2",
             f"{_PREFIX}rocksdb.changelogCheckpointing.enabled": str(changelog).lower(),
         }
+        if avro:
+            conf[_ENCODING] = AVRO
         if memory_megabytes is not None:
             conf[f"{_PREFIX}rocksdb.boundedMemoryUsage"] = "true"
             conf[f"{_PREFIX}rocksdb.maxMemoryUsageMB"] = str(memory_megabytes)
         if write_buffer_share is not None:
             conf[f"{_PREFIX}rocksdb.writeBufferCacheRatio"] = str(write_buffer_share)
         return cls(name="rocksdb", conf=conf)
+
+    @property
+    def encoding(self) -> str | None:
+        """How state of keyed functions is encoded, None for whatever a lineage began with, or Spark's own."""
+        return self.conf.get(_ENCODING)
 
     def settings(self, get: Callable[[str], str | None]) -> Mapping[str, str]:
         """Return the Spark settings to make.
@@ -95,4 +107,10 @@ class StateBackend:
                 f"lineage {lineage} has its state in {found}, and the pipeline says state_backend={self.name}. State "
                 f"can't be carried from one backend to another: say state_backend=StateBackend.{found}(), or give the "
                 "changed pipeline a new name and a new home, where it builds its state from its sources again"
+            )
+        if PROVIDER in conf and self.encoding == AVRO != conf.get(_ENCODING):
+            raise RefusedError(
+                f"lineage {lineage} did not begin with state in Avro, and Spark would silently stay without: leave "
+                "avro=True out of StateBackend.rocksdb(), or give the pipeline a new name and a new home, where it "
+                "builds its state from its sources again"
             )

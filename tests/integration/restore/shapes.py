@@ -26,7 +26,15 @@ from airflow_provider_exactlyonce.state import (
     ReducingState,
     ValueState,
 )
-from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, connect, key_by, pipeline, spread
+from airflow_provider_exactlyonce.streaming import (
+    KafkaSink,
+    KafkaSource,
+    StateBackend,
+    connect,
+    key_by,
+    pipeline,
+    spread,
+)
 from airflow_provider_exactlyonce.streaming.definition import Pipeline
 
 SCHEMA = "id BIGINT NOT NULL, k STRING NOT NULL, t BIGINT NOT NULL"
@@ -232,6 +240,7 @@ class Shape:
     function: Callable[..., DataFrame]
     output_mode: str = "append"
     sources: tuple[str, ...] = ("",)
+    state_backend: StateBackend | None = None
 
 
 SHAPES = {
@@ -268,6 +277,7 @@ def declare(
         source=sources.get("", sources),
         sink=KafkaSink(sink, key="k", **sink_options),
         output_mode=shape.output_mode,
+        state_backend=shape.state_backend,
     )(shape.function)
 
 

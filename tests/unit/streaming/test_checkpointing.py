@@ -145,6 +145,16 @@ def test_another_backend_than_the_lineages_is_refused_with_the_way_to_do_it() ->
         hashmap.check_lineage("l", rocksdb.conf)
 
 
+def test_avro_is_chosen_when_a_lineage_begins() -> None:
+    plain, avro = StateBackend.rocksdb(), StateBackend.rocksdb(avro=True)
+    assert (plain.encoding, avro.encoding) == (None, "avro")
+    avro.check_lineage("l", {})
+    avro.check_lineage("l", avro.conf)
+    plain.check_lineage("l", avro.conf)
+    with pytest.raises(RefusedError, match=r"lineage l did not begin with state in Avro.*leave avro=True out"):
+        avro.check_lineage("l", plain.conf)
+
+
 def test_savepoint_retention_is_refused_when_negative() -> None:
     assert CheckpointConfig().savepoints == SavepointRetention(count=10, days=1)
     with pytest.raises(RefusedError, match="neither count nor days"):

@@ -28,6 +28,11 @@ Reason: Could not read records in offset [82, 190) for topic partition test-3-74
         ("[STREAM_FAILED] Query x terminated: [KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data", DataLostError),
         ("[STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE] Provided value schema does not match", IncompatibleVersionError),
         ("[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema does not match", IncompatibleVersionError),
+        (
+            "batch 1 failed 3 times; the last time: Error initializing value state: "
+            "org.apache.spark.sql.avro.IncompatibleSchemaException: Cannot convert Avro field 'n' to SQL field 'n'",
+            IncompatibleVersionError,
+        ),
         ("[STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE] Incompatible schema", IncompatibleVersionError),
     ],
 )

@@ -1,0 +1,116 @@
+"""State of keyed functions under a new version: what Avro can carry over is kept, the rest refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.checkpoint.versions import Report
+from airflow_provider_exactlyonce.exceptions import IncompatibleVersionError, RefusedError
+from airflow_provider_exactlyonce.streaming import StateBackend
+from airflow_provider_exactlyonce.streaming.compatibility_check import check_compatibility
+from airflow_provider_exactlyonce.streaming.session import open_session
+from tests.integration.restore.harness import Bench, Case
+from tests.integration.restore.migrations import narrower, totals, wider
+from tests.integration.restore.shapes import Shape
+from tests.integration.restore.test_restore import check_clean
+from tests.integration.streaming.harness import read_committed
+
+AVRO = StateBackend.rocksdb(avro=True)
+Row = dict[str, Any]
+
+
+def judged(case: Case, savepoint: str) -> Report:
+    store = Savepoints(case.home.savepoints)
+    return check_compatibility(
+        case.pipeline(), store.get(savepoint), store.checkpoint(savepoint).path, open_session("check")
+    )
+
+
+def rows_of(case: Case) -> list[Row]:
+    return [json.loads(one.value or b"") for one in read_committed(case.config, case.sink)]
+
+
+def as_one_version(case: Case, of_wider: set[int]) -> list[Row]:
+    """Compute what came of each event, if no version had ever changed.
+
+    :param of_wider: ids of the events that the wider version has seen
+    """
+    seen: dict[str, list[int]] = {}
+    expected = []
+    events = (
+        json.loads(one.value or b"") for topic in case.topics.values() for one in read_committed(case.config, topic)
+    )
+    for event in sorted(events, key=lambda event: int(event["id"])):
+        ids = seen.setdefault(event["k"], [])
+        ids.append(event["id"])
+        newer = [one for one in ids if one in of_wider]
+        expected.append(
+            {
+                "k": event["k"],
+                "id": event["id"],
+                "n": len(ids),
+                "largest": max(newer, default=None),
+                "ids": list(ids),
+                "digits": {str(digit): n for digit, n in Counter(one % 10 for one in ids).items()},
+            }
+        )
+    return expected
+
+
+@pytest.mark.timeout(600)
+def test_state_in_avro_is_kept_when_fields_are_added_and_what_avro_can_not_read_is_refused(bench: Bench) -> None:
+    topics, rounds = bench.topics("update"), bench.input()
+    case = bench.case(Shape(totals, state_backend=AVRO), topics)
+    rounds.send(topics)
+    case.run()
+    saved = case.save()
+    first = rounds.rows * rounds.rounds
+
+    impossible = replace(case, shape=Shape(narrower, state_backend=AVRO))
+    report = judged(impossible, saved)
+    assert report.verdict.value == "incompatible"
+    [worst] = [one for one in report.findings if one.verdict.value == "incompatible"]
+    assert worst.aspect.endswith("total: value, n"), worst
+    assert (worst.old, worst.new) == ("integer", "short")
+    rounds.send(topics)
+    impossible.run(expected=IncompatibleVersionError.exit_code)
+    assert {row["id"] for row in rows_of(case)} == set(range(first)), "it has written nothing"
+
+    upgraded = replace(case, shape=Shape(wider, state_backend=AVRO))
+    report = judged(upgraded, saved)
+    assert report.verdict.value == "note", report.findings
+    assert any("new are null in old values" in one.reason for one in report.findings)
+    upgraded.run()
+    of_wider = set(range(first, rounds.rows * rounds.rounds))
+    found = sorted(rows_of(case), key=lambda row: int(row["id"]))
+    assert found == as_one_version(case, of_wider)
+    check_clean(case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_without_avro_a_field_is_refused_and_so_is_avro_later(bench: Bench) -> None:
+    topics, rounds = bench.topics("update"), bench.input()
+    case = bench.case(Shape(totals), topics)
+    rounds.send(topics)
+    case.run()
+    saved = case.save()
+    report = judged(replace(case, shape=Shape(wider)), saved)
+    worst = report.findings[0]
+    assert worst.verdict.value == "incompatible"
+    assert "a state variable of its own" in str(worst.way_out)
+    report = judged(replace(case, shape=Shape(totals, state_backend=AVRO)), saved)
+    assert [(one.aspect, one.old, one.new) for one in report.findings if one.verdict.value == "incompatible"] == [
+        ("state encoding", "unsaferow", "avro")
+    ]
+    rounds.send(topics)
+    replace(case, shape=Shape(wider)).run(expected=IncompatibleVersionError.exit_code)
+    replace(case, shape=Shape(totals, state_backend=AVRO)).run(expected=RefusedError.exit_code)
+    case.run()
+    assert len(rows_of(case)) == rounds.rows * rounds.rounds

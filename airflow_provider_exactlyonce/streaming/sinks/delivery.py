@@ -83,6 +83,8 @@ class Delivery:
         self._goal = 0
         self._ending = False
         self._note = Note()
+        self._seen = 0  # up to here no higher run has claimed
+        self._oldest = 1  # the first position that is still there
         self._thread: threading.Thread | None = None
 
     def start(self, run: int) -> None:
@@ -90,6 +92,8 @@ class Delivery:
         if self._thread is not None:
             return
         self._note = read_note(self._storage, self._folder)
+        self._seen = self._note.position
+        self._oldest = min(self._log.positions(), default=1)
         self._thread = threading.Thread(target=self._work, args=(run,), name=f"delivery of {self._sink}", daemon=True)
         self._thread.start()
 
@@ -147,20 +151,19 @@ class Delivery:
             self._changed.wait_for(lambda: self._ending or condition(), seconds)
 
     def _is_superseded(self, run: int) -> bool:
-        newest = self._log.last()
-        if newest is None or newest.run <= run:
-            return False
-        log.warning("sink %s: run %d has claimed it and delivers what follows", self._sink, newest.run)
-        return True
+        for record in self._log.following(self._seen):
+            if record.run > run:
+                log.warning("sink %s: run %d has claimed it and delivers what follows", self._sink, record.run)
+                return True
+            self._seen = record.position
+        return False
 
     def _next(self) -> LogRecord:
         """Return the commit after the one that is noted."""
-        for position in self._log.positions():
-            if position > self._note.position:
-                record = self._log.read(position)
-                if record.kind == COMMIT:
-                    return record
-        raise FileNotFoundError(f"{self._log.place(self._note.position)} is the last commit")
+        for record in self._log.following(self._note.position):
+            if record.kind == COMMIT:
+                return record
+        raise FileNotFoundError(f"no commit follows {self._log.place(self._note.position)}")
 
     def _deliver(self, record: LogRecord, in_doubt: bool) -> None:
         """Deliver a commit and note it. If we die in between, the next run asks the target, if it can."""
@@ -197,13 +200,13 @@ class Delivery:
     def _forget(self, before: int) -> None:
         """Remove the oldest records with their files, as far as they are delivered and old."""
         try:
-            for position in self._log.positions():
-                record = self._log.read(position)
-                if position >= before or record.written > time.time() - self._keep_seconds:
+            for record in self._log.following(self._oldest - 1):
+                if record.position >= before or record.written > time.time() - self._keep_seconds:
                     return
                 if record.attempt:
                     self._storage.remove(f"{self._folder}/data/{record.attempt}")
-                self._log.remove(position)
+                self._log.remove(record.position)
+                self._oldest = record.position + 1
         except OSError as error:  # what is delivered must not be delivered again for this
             log.warning("sink %s: delivered commits could not be removed: %s", self._sink, error)
 

@@ -8,6 +8,7 @@ run: whatever such a run still wants to commit, it finds a claim where it would 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.storage import Storage
 
 _SCHEMA: Final = 1
+_RECORD: Final = re.compile(r"\d{20}\.json")
 CLAIM: Final = "claim"
 COMMIT: Final = "commit"
 COMPACTION: Final = "compaction"
@@ -97,7 +99,7 @@ class FileLog:
 
     def positions(self) -> list[int]:
         """Return the positions that are there, in order."""
-        return [int(name.removesuffix(".json")) for name in self._storage.names(self._folder)]
+        return [int(name[:20]) for name in self._storage.names(self._folder) if _RECORD.fullmatch(name)]
 
     def last(self) -> LogRecord | None:
         """Return the last record, None when the log is empty."""
@@ -125,9 +127,15 @@ class FileLog:
                 f"{self.place(position)} is no record of a sink's log: {error}. Put it back from a backup"
             ) from error
 
-    def between(self, first: int, last: int) -> Iterator[LogRecord]:
-        """Yield the records from one position to another, both included."""
-        return (self.read(position) for position in range(first, last + 1))
+    def following(self, position: int) -> Iterator[LogRecord]:
+        """Yield the records after a position up to the last one, without a look at the directory."""
+        while True:
+            position += 1
+            try:
+                record = self.read(position)
+            except FileNotFoundError:
+                return
+            yield record
 
     def append(self, record: LogRecord) -> None:
         """Write a record at its position.

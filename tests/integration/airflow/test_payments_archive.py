@@ -1,0 +1,56 @@
+"""The example of files and an endpoint: ``dag.test()`` with a real driver, which is killed, and a compaction."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
+from airflow_provider_exactlyonce.streaming import FileTable
+from tests.http_target import Server
+from tests.integration.airflow.conftest import ROOT, Airflow
+from tests.integration.streaming.harness import World
+
+RUN = """
+import json, sys
+from airflow.dag_processing.dagbag import DagBag
+bag = DagBag(dag_folder=sys.argv[1])
+assert not bag.import_errors, bag.import_errors
+run = bag.dags["payments_archive"].test(run_conf=json.loads(sys.argv[2]))
+assert run.state == "success", run.state
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_stream_goes_through_the_dag_and_its_small_files_become_few(
+    airflow: Airflow,
+    kafka_config: Mapping[str, str],
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+    spark_classes: None,
+) -> None:
+    source, files = make_topic(partitions=2), tmp_path / "files"
+    world = World(config=kafka_config, pipeline="payments-archive", source=source, sink="", home=tmp_path / "home")
+    world.send(400)
+    with Server.running() as server:
+        environment = {
+            "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+            "ARCHIVE_SOURCE": source,
+            "ARCHIVE_PATH": str(files),
+            "ARCHIVE_LOG": str(tmp_path / "log"),
+            "ARCHIVE_URL": server.url,
+            "ARCHIVE_BATCH": "100",
+            FAILPOINTS: "after-sink-commit:run=1:batch=1",
+        }
+        conf = json.dumps({"home": str(world.home), "files": str(files)})
+        airflow.run([sys.executable, "-c", RUN, str(ROOT / "dags" / "payments_archive.py"), conf], environment, 300)
+        assert sorted(server.ids) == list(range(400))
+    table = FileTable(str(files), pipeline="payments-archive", sink="files")
+    assert sorted(table.to_table()["id"].to_pylist()) == list(range(400))
+    assert len(table.paths()) == 4, "one for each value of partition_by"
+    assert [run.run for run in world.ledger()[1]] == [1, 2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,14 @@ from airflow_provider_exactlyonce.streaming import FileTable
 from tests.http_target import Server
 from tests.integration.streaming.harness import World, check_ledger
 
+STEPS = (
+    "after-sink-pre-commit:batch=0",
+    "after-sink-commit:batch=0",
+    "after-delivery:batch=1",
+    "after-sink-claim:run=1",
+    "after-pre-commit:batch=2",
+    "after-end-transaction:batch=3",
+)
 JOB = Path(__file__).parents[3] / "dags" / "jobs" / "payments_archive.py"
 
 
@@ -58,20 +66,14 @@ def check_audits(world: World, given: Mapping[str, str], files: Path, monkeypatc
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("steps", [STEPS[:3], pytest.param(STEPS[3:], marks=pytest.mark.slow)], ids=["sinks", "ledger"])
 def test_files_and_endpoint_have_each_record_once_whichever_step_the_driver_dies_at(
-    world: World, server: Server, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+    world: World, server: Server, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, steps: Sequence[str]
 ) -> None:
     world.job = str(JOB)
     world.send(600)
     given = environment(world, server, tmp_path)
-    for step in (
-        "after-sink-claim:run=1",
-        "after-sink-pre-commit:batch=0",
-        "after-sink-commit:batch=0",
-        "after-delivery:batch=1",
-        "after-pre-commit:batch=2",
-        "after-end-transaction:batch=3",
-    ):
+    for step in steps:
         driver = world.start(environment=given, failpoints=step)
         assert driver.wait() == -signal.SIGKILL, f"{step}: {driver.output()[-3000:]}"
     last = world.start(environment=given)

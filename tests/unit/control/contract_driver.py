@@ -74,6 +74,10 @@ class Driver:
     def sleep(self, seconds: str) -> None:
         time.sleep(float(seconds))
 
+    def wait_for(self, file: str) -> None:
+        while not os.path.exists(file):
+            time.sleep(0.05)
+
     def idle(self, seconds: str) -> None:
         """Have nothing to commit for so long."""
         end = time.time() + float(seconds)

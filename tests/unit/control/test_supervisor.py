@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -39,6 +38,7 @@ from airflow_provider_exactlyonce.exceptions import (
 from airflow_provider_exactlyonce.health import HealthRules
 from airflow_provider_exactlyonce.restart import RestartStrategy
 from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE
+from tests.unit.control.alarms import after, alarm
 
 SCRIPT = Path(__file__).with_name("contract_driver.py")
 AT_ONCE = RestartStrategy.fixed_delay(attempts=3, delay=timedelta(0))
@@ -120,16 +120,14 @@ def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-@contextmanager
-def alarm(seconds: float, action: Callable[[], None]) -> Iterator[None]:
-    """Run an action in a signal handler of the main thread, as Airflow runs ``on_kill``."""
-    previous = signal.signal(signal.SIGALRM, lambda *_: action())
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+def committed(home: Home) -> Callable[[], bool]:
+    """Return the condition that a driver has committed."""
+
+    def condition() -> bool:
+        status = statuses.read(home.status)
+        return status is not None and status.commit > 0
+
+    return condition
 
 
 def test_both_halves_name_the_start_token_alike() -> None:
@@ -147,18 +145,16 @@ def test_a_driver_that_finishes_yields_each_change_once_and_leaves_no_intent(hom
     assert len(seen) == len({(status.state, status.commit) for status in seen})
 
 
-def test_a_killed_driver_is_started_again_within_half_a_second_and_the_death_is_on_record(home: Home) -> None:
+def test_a_killed_driver_is_started_again_within_two_seconds_and_the_death_is_on_record(home: Home) -> None:
     one = supervisor(home, "take-lease commit sleep=0.2 die", "take-lease commit end=finished")
     assert list(one.run())[-1].commit == 2
-    [died], started = notes(home, "died"), notes(home, "started")
-    overhead = float(str(started[1]["at"])) - float(str(died["at"]))
-    assert overhead < 0.5 + 0.3, "the new process needs up to 0.3 s to get to its note"
+    [died] = notes(home, "died")
     [restart] = restarts.read(home.control / "restarts.json")
     assert (restart.number, restart.run, restart.commit, restart.exit_code) == (1, 1, 1, -signal.SIGKILL)
     assert restart.cause == "the driver was killed by signal 9"
     assert restart.died >= float(str(died["at"]))
     assert restart.relaunched is not None
-    assert restart.relaunched - float(str(died["at"])) < 0.5
+    assert restart.relaunched - float(str(died["at"])) < 2, "a tenth of a second on a machine with nothing else to do"
     assert one.restarts == 1
 
 
@@ -176,7 +172,7 @@ def test_the_delay_of_the_strategy_is_kept(home: Home) -> None:
     list(supervisor(home, "take-lease die", "take-lease end=finished", strategy=strategy).run())
     [restart] = restarts.read(home.control / "restarts.json")
     assert restart.relaunched is not None
-    assert 0.6 <= restart.relaunched - restart.died < 1.1
+    assert 0.6 <= restart.relaunched - restart.died < 2.6
 
 
 def test_a_stop_that_was_meant_for_a_driver_that_dies_first_is_meant_for_its_successor_too(home: Home) -> None:
@@ -340,7 +336,7 @@ def test_a_driver_that_may_be_starting_on_another_host_is_waited_for(home: Home)
     intents.write(home.intent, elsewhere)
     ends_there = Status(pipeline="shop", token="t", state=DriverState.FAILED)
     one = supervisor(home, "take-lease end=finished")
-    with alarm(0.7, lambda: statuses.write(home.status, ends_there)):
+    with alarm(after(0.7), lambda: statuses.write(home.status, ends_there)):
         began = time.monotonic()
         list(one.run())
     assert time.monotonic() - began > 0.6, "while it is unknown, no second driver is started"
@@ -424,7 +420,10 @@ def test_a_driver_that_hangs_is_killed_and_replaced(home: Home, monkeypatch: pyt
 
 def test_a_stop_ends_the_driver_at_its_batch_boundary(home: Home) -> None:
     one = supervisor(home, "take-lease commit until-stop")
-    with alarm(0.7, lambda: one.stop("the task was killed")), pytest.raises(StopRequestedError, match="commit 1"):
+    with (
+        alarm(committed(home), lambda: one.stop("the task was killed")),
+        pytest.raises(StopRequestedError, match="commit 1"),
+    ):
         list(one.run())
     status = statuses.read(home.status)
     assert status is not None
@@ -439,14 +438,17 @@ def test_a_second_stop_changes_nothing(home: Home) -> None:
         one.stop("first")
         one.stop("second")
 
-    with alarm(0.7, twice), pytest.raises(StopRequestedError, match="first"):
+    with alarm(committed(home), twice), pytest.raises(StopRequestedError, match="first"):
         list(one.run())
 
 
 def test_a_stop_during_the_delay_before_a_restart_starts_nothing(home: Home) -> None:
     strategy = RestartStrategy.fixed_delay(attempts=1, delay=timedelta(seconds=30))
     one = supervisor(home, "take-lease commit die", strategy=strategy)
-    with alarm(2.5, lambda: one.stop("enough")), pytest.raises(StopRequestedError, match="before restart 1: enough"):
+    with (
+        alarm(lambda: restarts.read(home.restarts), lambda: one.stop("enough")),
+        pytest.raises(StopRequestedError, match="before restart 1: enough"),
+    ):
         list(one.run())
     assert len(notes(home, "started")) == 1
 
@@ -478,7 +480,7 @@ def stop_by_a_person(home: Home) -> None:
 def test_a_stop_by_somebody_else_is_no_success_while_records_were_available(home: Home) -> None:
     one = supervisor(home, "take-lease commit until-stop")
     with (
-        alarm(0.7, lambda: stop_by_a_person(home)),
+        alarm(committed(home), lambda: stop_by_a_person(home)),
         pytest.raises(StopRequestedError, match=r"before its work was done \(until available\): maintenance"),
     ):
         list(one.run())
@@ -486,7 +488,7 @@ def test_a_stop_by_somebody_else_is_no_success_while_records_were_available(home
 
 
 def test_a_stop_by_somebody_else_is_the_normal_end_of_a_driver_that_runs_for_ever(home: Home) -> None:
-    with alarm(0.7, lambda: stop_by_a_person(home)):
+    with alarm(committed(home), lambda: stop_by_a_person(home)):
         seen = list(supervisor(home, "take-lease commit until-stop", until="forever").run())
     assert seen[-1].state is DriverState.STOPPED
     assert len(notes(home, "started")) == 1
@@ -501,15 +503,15 @@ def test_a_driver_that_a_signal_stopped_is_started_again(home: Home, until: str)
 
 def test_a_driver_that_finishes_while_it_is_asked_to_stop_has_finished(home: Home) -> None:
     one = supervisor(home, "take-lease commit sleep=1 end=finished")
-    with alarm(0.5, lambda: one.stop("the task was killed")):
+    with alarm(committed(home), lambda: one.stop("the task was killed")):
         assert list(one.run())[-1].state is DriverState.FINISHED
 
 
 def test_a_stop_while_waiting_for_another_tasks_driver_leaves_that_driver_alone(home: Home) -> None:
-    first_supervisor_killed(home, "take-lease commit note=up sleep=2 end=finished", until_note="up")
+    first_supervisor_killed(home, "take-lease commit note=up sleep=4 end=finished", until_note="up")
     two = supervisor(home, "exit=1", owner="shop/stream/run2/-1")
     with (
-        alarm(0.5, lambda: two.stop("killed")),
+        alarm(lambda: two.waits_for_another, lambda: two.stop("killed")),
         pytest.raises(StopRequestedError, match="waiting for shop/stream/run1"),
     ):
         list(two.run())

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +33,7 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
 from airflow_provider_exactlyonce.operators.streaming import Commits, RestartStrategy, StreamingPipelineOperator
+from tests.unit.control.alarms import alarm
 
 DRIVER = Path(__file__).parents[1] / "control" / "contract_driver.py"
 PASSWORD = "kafka-password-4711"
@@ -109,16 +108,14 @@ def last_state(tmp_path: Path) -> DriverState:
     return status.state
 
 
-@contextmanager
-def alarm(seconds: float, action: Callable[[], object]) -> Iterator[None]:
-    """Run an action in a signal handler of the main thread, as Airflow runs ``on_kill``."""
-    previous = signal.signal(signal.SIGALRM, lambda *_: action())
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+def committed(tmp_path: Path) -> Callable[[], bool]:
+    """Return the condition that the driver has committed."""
+
+    def condition() -> bool:
+        status = statuses.read(Home(tmp_path / "home").status)
+        return status is not None and status.commit > 0
+
+    return condition
 
 
 @pytest.mark.usefixtures("calls")
@@ -138,9 +135,17 @@ def test_it_returns_where_the_pipeline_is_over_all_restarts(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("calls")
 def test_links_are_pushed_while_the_driver_runs_and_again_at_the_end(tmp_path: Path) -> None:
-    ti, seen = TaskInstance(), {}
-    task = operator(tmp_path, "take-lease commit sleep=3 end=finished")
-    with alarm(2.5, lambda: seen.update(ti.pushed)):
+    ti, seen, known = TaskInstance(), {}, tmp_path / "known"
+    task = operator(tmp_path, f"take-lease commit wait-for={known} end=finished")
+
+    def all_are_pushed() -> bool:
+        return len(ti.pushed) == 4 and dict(ti.pushed["pipeline_status"])["state"] == "running"  # type: ignore[arg-type]
+
+    def look() -> None:
+        seen.update(ti.pushed)
+        known.touch()
+
+    with alarm(all_are_pushed, look):
         execute(task, ti)
     told = seen.pop("pipeline_status")
     assert (told["pipeline"], told["state"]) == ("shop", "running")
@@ -194,7 +199,8 @@ def test_the_drivers_own_error_arrives_with_its_words_first_and_the_end_of_its_o
 def test_a_user_who_marks_or_clears_the_task_stops_its_driver(tmp_path: Path) -> None:
     task = operator(tmp_path, "take-lease commit until-stop")
     began = time.monotonic()
-    with alarm(1.0, task.on_kill), pytest.raises(StopRequestedError, match="stopped at commit 1: the task was killed"):
+    killed = "stopped at commit 1: the task was killed"
+    with alarm(committed(tmp_path), task.on_kill), pytest.raises(StopRequestedError, match=killed):
         execute(task, TaskInstance(state="failed"))
     assert time.monotonic() - began < 8
     assert last_state(tmp_path) is DriverState.STOPPED
@@ -202,8 +208,8 @@ def test_a_user_who_marks_or_clears_the_task_stops_its_driver(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("calls")
 def test_a_user_may_want_the_driver_to_go_on_without_the_task(tmp_path: Path) -> None:
-    task = operator(tmp_path, "take-lease commit sleep=2 end=finished", stop_on_kill=False)
-    with alarm(1.0, task.on_kill), pytest.raises(StopRequestedError, match="its driver goes on"):
+    task = operator(tmp_path, "take-lease commit sleep=4 end=finished", stop_on_kill=False)
+    with alarm(committed(tmp_path), task.on_kill), pytest.raises(StopRequestedError, match="its driver goes on"):
         execute(task, TaskInstance(state="restarting"))
     assert last_state(tmp_path) is DriverState.RUNNING
     assert execute(operator(tmp_path, "exit=1"))["commit"] == 1, "the next try finds it"
@@ -224,7 +230,7 @@ def test_a_worker_that_shuts_down_does_with_the_driver_what_was_chosen(
 ) -> None:
     plans = ("take-lease commit until-stop", "take-lease commit end=finished")
     task = operator(tmp_path, *plans, **options)
-    with alarm(1.0, task.on_kill), pytest.raises(WorkerShutdownError, match=message) as caught:
+    with alarm(committed(tmp_path), task.on_kill), pytest.raises(WorkerShutdownError, match=message) as caught:
         execute(task)
     assert StreamingRetryPolicy().evaluate(caught.value, 1, 1).action is RetryAction.RETRY
     home = Home(tmp_path / "home")
@@ -247,7 +253,7 @@ def test_a_worker_that_shuts_down_does_with_the_driver_what_was_chosen(
 def test_a_worker_shuts_down_when_airflow_does_not_answer(tmp_path: Path) -> None:
     task, ti = operator(tmp_path, "take-lease commit until-stop"), TaskInstance()
     ti.get_task_states = None  # type: ignore[method-assign, assignment]
-    with alarm(1.0, task.on_kill), pytest.raises(WorkerShutdownError):
+    with alarm(committed(tmp_path), task.on_kill), pytest.raises(WorkerShutdownError):
         execute(task, ti)
 
 
@@ -289,8 +295,11 @@ def test_until_running_leaves_a_driver_that_runs(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     held = leases.read(home.lease)
     assert held is not None
-    with alarm(1.0, lambda: commands.request_stop(home, held.token, reason="test")):
-        assert execute(forever, OtherRun())["commit"] == 1
+    ti = OtherRun()
+    with alarm(
+        lambda: "_link_SparkUILink" in ti.pushed, lambda: commands.request_stop(home, held.token, reason="test")
+    ):
+        assert execute(forever, ti)["commit"] == 1
 
 
 def test_a_target_goes_to_the_driver_under_a_name_that_all_tries_share(

@@ -9,6 +9,7 @@ import pytest
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import releases
+from airflow_provider_exactlyonce.control.status import DriverState
 from tests.integration.upgrade.harness import Story
 
 INTENDED = ["--compare", "k,start,total,n", "--allow", "changed", "--allow", "missing"]
@@ -116,3 +117,26 @@ def test_a_way_back_that_is_killed_at_each_step_goes_on_there(story: Story) -> N
     _, runs = story.world.ledger()
     assert [story.names()[run.version] for run in runs] == ["first", "crashes", "first"], "one driver for each start"
     assert pinned(story) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_pipeline_that_was_stopped_is_stopped_again_after_an_upgrade_and_after_a_rollback(story: Story) -> None:
+    with story.load():
+        story.start()
+        assert story.run("stop").returncode == 0
+        done = story.upgrade("shouts", "--stable-after", "2")
+        assert done.returncode == 0, done.stderr[-5000:]
+        assert (json.loads(done.stdout)["outcome"], story.in_use()) == ("done", "shouts")
+        assert story.state().state is DriverState.STOPPED
+        assert not story.home.lease.exists()
+
+        done = story.run("rollback")
+        assert done.returncode == 0, done.stderr[-5000:]
+        assert (json.loads(done.stdout)["outcome"], story.in_use()) == ("rolled-back", "first")
+        assert story.state().state is DriverState.STOPPED
+        assert not story.home.lease.exists()
+        story.start()
+    story.drain()
+    assert story.run("stop").returncode == 0
+    assert story.check() == ["first", "shouts", "first"]

@@ -50,6 +50,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def is_driver(process: psutil.Process) -> bool:
+    try:
+        return TOKEN_VARIABLE in process.environ()
+    except psutil.NoSuchProcess:  # it has ended meanwhile, and may be a zombie
+        return False
+
+
 class Parts:
     """API server, scheduler with its workers, and triggerer of one Airflow home."""
 
@@ -112,9 +119,10 @@ class Parts:
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """End a part with all its processes but drivers, which are on their own."""
         part = self.running.pop(name)
-        tree = [part, *(one for one in part.children(recursive=True) if TOKEN_VARIABLE not in one.environ())]
+        tree = [part, *(one for one in part.children(recursive=True) if not is_driver(one))]
         for process in tree if number is signal.SIGKILL else [part]:
-            process.send_signal(number)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
         part.wait(60)
 
     def close(self) -> None:

@@ -278,7 +278,10 @@ def measure_moments(airflow: Airflow, trials: int) -> dict[str, Any]:
 
 
 def steps(airflow: Airflow, dag: str, happened: list[float]) -> dict[str, Any]:
-    """Return how long it took from what was waited for to the trigger's event, and from there to the next task."""
+    """Return how long it took from what was waited for to the trigger's event, and from there to the next task.
+
+    The first one stands apart: a triggerer that stores a result for the first time loads Airflow's API.
+    """
     ours, airflows = [], []
     for number, at in enumerate(happened, start=1):
         fired = fired_at(airflow, dag, f"gate{number}")
@@ -287,7 +290,7 @@ def steps(airflow: Airflow, dag: str, happened: list[float]) -> dict[str, Any]:
         )
         ours.append(fired - at)
         airflows.append(moment(text) - fired)
-    return {"happened_to_event": ours, "event_to_queued": airflows}
+    return {"happened_to_event": ours[1:], "event_to_queued": airflows[1:], "first": [ours[0], airflows[0]]}
 
 
 def fired_at(airflow: Airflow, dag: str, task: str) -> float:
@@ -314,7 +317,8 @@ def report(found: dict[str, Any]) -> None:
         print(f"{name:<44}{one['share_of_a_core']:>15.1%}")
     print(f"\n{'seconds, median (max)':<52}{'commit to event':>18}{'event to queued':>18}")
     for name, one in found.get("latency", {}).items():
-        shown = [f"{statistics.median(values):.2f} ({max(values):.2f})" for values in one.values()]
+        measured = one["happened_to_event"], one["event_to_queued"]
+        shown = [f"{statistics.median(values):.2f} ({max(values):.2f})" for values in measured]
         print(f"{name:<52}{shown[0]:>18}{shown[1]:>18}")
 
 

@@ -185,6 +185,7 @@ class FileCommitter(SinkCommitter):
     @override
     def claim(self, run: int) -> SinkEntry | None:
         with self._answering():
+            self._storage.check_exclusive(self._folder)
             mine = self._claimed(run)
             self._run, self._last, self._attempt = run, mine, None
             self._sweep()

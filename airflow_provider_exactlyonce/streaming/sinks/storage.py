@@ -5,6 +5,7 @@ All that the sinks for files rest on is :meth:`Storage.create`: of all who creat
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import uuid
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 #: Object stores that refuse the second of two conditional writes, and whose fsspec package asks for it (``create``).
 CONDITIONAL_WRITES: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"})
+_NOT_SUPPORTED: Final = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 _MEMORY_LOCK: Final = threading.Lock()
 
 
@@ -67,6 +69,26 @@ class Storage(ABC):
         :raises FileExistsError: when the name is taken; it is as it was
         :raises OSError: anything else; nobody knows whether it was created
         """
+
+    def check_exclusive(self, folder: str) -> None:
+        """Try out that a name can't be created twice.
+
+        :param folder: where to try it
+        :raises RefusedError: when it can
+        :raises OSError: when the file system does not answer
+        """
+        name = f"{folder}/probe-{uuid.uuid4().hex}"
+        try:
+            self.create(name, b"1")
+            self.create(name, b"2")
+        except FileExistsError:
+            return
+        finally:
+            self.remove(name)
+        raise RefusedError(
+            f"{self.place(name)} was created twice: this store ignores conditional writes, and a killed run could "
+            "overwrite its successor's commit. Use another store, or a version of it that has them"
+        )
 
     @abstractmethod
     def replace(self, name: str, content: bytes) -> None:
@@ -132,6 +154,13 @@ class LocalStorage(Storage):
         beside = self._written(name, content)
         try:
             os.link(beside, self._root / name)
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+            raise RefusedError(
+                f"{self._root / name}: the file system has no hard links ({error}), and nothing else creates a whole "
+                "file so that one of two writers loses. Use another path"
+            ) from error
         finally:
             beside.unlink()
         _sync(beside.parent)

@@ -18,6 +18,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from pyspark.sql.types import LongType, StructType, TimestampType, VariantType
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError
@@ -25,7 +26,7 @@ from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConform
 from airflow_provider_exactlyonce.streaming.sinks.file_table import FileTable
 from airflow_provider_exactlyonce.streaming.sinks.files import FileCommitter, FileSink
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
-from airflow_provider_exactlyonce.streaming.sinks.storage import open_storage
+from airflow_provider_exactlyonce.streaming.sinks.storage import RemoteStorage, open_storage
 
 PIPELINE = "conformance"
 
@@ -365,6 +366,21 @@ def test_of_many_who_create_one_name_one_succeeds(tmp_path: Path) -> None:
             for thread in threads:
                 thread.join()
             assert len(won) == 1 and storage.read(f"log/{number}") == b"%d" % won[0]
+
+
+class IgnorantStore(MemoryFileSystem):
+    """An object store that has never heard of conditional writes."""
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        super().pipe_file(path, value, **kwargs)
+
+
+def test_a_store_that_ignores_conditional_writes_is_refused(tmp_path: Path) -> None:
+    storage = RemoteStorage(IgnorantStore(), str(tmp_path), in_memory=False)
+    with pytest.raises(RefusedError, match="was created twice: this store ignores conditional writes"):
+        storage.check_exclusive("sink")
+    assert storage.below("sink") == []
+    RemoteStorage(MemoryFileSystem(), str(tmp_path), in_memory=False).check_exclusive("sink")
 
 
 def test_two_who_read_a_table_by_its_name_alone_see_the_same(tmp_path: Path) -> None:

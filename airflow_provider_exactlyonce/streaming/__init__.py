@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import AvroFormat
     from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
     from airflow_provider_exactlyonce.streaming.sinks.spi import Share, Sink
+    from airflow_provider_exactlyonce.streaming.sinks.upsert import UpsertSink
     from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import WriteAheadLogSink
     from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
     from airflow_provider_exactlyonce.streaming.state_backend import StateBackend
@@ -42,6 +43,7 @@ __all__ = [
     "Sink",
     "StateBackend",
     "Target",
+    "UpsertSink",
     "WriteAheadLogSink",
     "connect",
     "key_by",
@@ -67,6 +69,7 @@ _HOMES: Final = {
     "Share": "sinks.spi",
     "Sink": "sinks.spi",
     "StateBackend": "state_backend",
+    "UpsertSink": "sinks.upsert",
     "Target": "sinks.delivery",
     "WriteAheadLogSink": "sinks.write_ahead_log",
     "connect": "connected_stream",

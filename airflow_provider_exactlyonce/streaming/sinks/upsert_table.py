@@ -1,0 +1,144 @@
+"""A table of any database that SQLAlchemy knows, and the statements that write rows over those with their key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, RecordRefusedError, RefusedError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+@contextmanager
+def connect(url: str) -> Iterator[sa.Connection]:
+    """Open a connection that ends with its engine.
+
+    :raises RefusedError: when the URL or its driver can't be used
+    :raises BatchFailedError: when the database does not answer
+    """
+    try:
+        # Rows are not put into the texts of errors, which are logged.
+        engine = sa.create_engine(url, poolclass=sa.NullPool, hide_parameters=True)
+    except (sa.exc.ArgumentError, ImportError) as error:
+        raise RefusedError(f"the url of an UpsertSink can't be used: {type(error).__name__}") from None
+    try:
+        connection = engine.connect()
+    except sa.exc.SQLAlchemyError as error:
+        raise BatchFailedError(f"{shown(engine)} does not answer: {error}") from error
+    with connection:
+        yield connection
+
+
+def shown(engine: sa.Engine) -> str:
+    """Return a database's URL without its password."""
+    return engine.url.render_as_string(hide_password=True)
+
+
+@contextmanager
+def told(what: str, table: str) -> Iterator[None]:
+    """Turn what SQLAlchemy raises into the project's errors.
+
+    :raises RecordRefusedError: a row is refused for what it is
+    :raises BatchFailedError: everything else
+    """
+    try:
+        yield
+    except (sa.exc.IntegrityError, sa.exc.DataError) as error:
+        raise RecordRefusedError(f"table {table} refuses a row, {what}: {error.orig}") from error
+    except sa.exc.SQLAlchemyError as error:
+        raise BatchFailedError(f"table {table}, {what}: {error}") from error
+
+
+def find(connection: sa.Connection, name: str) -> sa.Table:
+    """Read a table from the catalog.
+
+    :raises RefusedError: when there is none
+    """
+    schema, _, table = name.rpartition(".")
+    try:
+        return sa.Table(table, sa.MetaData(), schema=schema or None, autoload_with=connection)
+    except sa.exc.NoSuchTableError:
+        raise RefusedError(f"there is no table {name} in {shown(connection.engine)}: create it") from None
+
+
+def check_columns(
+    connection: sa.Connection, table: sa.Table, columns: StructType, key: Sequence[str], commit_column: str | None
+) -> None:
+    """Check that rows of these columns can be written over those with their key.
+
+    :raises RefusedError: naming the column, or the key
+    """
+    for name in key:
+        if name not in columns.names:
+            raise RefusedError(f"the key has the column {name}, and the rows have {', '.join(columns.names)}")
+    for name in [*columns.names, *([commit_column] if commit_column else [])]:
+        if name not in table.columns:
+            raise RefusedError(f"table {table} has no column {name}: add it. It has {', '.join(table.columns.keys())}")
+    for field in columns.fields:
+        nested = field.dataType.typeName() in ("array", "map", "struct")
+        if nested and not isinstance(table.columns[field.name].type, sa.JSON):
+            raise RefusedError(
+                f"column {field.name} of table {table} must be of type JSON for {field.dataType.simpleString()}"
+            )
+    inspector = sa.inspect(connection)
+    found: list[Any] = [
+        inspector.get_pk_constraint(table.name, table.schema)["constrained_columns"],
+        *(one["column_names"] for one in inspector.get_unique_constraints(table.name, table.schema)),
+        *(one["column_names"] for one in inspector.get_indexes(table.name, table.schema) if one["unique"]),
+    ]
+    if set(key) not in [set(names) for names in found]:
+        raise RefusedError(
+            f"table {table} has no primary key or unique constraint over ({', '.join(key)}), by which rows are "
+            f"replaced: ALTER TABLE {table} ADD PRIMARY KEY ({', '.join(key)})"
+        )
+
+
+def statements(
+    dialect: str, table: sa.Table, columns: Sequence[str], key: Sequence[str], commit_column: str | None
+) -> list[Any]:
+    """Return the statements that are executed in turn with rows as their parameters.
+
+    :param columns: the rows', with the commit's number when there is a column for it
+    """
+    updated = [name for name in columns if name not in key]
+    if dialect in ("postgresql", "sqlite"):
+        insert = (postgresql if dialect == "postgresql" else sqlite).insert(table)
+        if not updated:
+            return [insert.on_conflict_do_nothing(index_elements=list(key))]
+        newer = None if commit_column is None else table.c[commit_column] <= insert.excluded[commit_column]
+        set_ = {name: insert.excluded[name] for name in updated}
+        return [insert.on_conflict_do_update(index_elements=list(key), set_=set_, where=newer)]
+    if dialect in ("mysql", "mariadb") and updated:
+        return [_on_duplicate(table, updated, commit_column)]
+    same = sa.and_(*[table.c[name] == sa.bindparam(f"key_{name}") for name in key])
+    older = sa.true() if commit_column is None else table.c[commit_column] <= sa.bindparam("key_commit")
+    given = sa.select(*[sa.bindparam(name, type_=table.c[name].type).label(name) for name in columns])
+    lacking = given.where(~sa.exists(sa.select(sa.literal(1)).select_from(table).where(same)))
+    return [table.delete().where(same, older), table.insert().from_select(list(columns), lacking)]
+
+
+def parameters(
+    rows: Iterable[Mapping[str, Any]], key: Sequence[str], commit_column: str | None, commit: int
+) -> list[dict[str, Any]]:
+    """Return the last row of each key, as the parameters of :func:`statements`."""
+    more = {} if commit_column is None else {commit_column: commit, "key_commit": commit}
+    last = {tuple(row[name] for name in key): row for row in rows}
+    return [{**row, **{f"key_{name}": row[name] for name in key}, **more} for row in last.values()]
+
+
+def _on_duplicate(table: sa.Table, updated: Sequence[str], commit_column: str | None) -> Any:
+    insert = mysql.insert(table)
+    if commit_column is None:
+        return insert.on_duplicate_key_update({name: insert.inserted[name] for name in updated})
+    newer = table.c[commit_column] <= insert.inserted[commit_column]
+    # MySQL assigns in turn: the column that is compared comes last.
+    ordered = [name for name in updated if name != commit_column] + [commit_column]
+    return insert.on_duplicate_key_update(
+        [(name, sa.func.if_(newer, insert.inserted[name], table.c[name])) for name in ordered]
+    )

@@ -1,0 +1,116 @@
+"""The idempotent sink without Spark, on each way that its statements are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from pyspark.sql import types as T
+
+from airflow_provider_exactlyonce.exceptions import FencedError, RecordRefusedError, RefusedError
+from airflow_provider_exactlyonce.streaming.sinks import upsert_table
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.upsert import UpsertSink
+
+CONTEXT = SinkContext(pipeline="p", home=Path("/nowhere"))
+
+
+def entry(commit: int, run: int = 1) -> SinkEntry:
+    return SinkEntry(commit=commit, run=run, lineage="l", batch=commit, source={}, rows=2, digest=1)
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "any other"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sa.Engine]:
+    url = f"sqlite:///{tmp_path / 'rows.db'}"
+    if request.param == "postgresql":
+        given: Mapping[str, str] = request.getfixturevalue("database")
+        url = f"postgresql+psycopg://postgres@/{given['dbname']}?host={given['host']}"
+    elif request.param == "any other":
+        made = upsert_table.statements
+        monkeypatch.setattr(upsert_table, "statements", lambda _, *rest: made("other", *rest))
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text('CREATE TABLE rows (k VARCHAR(9) PRIMARY KEY, v INTEGER CHECK (v < 100), "commit" BIGINT)')
+        )
+    yield engine
+    engine.dispose()
+
+
+def write(committer: Any, rows: list[tuple[str, int]], commit: int, run: int = 1) -> None:
+    attempt = SinkAttempt(name=f"a{commit}", pipeline="p", commit=commit, run=run)
+    committer.begin(attempt)
+    writer = committer.open_writer()(attempt, 0)
+    try:
+        keys, values = zip(*rows, strict=True)
+        writer.write(pa.RecordBatch.from_arrays([pa.array(keys), pa.array(values, pa.int32())], names=["k", "v"]))
+        committer.pre_commit([writer.finish()])
+    finally:
+        writer.close()
+
+
+def rows(engine: sa.Engine) -> list[Any]:
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(sa.text('SELECT k, v, "commit" FROM rows ORDER BY k'))]
+
+
+def test_a_repeated_batch_leaves_what_one_leaves_and_a_late_task_overwrites_nothing(engine: sa.Engine) -> None:
+    url = engine.url.render_as_string(hide_password=False)
+    sink = UpsertSink(name="s", url=url, table="rows", key=["k"], commit_column="commit")
+    sink.check_columns(T.StructType().add("k", T.StringType()).add("v", T.IntegerType()))
+    old = sink.open(CONTEXT)
+    assert old.tail() is None
+    assert old.claim(1) is None
+    for _ in range(2):
+        write(old, [("a", 1), ("b", 2), ("a", 3)], commit=1)
+    old.commit(entry(1))
+    write(old, [("b", 5)], commit=2)
+    old.commit(entry(2))
+    write(old, [("b", 4), ("c", 6)], commit=1)  # a task of an attempt that was given up long ago
+    assert rows(engine) == [("a", 3, 1), ("b", 5, 2), ("c", 6, 1)]
+    with pytest.raises(RecordRefusedError, match="table rows refuses a row, commit 3"):
+        write(old, [("d", 100)], commit=3)
+    new = sink.open(CONTEXT)
+    assert new.claim(2) == entry(2)
+    with pytest.raises(FencedError, match="run 1 of p is superseded by run 2"):
+        old.commit(entry(3))
+    assert list(new.audit([entry(1), entry(2)])) == []
+    assert list(new.audit([entry(3)])) == ["commit 3: exactlyonce_commits has no entry of it for sink s"]
+
+
+def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'rows.db'}"
+    with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
+        connection.execute(sa.text("CREATE TABLE rows (k TEXT, v INTEGER)"))
+    columns = T.StructType().add("k", T.StringType()).add("v", T.IntegerType())
+    for declared, given, message in (
+        ({}, columns, r"no primary key or unique constraint over \(k\)"),
+        ({"table": "other"}, columns, "there is no table other"),
+        ({"key": "z"}, columns, "the key has the column z, and the rows have k, v"),
+        ({}, T.StructType().add("k", T.StringType()).add("w", T.IntegerType()), "table rows has no column w"),
+        ({"url": "nonsense"}, columns, "the url of an UpsertSink can't be used"),
+    ):
+        sink = UpsertSink(**{"name": "s", "url": url, "table": "rows", "key": "k", **declared})  # type: ignore[arg-type]
+        with pytest.raises(RefusedError, match=message):
+            sink.check_columns(given)
+
+
+def test_a_password_is_not_shown() -> None:
+    sink = UpsertSink(name="s", url="postgresql+psycopg://me:s3cret@localhost:1/db", table="rows", key="k")
+    with pytest.raises(Exception, match="does not answer") as refused:
+        sink.open(CONTEXT)
+    assert "s3cret" not in f"{sink!r} {refused.value} {sink.facts}"
+
+
+def test_the_statements_for_mysql_assign_the_compared_column_last() -> None:
+    from sqlalchemy.dialects import mysql
+
+    columns = ["k", "commit", "v"]
+    table = sa.Table("rows", sa.MetaData(), *[sa.Column(name, sa.Integer) for name in columns])
+    [statement] = upsert_table.statements("mysql", table, columns, ["k"], "commit")
+    text = str(statement.compile(dialect=mysql.dialect()))
+    assert text.index("v = if(") < text.index("commit = if(")

@@ -10,7 +10,7 @@ VENV_PYTHON := .venv/bin/python
 STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all crash-matrix lint format lock checksums bench-commit bench-gates bench-ledger bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo test test-all crash-matrix lint format lock checksums bench-commit bench-gates bench-ledger bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -60,6 +60,9 @@ bench-gates: setup ## measure what 500 waiting gates cost a triggerer, and how s
 
 bench-ledger: setup ## measure how long a ledger of a million commits takes to open
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/ledger.py $(ARGS)
+
+bench-postgres: setup ## measure the PostgreSQL sink against a plain COPY of the same rows
+	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/postgres.py $(ARGS)
 
 bench-restart: setup ## measure a killed driver's restart beside a shell's loop; with ARGS=--deferred under a deferred task
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/restart.py $(ARGS)

@@ -36,15 +36,16 @@ class Shop:
             return cursors[-1].fetchall() if cursors[-1].description else []
 
     def start(self, failpoints: str | None = None, until: str = "available") -> Driver:
-        names = {
+        return self.world.start(environment=self.environment(), failpoints=failpoints, until=until)
+
+    def environment(self) -> Mapping[str, str]:
+        return {
             "SHOP_PIPELINE": self.world.pipeline,
             "SHOP_SOURCE": self.world.source,
             "SHOP_TOPIC": self.world.sink,
             "SHOP_BATCH": str(BATCH),
+            **environment(self.parameters),
         }
-        return self.world.start(
-            environment={**names, **environment(self.parameters)}, failpoints=failpoints, until=until
-        )
 
     def finish(self) -> None:
         driver = self.start()
@@ -88,12 +89,22 @@ def killed_at(shop: Shop, step: str) -> None:
     assert driver.wait() == -signal.SIGKILL, f"{step}: {driver.output()[-3000:]}"
 
 
-def test_each_sink_has_each_record_once_whichever_step_the_driver_dies_at(shop: Shop) -> None:
+def test_each_sink_has_each_record_once_whichever_step_the_driver_dies_at(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     shop.world.send(5 * BATCH)
     for step in ("after-sink-pre-commit:batch=0", "before-sink-decision:batch=0", "after-sink-commit:batch=1"):
         killed_at(shop, step)
     shop.finish()
     shop.check()
+    for name, value in shop.environment().items():
+        monkeypatch.setenv(name, value)
+    audit = ["audit-sinks", str(JOB), *shop.at_home()[2:]]
+    assert cli.main(audit) == 0
+    assert "sink events: agrees with the ledger\nsink latest: agrees with the ledger" in capsys.readouterr().out
+    shop.sql("DELETE FROM shop_events WHERE id = 7")
+    assert cli.main(audit) == 69
+    assert "sink events: commit" in capsys.readouterr().err
 
 
 @pytest.mark.slow

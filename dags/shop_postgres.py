@@ -1,4 +1,4 @@
-"""A stream into Kafka and two tables of PostgreSQL, and a task that reads the tables when the commit is in all three."""
+"""A stream into Kafka and two tables of PostgreSQL, and a task that counts the rows once all three have the commit."""
 
 # [START dag_shop_postgres]
 import pendulum

@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.failpoints import (
     RESCALE_NAMES,
     RESTORE_NAMES,
     SAVEPOINT_NAMES,
+    SINK_NAMES,
 )
 from airflow_provider_exactlyonce.kafka.transaction import TRANSITIONS
 
@@ -55,7 +56,7 @@ def test_the_states_of_the_producer_session_are_drawn_from_its_table() -> None:
 @pytest.mark.parametrize(
     ("document", "names"),
     [
-        ("protocol", NAMES),
+        ("protocol", (*NAMES, SINK_NAMES[0], "during-send", *SINK_NAMES[1:])),
         ("savepoints", SAVEPOINT_NAMES),
         ("rescale", RESCALE_STEPS),
         ("backfill", (*RESTORE_NAMES[:2], *BACKFILL_NAMES)),

@@ -154,6 +154,20 @@ def test_the_kafka_configuration_goes_by_a_file_of_the_home_that_only_its_owner_
         kafka_config.from_environment(None)
 
 
+def test_connections_to_postgresql_go_the_same_way_in_libpqs_words(
+    connect: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
+    given = {"conn_type": "postgres", "host": "db", "schema": "shop", "login": "me", "password": PASSWORD, "port": 5433}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", json.dumps({**given, "extra": {"sslmode": "require"}}))
+    launched = launch(tmp_path / "home", postgres_conn_ids=["shop_db"])
+    assert PASSWORD not in " ".join(launched.command) + launched.printable + str(launched.environment)
+    file = Path(settings_of(launched)["spark.yarn.appMasterEnv.EXACTLYONCE_POSTGRES"].removeprefix("@"))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    parameters = {"host": "db", "dbname": "shop", "user": "me", "password": PASSWORD, "port": "5433"}
+    assert json.loads(file.read_text()) == {"shop_db": {**parameters, "sslmode": "require"}}
+
+
 @pytest.mark.usefixtures("provider")
 def test_kubernetes_gets_a_label_and_the_drivers_environment(connect: Callable[..., None], tmp_path: Path) -> None:
     connect("k8s://https://cluster:6443", namespace="streams")

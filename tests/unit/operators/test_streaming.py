@@ -159,10 +159,18 @@ def test_links_are_pushed_while_the_driver_runs_and_again_at_the_end(tmp_path: P
 
 
 def test_the_driver_gets_home_settings_and_interpreter_and_the_secret_by_environment_only(
-    tmp_path: Path, calls: Callable[[], list[dict[str, Any]]], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    calls: Callable[[], list[dict[str, Any]]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps({"conn_type": "postgres", "host": "db", "password": PASSWORD}))
     task = operator(
-        tmp_path, "take-lease end=finished", conf={"spark.sql.shuffle.partitions": "4"}, env_vars={"EXTRA": "yes"}
+        tmp_path,
+        "take-lease end=finished",
+        conf={"spark.sql.shuffle.partitions": "4"},
+        env_vars={"EXTRA": "yes"},
+        postgres_conn_ids=["db"],
     )
     with caplog.at_level("INFO"):
         execute(task)
@@ -172,6 +180,7 @@ def test_the_driver_gets_home_settings_and_interpreter_and_the_secret_by_environ
     assert arguments[at + 1 : at + 5] == ["--home", str(tmp_path / "home"), "--until", "available"]
     assert {"spark.task.maxFailures=1", "spark.sql.shuffle.partitions=4"} <= set(arguments)
     assert json.loads(environment["EXACTLYONCE_KAFKA"])["sasl.password"] == PASSWORD
+    assert json.loads(environment["EXACTLYONCE_POSTGRES"]) == {"db": {"host": "db", "password": PASSWORD}}
     assert environment["PYSPARK_PYTHON"] == sys.executable
     assert environment["EXTRA"] == "yes"
     assert PASSWORD not in " ".join(arguments)

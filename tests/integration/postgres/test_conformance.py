@@ -1,0 +1,52 @@
+"""The PostgreSQL sink passes what every sink has to pass, on a real server."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg.rows import dict_row
+from pyspark.sql.types import DoubleType, LongType, StructType
+
+from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
+from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
+from airflow_provider_exactlyonce.streaming.sinks.postgres_staging import identity
+from tests.postgres import PostgresServer
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class TestPostgresSink(SinkConformance):
+    kills = 4
+    refused_columns = (StructType().add("id", LongType()).add("w", DoubleType()), "w")
+    keys: Mapping[str, Any] = {}
+
+    @pytest.fixture(autouse=True)
+    def connected(self, postgres: PostgresServer, database: Mapping[str, str]) -> None:
+        self.server, self.parameters = postgres, database
+
+    def make_sink(self, folder: Path) -> PostgresSink:
+        table = f"t{hashlib.md5(str(folder).encode()).hexdigest()[:12]}"
+        with self.server.connect(self.parameters) as connection:
+            connection.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, k text, v double precision)")
+        return PostgresSink(name=table, table=table, **self.keys)
+
+    def visible(self, sink: Any) -> Iterable[Mapping[str, Any]]:
+        with self.server.connect(self.parameters) as connection:
+            return connection.cursor(row_factory=dict_row).execute(f"SELECT id, k, v FROM {sink.table}").fetchall()
+
+    def staged(self, sink: Any) -> Iterable[str]:
+        with self.server.connect(self.parameters) as connection:
+            found = connection.execute(
+                "SELECT tablename::text FROM pg_tables WHERE schemaname = 'exactlyonce' AND starts_with(tablename, %s)",
+                [f"stage_{identity(('conformance', sink.name))}_"],
+            ).fetchall()
+        return [name for (name,) in found]
+
+
+class TestPostgresUpserts(TestPostgresSink):
+    kills = 2
+    keys: Mapping[str, Any] = {"mode": "upsert", "key": "id"}

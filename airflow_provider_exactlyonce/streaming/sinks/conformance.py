@@ -380,13 +380,12 @@ class SinkConformance:
         attempt = _attempt(1, 1)
         committer.begin(attempt)
         yield "begin"
-        writers = [committer.open_writer()(attempt, task) for task in range(_TASKS)]
-        for task, writer in enumerate(writers):
-            writer.write(self.make_rows(1, task))
+        writer = committer.open_writer()(attempt, 0)
+        writer.write(self.make_rows(1, 0))
         yield "write"
-        told = [writer.finish() for writer in writers]
-        for writer in writers:
-            writer.close()
+        told = [writer.finish()]
+        writer.close()
+        told += [self._write(committer.open_writer(), attempt, task) for task in range(1, _TASKS)]
         yield "finish"
         committer.pre_commit(told)
         yield "pre_commit"
@@ -539,6 +538,7 @@ def _forked(work: Callable[[], object], folder: Path) -> int:
         work()
         code = 0
     except _NOT_COMMITTED:
+        (folder / "child.txt").write_text(traceback.format_exc())
         code = _REFUSED
     except BaseException:
         (folder / "child.txt").write_text(traceback.format_exc())

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 import uuid
@@ -45,14 +46,13 @@ def rows_of(spark: SparkSession, batch: int, rows: int, tasks: int) -> DataFrame
 
 
 def plainly(frame: DataFrame, parameters: dict[str, str]) -> None:
-    options = csv.WriteOptions(include_header=False)
     statement = "COPY plain (id, k, item, price, at) FROM STDIN (FORMAT csv)"
 
     def copy(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with psycopg.connect("", **parameters) as connection, connection.cursor().copy(statement) as into:
             for batch in batches:
                 text = io.BytesIO()
-                csv.write_csv(batch, text, options)
+                csv.write_csv(batch, text, csv.WriteOptions(include_header=False))
                 into.write(text.getvalue())
         yield pa.RecordBatch.from_pydict({"told": [""]})
 
@@ -81,6 +81,7 @@ def exactly_once(frame: DataFrame, committer: Any, open_writer: OpenWriter, numb
 
 
 def measure(parameters: dict[str, str], batches: int, rows: int, tasks: int) -> dict[str, list[float]]:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = (
         SparkSession.builder.master(f"local[{tasks}]")
         .config("spark.ui.enabled", "false")

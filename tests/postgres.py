@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 
@@ -29,6 +30,14 @@ class PostgresServer:
 
     def stop(self) -> None:
         self._server.stop()
+
+    def kill(self) -> None:
+        """Kill the server with SIGKILL, as a lost machine does; returns once its processes are gone."""
+        main = psutil.Process(self._server.get_postmaster_info().pid)
+        processes = [main, *main.children()]
+        for process in processes:
+            process.kill()
+        psutil.wait_procs(processes, 10)
 
     def create_database(self, name: str) -> Mapping[str, str]:
         """Create a database; returns libpq's parameters for it."""

@@ -22,7 +22,7 @@ from airflow_provider_exactlyonce.exceptions import (
 from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
 from airflow_provider_exactlyonce.streaming.sinks.postgres_committer import PostgresCommitter
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
-from tests.postgres import PostgresServer
+from tests.postgres import PostgresServer, environment, running
 
 PIPELINE = "shop"
 ROWS = [(1, "one"), (2, None), (3, '"quoted", \\.\n\\.\n, {}'), (4, "")]
@@ -123,6 +123,28 @@ def test_staged_rows_that_are_gone_fail_the_attempt(case: Case) -> None:
     case.sql(f"TRUNCATE exactlyonce.{case.stages()[0]}")
     with pytest.raises(BatchFailedError, match=r"staged 4 rows of commit 1 for public\.rows, and 0 are there"):
         committer.pre_commit(told)
+
+
+def test_a_server_that_dies_with_rows_staged_fails_the_attempt_and_no_more(tmp_path: Path, monkeypatch: Any) -> None:
+    with running(tmp_path / "data") as server:
+        monkeypatch.setenv(*next(iter(environment(server.parameters).items())))
+        case = Case(server, server.parameters)
+        case.sql("CREATE TABLE rows (id bigint PRIMARY KEY, v text, commit bigint)")
+        committer = case.open(1)
+        told = case.stage(committer, 1, 1, ROWS)
+        server.kill()
+        server.start()
+        with pytest.raises(BatchFailedError):
+            committer.pre_commit(told)  # on the connection that is gone
+        with pytest.raises(BatchFailedError, match="staged 4 rows of commit 1 for public"):
+            committer.pre_commit(told)
+        committer.abort()
+        committer.pre_commit(case.stage(committer, 1, 1, ROWS))
+        committer.commit(entry(1, 1, 4))
+        committer.settled(1)
+        assert case.rows() == ROWS
+        assert case.stages() == []
+        committer.close()
 
 
 def test_an_upsert_takes_the_last_row_of_a_key_and_refuses_to_guess(case: Case) -> None:

@@ -159,3 +159,25 @@ def test_a_driver_that_holds_the_lock_is_superseded_and_commits_nothing_any_more
     held.unlink()
     assert old.wait() == 66, old.output()[-3000:]
     shop.check()
+
+
+@pytest.mark.slow
+def test_the_plan_runs_once_for_all_sinks(shop: Shop, tmp_path: Path) -> None:
+    """A function of the plan notes each row that it is called with."""
+    seen = tmp_path / "seen"
+    counting = tmp_path / "counting.py"
+    plain = JOB.read_text()
+    noted = plain.replace(
+        '    return payments.selectExpr("struct(id, k, v) AS event"',
+        f"    from pyspark.sql.functions import udf\n\n"
+        f"    note = udf(lambda number: (open({str(seen)!r}, 'a').write(f'{{number}}\\n'), number)[1], 'bigint')\n"
+        '    payments = payments.withColumn("id", note("id"))\n'
+        '    return payments.selectExpr("struct(id, k, v) AS event"',
+    )
+    assert noted != plain
+    counting.write_text(noted)
+    shop.world.job = str(counting)
+    shop.world.send(2 * BATCH)
+    shop.finish()
+    shop.check()
+    assert sorted(map(int, seen.read_text().split())) == list(range(2 * BATCH))

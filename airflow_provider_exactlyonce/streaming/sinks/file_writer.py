@@ -14,12 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from airflow_provider_exactlyonce.exceptions import RecordRefusedError
+from airflow_provider_exactlyonce.streaming.marked_errors import mark
 from airflow_provider_exactlyonce.streaming.sinks.file_log import DataFile
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkWriter
 from airflow_provider_exactlyonce.streaming.sinks.storage import Storage
 
 _ROW_GROUP_BYTES: Final = 32 * 2**20  # of Arrow's memory
 _OPEN_FILES: Final = 64
+_NAME_BYTES: Final = 255
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's name for the directory of nulls
 
 
@@ -76,7 +79,7 @@ class FileWriter(SinkWriter):
 
     def _begin(self, values: tuple[str | None, ...], schema: pa.Schema) -> _OpenFile:
         partition = dict(zip(self._format.partition_by, values, strict=True))
-        folders = [f"{quote(name)}={quote(_NULL if of is None else of, safe='')}" for name, of in partition.items()]
+        folders = [_folder(column, value) for column, value in partition.items()]
         name = "/".join([self._folder, *folders, f"{self._task:05d}-{uuid.uuid4().hex}.parquet"])
         return _OpenFile(self._storage, name, schema, self._format, partition)
 
@@ -165,6 +168,21 @@ class _OpenFile:
         if self._waiting:
             self._parquet.write_table(pa.Table.from_batches(self._waiting))
             self._waiting, self._waiting_bytes = [], 0
+
+
+def _folder(column: str, value: str | None) -> str:
+    """Return the directory of a value, in Hive's form.
+
+    :raises RecordRefusedError: when it is too long for a name
+    """
+    name = f"{quote(column, safe='')}={quote(_NULL if value is None else value, safe='')}"
+    if len(name) > _NAME_BYTES:
+        message = (
+            f"column {column!r} of partition_by has the value {str(value)[:40]!r}…, which makes a directory's name of "
+            f"{len(name)} bytes; at most {_NAME_BYTES} are possible. Derive a shorter column"
+        )
+        raise RecordRefusedError(mark(RecordRefusedError, message))
+    return name
 
 
 def _parted(rows: pa.RecordBatch, by: Sequence[str]) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:

@@ -6,6 +6,8 @@ import contextlib
 import datetime
 import json
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +23,12 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pyspark.sql.types import LongType, StructType, TimestampType, VariantType
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, RecordRefusedError, RefusedError
+from airflow_provider_exactlyonce.streaming import marked_errors
 from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
+from airflow_provider_exactlyonce.streaming.sinks.conformance import _at_call as at_call
+from airflow_provider_exactlyonce.streaming.sinks.conformance import _forked as forked
+from airflow_provider_exactlyonce.streaming.sinks.conformance import _wait as wait
 from airflow_provider_exactlyonce.streaming.sinks.file_table import FileTable
 from airflow_provider_exactlyonce.streaming.sinks.files import FileCommitter, FileSink
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
@@ -210,6 +216,33 @@ def test_compaction_keeps_rows_history_and_readers_in_the_midst(sink: FileSink, 
     assert Live(sink, tmp_path, run=2).number == 7
 
 
+def test_a_compaction_that_dies_anywhere_changes_no_row_and_what_it_leaves_goes(tmp_path: Path) -> None:
+    """A child is killed at calls spread over it, and the last one over the files that all before have left."""
+    sink = FileSink(name="files", path=str(tmp_path / "table"), partition_by=["day"])
+    live = Live(sink, tmp_path)
+    entries = [live.commit(batch(number * 10, 10)) for number in range(3)]
+    table = sink.table(PIPELINE)
+
+    def compact(call: int) -> int:
+        def live_and_die() -> None:
+            at_call(call, signal.SIGKILL)
+            table.compact()
+            sys.setprofile(None)
+
+        return os.waitstatus_to_exitcode(wait(forked(live_and_die, tmp_path)))
+
+    call, step = 1, 40
+    while compact(call) == -signal.SIGKILL:
+        assert sorted(table.to_table()["id"].to_pylist()) == list(range(30)), call
+        call, step = call + step, step * 2 if step < 600 else step
+    assert call > 500, "it was killed some times"
+    assert list(live.committer.audit(entries)) == []
+    assert leftovers(sink)
+    table.clean(grace_hours=0)
+    assert leftovers(sink) == []
+    assert sorted(table.to_table()["id"].to_pylist()) == list(range(30))
+
+
 def test_compactions_and_commits_at_one_time_lose_no_row(tmp_path: Path) -> None:
     sink = FileSink(name="files", path=str(tmp_path / "table"))
     live, done = Live(sink, tmp_path), threading.Event()
@@ -289,6 +322,16 @@ def test_the_audit_names_a_record_that_is_missing_torn_or_changed(audited: tuple
     two.write_text(two.read_text()[:-5])
     found = list(live.committer.audit(entries))
     assert len(found) == 1 and f"{two} is no record of a sink's log" in found[0]
+
+
+def test_a_value_that_makes_no_directory_is_refused_by_name(tmp_path: Path) -> None:
+    live = Live(FileSink(name="files", path=str(tmp_path / "table"), partition_by=["k"]), tmp_path)
+    live.commit(pa.RecordBatch.from_pydict({"id": [1, 2, 3, 4], "k": ["", "..", "a/b=ü\n", None]}))
+    assert sorted(live.sink.table(PIPELINE).to_table()["id"].to_pylist()) == [1, 2, 3, 4]
+    with pytest.raises(RecordRefusedError) as refused:
+        live.stage([pa.RecordBatch.from_pydict({"id": [5], "k": ["x" * 300]})])
+    told = marked_errors.find(str(refused.value))
+    assert isinstance(told, RecordRefusedError) and "column 'k' of partition_by has the value 'xxx" in str(told)
 
 
 def test_files_that_the_driver_does_not_see_are_not_committed(tmp_path: Path) -> None:

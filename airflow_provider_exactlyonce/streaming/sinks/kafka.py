@@ -247,6 +247,7 @@ class KafkaTransaction(TransactionalSink):
                 diverged(DivergedError(f"{text}: its state would not fit its output"))
         self._others.pre_commit()
         self._others.commit()
+        self._others.settled(record.commit)
 
     @override
     def write(self, frame: DataFrame) -> None:

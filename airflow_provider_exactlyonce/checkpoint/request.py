@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.whole import newest_whole
 from airflow_provider_exactlyonce.control import commands, drivers
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.commands import SavepointRequest
-from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.home import Home, Lineage, read_lineage
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     ExactlyOnceError,
@@ -165,8 +166,47 @@ def _take_here(home: Home, pipeline: str, config: Mapping[str, Any], *, label: s
     lineage = home.current()
     if lineage is None or home.pipeline() != pipeline:
         raise RefusedError(f"{home.path} is no home of pipeline {pipeline}: there is nothing to save")
+    path = home.checkpoint(lineage.id)
+    return _take_of(home, pipeline, config, lineage, path, label=label, request=request)
+
+
+def take_retained(home: Home, pipeline: str, config: Mapping[str, Any], path: Path) -> Savepoint:
+    """Take a savepoint of a checkpoint that was retained, wherever it lies, so that it can be restored.
+
+    :param config: client configuration in librdkafka's names
+    :param path: a lineage's directory, or the ``checkpoint`` in it
+    :raises RefusedError: when it is none of this pipeline's
+    :raises AlreadyRunningError: when a driver holds the pipeline
+    """
+    checkpoint = path / "checkpoint" if (path / "checkpoint").is_dir() else path
+    try:
+        query = Checkpoint(checkpoint).query_id()
+    except TornFileError as error:
+        raise RefusedError(f"{checkpoint} can't be read: {error}") from error
+    known = home.lineage(query) if query is not None else None
+    lineage = known or read_lineage(checkpoint.parent)
+    if query is None or lineage is None or lineage.id != query:
+        there = ", ".join(str(one) for one in sorted(home.lineages.glob("[!.]*/checkpoint"))) or "none"
+        raise RefusedError(
+            f"{checkpoint} is no checkpoint of a lineage of {home.path}, nor has it that lineage's lineage.json beside "
+            f"it; in the home there are: {there}"
+        )
+    label = f"retained checkpoint {checkpoint}"
+    return _take_of(home, pipeline, config, lineage, checkpoint, label=label, request=uuid.uuid4().hex[:8])
+
+
+def _take_of(
+    home: Home,
+    pipeline: str,
+    config: Mapping[str, Any],
+    lineage: Lineage,
+    path: Path,
+    *,
+    label: str | None,
+    request: str,
+) -> Savepoint:
     with leases.holding(home.lease, pipeline, _holder(request)):
-        checkpoint = Checkpoint(home.checkpoint(lineage.id))
+        checkpoint = Checkpoint(path)
         batch, defects = newest_whole(checkpoint)
         if batch is None:
             told = f": {'; '.join(map(str, defects[:3]))}" if defects else ""

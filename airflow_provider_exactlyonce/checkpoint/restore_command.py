@@ -8,7 +8,9 @@ from typing import Any
 
 from airflow_provider_exactlyonce.answers import pairs, print_answer
 from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments, home_of
+from airflow_provider_exactlyonce.checkpoint.request import take_retained
 from airflow_provider_exactlyonce.checkpoint.restore import Restored, RestoreMode, RestoreRequest, restore
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 
 
@@ -24,6 +26,12 @@ def add_restore_parser(subparsers: Any) -> None:
     add_pipeline_arguments(parser)
     parser.add_argument("--savepoint", metavar="ID", help="the savepoint (default: the newest)")
     parser.add_argument("--commit", type=int, metavar="C", help="the newest savepoint at or before this commit")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="a retained checkpoint, by its path: a savepoint is taken of its newest whole batch, and restored",
+    )
     parser.add_argument(
         "--mode",
         type=RestoreMode,
@@ -44,15 +52,20 @@ def add_restore_parser(subparsers: Any) -> None:
 
 
 def _restore(given: argparse.Namespace) -> int:
-    config = kafka_config.from_environment(given.bootstrap_servers)
+    config, home = kafka_config.from_environment(given.bootstrap_servers), home_of(given)
+    savepoint = given.savepoint
+    if given.checkpoint is not None:
+        if given.savepoint is not None or given.commit is not None:
+            raise RefusedError("give --checkpoint, --savepoint or --commit, not two of them")
+        savepoint = take_retained(home, given.pipeline, config, given.checkpoint).id
     request = RestoreRequest(
-        savepoint=given.savepoint,
+        savepoint=savepoint,
         commit=given.commit,
         mode=given.mode,
         to=given.to,
         accept_nondeterminism=given.accept_nondeterminism,
     )
-    facts = facts_of(restore(home_of(given), given.pipeline, config, request), given.pipeline)
+    facts = facts_of(restore(home, given.pipeline, config, request), given.pipeline)
     print_answer(given, facts, pairs(facts))
     return 0
 

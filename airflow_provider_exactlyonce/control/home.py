@@ -125,12 +125,7 @@ class Home:
 
     def lineage(self, lineage_id: str) -> Lineage | None:
         """Return what a lineage remembers, None when that is missing or torn."""
-        body = documents.read(self.lineages / lineage_id / "lineage.json")
-        if body is None:
-            return None
-        progress = documents.read(self.lineages / lineage_id / "progress.json") or {"last_commit": 0}
-        known = {name: value for name, value in body.items() if name != "schema"}
-        return Lineage(**{**known, "last_commit": max(body["last_commit"], progress["last_commit"])})
+        return read_lineage(self.lineages / lineage_id)
 
     def use(self, lineage_id: str) -> None:
         """Point ``current`` to a lineage that is whole."""
@@ -171,6 +166,16 @@ class Home:
         """Note the number of the newest commit. Not flushed: after a power failure it may be older, never newer."""
         path = self.lineages / lineage_id / "progress.json"
         documents.write(path, {"last_commit": commit}, durable=False)
+
+
+def read_lineage(directory: Path) -> Lineage | None:
+    """Return what the lineage in a directory, of a home or a copy, remembers; None when that is missing or torn."""
+    body = documents.read(directory / "lineage.json")
+    if body is None:
+        return None
+    progress = documents.read(directory / "progress.json") or {"last_commit": 0}
+    known = {name: value for name, value in body.items() if name != "schema"}
+    return Lineage(**{**known, "last_commit": max(body["last_commit"], progress["last_commit"])})
 
 
 def _whole(path: Path) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +20,14 @@ from tests.integration.restore.harness import Bench, Case
 from tests.integration.restore.migrations import narrower, totals, wider
 from tests.integration.restore.shapes import Shape
 from tests.integration.restore.test_restore import check_clean
+from tests.integration.restore.test_variants import configure
 from tests.integration.streaming.harness import read_committed
 
+__all__ = ["configure"]  # a fixture
+Configure = Callable[[Mapping[str, str]], None]
+
+#: Drivers here share a session, in which a setting of one would stay.
+SPARKS_OWN = {"spark.sql.streaming.stateStore.encodingFormat": "unsaferow"}
 AVRO = StateBackend.rocksdb(avro=True)
 Row = dict[str, Any]
 
@@ -64,7 +71,10 @@ def as_one_version(case: Case, of_wider: set[int]) -> list[Row]:
 
 
 @pytest.mark.timeout(600)
-def test_state_in_avro_is_kept_when_fields_are_added_and_what_avro_can_not_read_is_refused(bench: Bench) -> None:
+def test_state_in_avro_is_kept_when_fields_are_added_and_what_avro_can_not_read_is_refused(
+    bench: Bench, configure: Configure
+) -> None:
+    configure(SPARKS_OWN)
     topics, rounds = bench.topics("update"), bench.input()
     case = bench.case(Shape(totals, state_backend=AVRO), topics)
     rounds.send(topics)
@@ -95,7 +105,8 @@ def test_state_in_avro_is_kept_when_fields_are_added_and_what_avro_can_not_read_
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_without_avro_a_field_is_refused_and_so_is_avro_later(bench: Bench) -> None:
+def test_without_avro_a_field_is_refused_and_so_is_avro_later(bench: Bench, configure: Configure) -> None:
+    configure(SPARKS_OWN)
     topics, rounds = bench.topics("update"), bench.input()
     case = bench.case(Shape(totals), topics)
     rounds.send(topics)

@@ -80,6 +80,32 @@ def test_a_start_goes_on_from_the_newest_whole_batch_then_from_a_savepoint(case:
     assert checkpoint_of(case).path != lost.path
 
 
+def test_a_retained_checkpoint_is_restored_by_its_path_wherever_it_lies(
+    case: Case, run_on: RunOn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def restore(path: Path, *more: str) -> int:
+        brokers = case.config["bootstrap.servers"]
+        return cli.main(["restore", case.name, "--bootstrap-servers", brokers, "--checkpoint", str(path), *more])
+
+    run_on()
+    lineage = case.home.current()
+    assert lineage is not None
+    kept = tmp_path / "kept"
+    shutil.copytree(case.home.lineages / lineage.id, kept)
+    run_on()
+    assert restore(tmp_path) == RefusedError.exit_code
+    assert restore(kept, "--commit", "1") == RefusedError.exit_code
+    assert case.home.current() == lineage
+    shutil.rmtree(case.home.lineages / lineage.id)
+    capsys.readouterr()
+    assert restore(kept) == 0, capsys.readouterr().err
+    taken = Savepoints(case.home.savepoints).list()[-1]
+    assert (taken.commit, taken.label) == (2, f"retained checkpoint {kept / 'checkpoint'}")
+    told = run_on()
+    assert "replay" in told
+    check_content(case)
+
+
 def test_state_that_is_lost_stops_the_start_unless_it_is_allowed_to_begin_anew(case: Case, run_on: RunOn) -> None:
     run_on()
     shutil.rmtree(checkpoint_of(case).path)

@@ -26,8 +26,10 @@ from airflow_provider_exactlyonce.doctor.command import add_doctor_parser
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, RunRecord, shown
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.check_command import add_check_parser
+from airflow_provider_exactlyonce.streaming.explain_command import add_explain_parser
 from airflow_provider_exactlyonce.streaming.rescale_command import add_rescale_parser
 from airflow_provider_exactlyonce.streaming.sinks.audit_command import add_audit_sinks_parser
 from airflow_provider_exactlyonce.transactions.command import add_transactions_parser
@@ -48,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_restore_parser(subparsers)
     add_rescale_parser(subparsers)
     add_check_parser(subparsers)
+    add_explain_parser(subparsers)
     add_upgrade_parser(subparsers, submit_command)
     add_backfill_parser(subparsers, submit_command)
     add_audit_parser(subparsers)
@@ -129,12 +132,14 @@ def _status(given: argparse.Namespace) -> int:
     try:
         with LedgerReader(config, given.pipeline) as reader:
             tail = reader.tail()
+            lost = _lost(reader, tail)
     except KafkaException as error:
         raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
     if tail is None or tail.claim is None:
         raise RefusedError(f"pipeline {given.pipeline} has no ledger on this cluster: it has never been started here")
     home = Home(given.home or tail.claim.home_path)
     facts, deaths, sizes = _facts(given.pipeline, tail, home), _restarts(home), _state_sizes(home)
+    facts["lost"] = lost
     body = {**facts, "state_sizes": sizes, "restarts": deaths}
     print_answer(given, body, "\n\n".join(filter(None, (pairs(facts), table(sizes), table(deaths)))))
     return 0
@@ -163,6 +168,8 @@ def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
         "watermark": _time(commit.watermark) if commit and commit.watermark else None,
         "lag": newest.lag if newest else None,
         "undelivered": newest.undelivered if newest and newest.undelivered else None,
+        "guarantee": claim.guarantee if claim else None,
+        "weaker_because": newest.weaker if newest else None,
         "replay": asdict(newest.replay) if newest and newest.replay else None,
         "error": newest.error.message if newest and newest.error else None,
         "source": {topic: {p: end for p, (_, end) in of.items()} for topic, of in commit.source.items()}
@@ -186,6 +193,15 @@ def _state_sizes(home: Home) -> list[dict[str, Any]]:
         }
         for size in (driver.state_sizes if driver else ())
     ]
+
+
+def _lost(reader: LedgerReader, tail: LedgerTail | None) -> list[str]:
+    """Return the commits whose rows may be lost, which can be in a pipeline that delivers at most once only."""
+    if tail is None or tail.claim is None or tail.claim.guarantee == EXACTLY_ONCE:
+        return []
+    claims = (record for _, record in reader.records() if isinstance(record, RunRecord))
+    found = {commit: source for claim in claims for commit, source in claim.lost.items()}
+    return [f"commit {commit}: {shown(source)}" for commit, source in sorted(found.items())]
 
 
 def _restarts(home: Home) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from airflow_provider_exactlyonce.answers import print_answer
 from airflow_provider_exactlyonce.audit.findings import INVARIANTS, Report
 from airflow_provider_exactlyonce.exceptions import AuditFailedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.ledger.records import shown
 
 _PROGRESS_SECONDS: Final = 5.0
 
@@ -71,9 +72,11 @@ def told(report: Report) -> str:
         (report.expired_ranges, "ranges were removed by the topic's retention"),
         (report.compacted_ranges, "ranges have lost rows to compaction and are not compared"),
         (report.foreign_rows, "rows of other producers were passed over"),
+        (report.untold, "commits gave less than exactly once: where their rows are is not known, and not judged"),
     ):
         if count:
             lines.append(f"{count:,} {what}")
+    lines += [f"commit {commit}: rows of {shown(source)} may be lost" for commit, source in report.lost.items()]
     for invariant, meaning in INVARIANTS.items():
         count = report.violations.get(invariant, 0)
         lines.append(f"{invariant}  {f'{count:,} VIOLATED' if count else 'holds':12} {meaning}")

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
+from airflow_provider_exactlyonce.ledger.records import SourceRanges
+
 #: The invariants of docs/protocol.md, in an audit's words.
 INVARIANTS: Final[Mapping[str, str]] = {
     "I1": "a committed batch's rows are readable exactly once",
@@ -84,6 +86,8 @@ class Report:
     :param expired_ranges: ranges that the topic's retention has removed
     :param compacted_ranges: ranges of a compacted topic that have lost rows to newer ones
     :param foreign_rows: readable rows of other producers, which were allowed
+    :param untold: commits that gave less than exactly once and do not tell where their rows are: not judged
+    :param lost: {commit: its source ranges} whose rows may be lost, as the ledger says; only at most once
     :param backfills: backfills of the pipeline whose output was judged, too
     :param backfilled_rows: rows of them that were read and agree, in whatever topic; none of them is in ``rows``
     :param violations: how many of each invariant
@@ -98,6 +102,8 @@ class Report:
     expired_ranges: int
     compacted_ranges: int
     foreign_rows: int
+    untold: int
+    lost: Mapping[int, SourceRanges]
     backfills: int
     backfilled_rows: int
     violations: Mapping[str, int]

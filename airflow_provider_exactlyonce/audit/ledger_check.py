@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from airflow_provider_exactlyonce.audit.findings import Violation
 from airflow_provider_exactlyonce.kafka.digest import MODULUS
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Record, RunRecord
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, Record, RunRecord, SourceRanges
 
 #: (topic, partition)
 Place = tuple[str, int]
@@ -18,6 +18,8 @@ class LedgerCheck:
     :param pipeline: whose ledger it is
     :param oldest: the oldest commit that retention has kept; what is older is not judged
     :param report: told of each violation
+    :ivar untold: commits with less than exactly once that do not tell where their rows are
+    :ivar lost: {commit: its source ranges} of those whose rows may be lost, as the ledger has it
     """
 
     def __init__(self, pipeline: str, oldest: int, report: Callable[[Violation], None]) -> None:
@@ -27,6 +29,8 @@ class LedgerCheck:
         self.sink_topic_ids: dict[str, str] = {}
         self.sink_ends: dict[Place, int] = {}
         self.first = 0
+        self.untold = 0
+        self.lost: dict[int, SourceRanges] = {}
         self._report = report
         self._before: CommitRecord | None = None
         self._before_offset = -1
@@ -54,6 +58,7 @@ class LedgerCheck:
         if self._before is not None and claim.base_commit != self.last:
             self._say("I7", self.last, f"the claim of run {claim.run} builds on commit {claim.base_commit}")
         self._run, self._run_offset = claim.run, offset
+        self.lost.update(claim.lost)
 
     def _add_commit(self, offset: int, record: CommitRecord) -> None:
         if record.pipeline != self.pipeline:
@@ -133,6 +138,9 @@ class LedgerCheck:
                 ends[place] = end
 
     def _check_sink(self, record: CommitRecord) -> None:
+        if record.is_untold:
+            self.untold += 1
+            return
         sums: dict[str, tuple[int, int]] = {}
         for topic, ranges in record.sink.items():
             if topic in record.sink_topic_ids:

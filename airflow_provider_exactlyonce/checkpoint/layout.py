@@ -56,7 +56,8 @@ class BatchOffsets:
         """Return where the batch ends in each topic-partition of its Kafka sources."""
         ends: KafkaOffsets = {}
         for line in self.sources:
-            for topic, partitions in (json.loads(line) if line else {}).items():
+            offsets = json.loads(line) if line else {}
+            for topic, partitions in offsets.items() if isinstance(offsets, dict) else ():  # a rate source has a number
                 if isinstance(partitions, dict):  # else it is of a file source
                     ends.setdefault(topic, {}).update({int(partition): end for partition, end in partitions.items()})
         return ends
@@ -226,9 +227,12 @@ class Checkpoint:
         """Return where the Kafka sources began, from ``sources/<i>/0``."""
         starts: KafkaOffsets = {}
         for file in self._initial_files():
-            _, _, body = file.read_bytes().partition(b"{")
+            _, brace, body = file.read_bytes().partition(b"{")
+            if not brace:  # of a rate source
+                continue
             for topic, partitions in json.loads(b"{" + body).items():
-                starts.setdefault(topic, {}).update({int(partition): start for partition, start in partitions.items()})
+                if isinstance(partitions, dict):  # else it is of a file source
+                    starts.setdefault(topic, {}).update({int(place): start for place, start in partitions.items()})
         return starts
 
     def _initial_files(self) -> Iterator[Path]:

@@ -112,6 +112,8 @@ class Status:
     :param replay: how far a replay of older commits is, None when there was none
     :param state_sizes: of the operators with state, empty while they are not known or there is none
     :param undelivered: {sink: commits that its target does not have yet}, of write-ahead logs that are behind
+    :param guarantee: what it gives from end to end, None before that is known
+    :param weaker: why it can't have the guarantee that it declares, None when it can
     :param progressed: seconds since the epoch when it last committed, or had nothing to commit; 0 before it runs
     :param updated: seconds since the epoch
     """
@@ -136,6 +138,8 @@ class Status:
     replay: ReplayReport | None = None
     state_sizes: list[StateSize] = field(default_factory=list)
     undelivered: dict[str, int] = field(default_factory=dict)
+    guarantee: str | None = None
+    weaker: str | None = None
     progressed: float = 0.0
     updated: float = field(default_factory=time.time)
 

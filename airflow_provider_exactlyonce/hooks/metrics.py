@@ -41,6 +41,7 @@ METRICS: Final[Mapping[str, str]] = {
     "commits_total": "number of the last commit; it only grows, over all runs",
     "runs_total": "number of the run; it grows with every start of a driver",
     "rows_of_run": "rows that this run has committed to the sink; it begins at 0 with each run",
+    "guarantee_weaker": "1 while a pipeline runs that can't have the guarantee it declares (`allow_weaker`), else 0",
     "state_rows": "rows of state: values, elements and entries of keys; only with state, as the next two",
     "state_bytes": "state on the executors' disks, or in memory with the hashmap backend",
     "state_milliseconds_per_row": "work of the tasks on a row of state, in the newest batch that changed any",
@@ -92,6 +93,7 @@ def measure(home: Home, state: PipelineState, status: Status, now: float) -> Map
         "commits_total": status.commit,
         "runs_total": status.run,
         "rows_of_run": status.rows,
+        "guarantee_weaker": float(status.weaker is not None),
         **_state(status),
     }
 

@@ -24,6 +24,8 @@ _HEADROOM_BYTES: Final = 64 * 1024  # for tombstones in the same record batch
 _TRANSACTIONAL_ID_PREFIX: Final = "exactlyonce."
 _COMMIT: Final = "commit"
 _BACKFILL: Final = "backfill"
+#: What a pipeline's commits give, unless they say that it is less.
+EXACTLY_ONCE: Final = "exactly_once"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,180}(\.backfill)?")
 
 #: {topic: {partition: (start, end)}}, end exclusive
@@ -129,6 +131,8 @@ class CommitRecord:
     :param others: {sink: what it was given} of the pipeline's sinks that are not Kafka
     :param backfill: the backfill that wrote it, in the ledger of a pipeline's backfills; None in every other
     :param result: of the last record of a backfill, which ends it and has no rows: what it gave
+    :param guarantee: what the pipeline gave from end to end when it was written. With less than exactly once ``sink``
+        may be empty: Spark's own sink does not tell where it writes
     """
 
     pipeline: str
@@ -156,6 +160,12 @@ class CommitRecord:
     others: Mapping[str, OtherSink] = field(default_factory=dict)
     backfill: str | None = None
     result: Mapping[str, Any] | None = None
+    guarantee: str = EXACTLY_ONCE
+
+    @property
+    def is_untold(self) -> bool:
+        """Whether it does not tell where its rows are in Kafka."""
+        return self.guarantee != EXACTLY_ONCE and not self.sink
 
     @property
     def rows_of_all_sinks(self) -> int:
@@ -183,6 +193,8 @@ class RunRecord:
     :param home_path: where the home was when the run started
     :param base_commit: the last commit when the run started
     :param claimed: milliseconds since the epoch
+    :param guarantee: what the pipeline gives from end to end in this run
+    :param lost: {commit: its source ranges} of those whose rows this run found that may be lost; only at most once
     """
 
     kind: ClassVar[str] = "run"
@@ -200,6 +212,8 @@ class RunRecord:
     claimed: int
     before: Place
     parent_savepoint: str | None = None
+    guarantee: str = EXACTLY_ONCE
+    lost: Mapping[int, SourceRanges] = field(default_factory=dict)
 
     @property
     def key(self) -> bytes:
@@ -213,6 +227,16 @@ Record = CommitRecord | RunRecord
 def commit_key(commit: int) -> bytes:
     """Return the Kafka key of a commit's record."""
     return f"commit/{commit}".encode()
+
+
+def shown(source: SourceRanges) -> str:
+    """Return source ranges for people, end exclusive."""
+    return ", ".join(
+        f"{topic}-{partition} {start}..{end}"
+        for topic, ranges in source.items()
+        for partition, (start, end) in ranges.items()
+        if start < end
+    )
 
 
 def encode(record: Record) -> bytes:
@@ -257,13 +281,11 @@ def decode(value: bytes) -> Record:
         )
     body["before"] = Place(**body["before"])
     if kind == RunRecord.kind:
-        return RunRecord(**body)
+        lost = {int(commit): _ranges(source) for commit, source in body.pop("lost", {}).items()}
+        return RunRecord(**body, lost=lost)
     if kind in (_COMMIT, _BACKFILL):
         body["digest"] = int(body["digest"], 16)
-        body["source"] = {
-            topic: {int(partition): (start, end) for partition, (start, end) in ranges.items()}
-            for topic, ranges in body["source"].items()
-        }
+        body["source"] = _ranges(body["source"])
         body["sink"] = {
             topic: {
                 int(partition): SinkRange(first=first, last=last, rows=rows, digest=int(digest, 16))
@@ -277,3 +299,10 @@ def decode(value: bytes) -> Record:
         }
         return CommitRecord(**body)
     raise RefusedError(f"ledger record of kind {kind!r}; this release reads 'commit', 'backfill' and 'run'. Upgrade it")
+
+
+def _ranges(source: Mapping[str, Mapping[str, tuple[int, int]]]) -> SourceRanges:
+    return {
+        topic: {int(partition): (start, end) for partition, (start, end) in ranges.items()}
+        for topic, ranges in source.items()
+    }

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_provider_exactlyonce.answers import print_answer
 from airflow_provider_exactlyonce.checkpoint.command import add_home_arguments, home_of
@@ -15,9 +13,6 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.versions import Finding, Report, Verdict
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming import settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def add_check_parser(subparsers: Any) -> None:
@@ -40,12 +35,13 @@ def add_check_parser(subparsers: Any) -> None:
 def _check(given: argparse.Namespace) -> int:
     from airflow_provider_exactlyonce.streaming import job_file
     from airflow_provider_exactlyonce.streaming.compatibility_check import check_compatibility
+    from airflow_provider_exactlyonce.streaming.session import planning_session
 
     asked = settings.pairs(given.conf)
     job = job_file.load(given.job, given.pipeline)
     store, name = _find(given, job.name)
     savepoint = store.get(name)
-    spark = _session(asked)
+    spark = planning_session(asked)
     try:
         report = check_compatibility(job, savepoint, store.checkpoint(name).path, spark, asked)
     finally:
@@ -63,25 +59,6 @@ def _find(given: argparse.Namespace, pipeline: str) -> tuple[Savepoints, str]:
         return Savepoints(directory.parent), directory.name
     given.pipeline = pipeline
     return Savepoints(home_of(given).savepoints), given.against
-
-
-def _session(asked: Mapping[str, str]) -> SparkSession:
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError:
-        raise RefusedError(
-            "pyspark is not installed, so the job can't be planned: install airflow-provider-exactlyonce[spark]"
-        ) from None
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master("local[1]").appName("exactlyonce check")
-    quiet = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-    }
-    for name, value in {**quiet, **settings.submit_settings(asked)}.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
 
 
 def _told(report: Report) -> str:

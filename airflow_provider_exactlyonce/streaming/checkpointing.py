@@ -28,10 +28,11 @@ _POLL_SECONDS: Final = 0.2
 
 
 class CheckpointingMode(StrEnum):
-    """What a reader of the output may rely on."""
+    """What a reader of the output may rely on: a pipeline's guarantee."""
 
     EXACTLY_ONCE = "exactly_once"
     AT_LEAST_ONCE = "at_least_once"
+    AT_MOST_ONCE = "at_most_once"
 
 
 class OnCancellation(StrEnum):
@@ -45,7 +46,7 @@ class OnCancellation(StrEnum):
 class CheckpointConfig:
     """How a pipeline checkpoints.
 
-    :param mode: both are exactly once; the second asks for less than is given
+    :param mode: the pipeline's ``guarantee``, in Flink's word; None leaves it to that
     :param interval: Spark's trigger interval; None begins a batch as soon as there is data
     :param min_pause: between the end of a batch and the begin of the next
     :param timeout: of one attempt of a batch, from its first record to its commit; None leaves it to the sink
@@ -59,7 +60,7 @@ class CheckpointConfig:
     :raises RefusedError: when a value can't be, or Spark can't honour it
     """
 
-    mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
+    mode: CheckpointingMode | None = None
     interval: timedelta | None = None
     min_pause: timedelta = timedelta(0)
     timeout: timedelta | None = None
@@ -71,8 +72,8 @@ class CheckpointConfig:
     savepoints: SavepointRetention = DEFAULT_RETENTION
 
     def __post_init__(self) -> None:
-        if self.mode not in tuple(CheckpointingMode):
-            raise self._refused("mode", "exactly_once or at_least_once")
+        if self.mode is not None and self.mode not in tuple(CheckpointingMode):
+            raise self._refused("mode", "exactly_once, at_least_once or at_most_once")
         if self.on_cancellation not in tuple(OnCancellation):
             raise self._refused("on_cancellation", "retain or delete")
         if self.interval is not None and self.interval < timedelta(0):
@@ -116,6 +117,21 @@ class CheckpointConfig:
                 _RETAINED, given, str(self.retained), f"the pipeline says CheckpointConfig(retained={self.retained})"
             )
         return {_RETAINED: str(self.retained)}
+
+    def guarantee(self, given: str | None) -> CheckpointingMode:
+        """Return what the pipeline guarantees.
+
+        :param given: the pipeline's ``guarantee``, None when it does not say
+        :raises RefusedError: when there is no such guarantee, or both are said and differ
+        """
+        if given is not None and given not in tuple(CheckpointingMode):
+            raise RefusedError(f"guarantee={given!r}: one of {', '.join(CheckpointingMode)}")
+        if given is not None and self.mode not in (None, given):
+            raise RefusedError(
+                f"guarantee={str(given)!r} and CheckpointConfig(mode={str(self.mode)!r}) contradict each other: both "
+                "are what a reader of the output may rely on; say only one"
+            )
+        return CheckpointingMode(given or self.mode or CheckpointingMode.EXACTLY_ONCE)
 
     def transaction_timeout_seconds(self, given: int, default: int) -> int:
         """Return how long a batch's transaction may take.

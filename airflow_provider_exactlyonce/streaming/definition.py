@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import SourceRanges, check_pipeline_name
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, LedgerRetention
-from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointConfig
+from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointConfig, CheckpointingMode
 from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
 from airflow_provider_exactlyonce.streaming.sinks.shares import Shares
@@ -48,6 +48,8 @@ class Pipeline:
     :param ledger_retention: how much of the ledger's history stays
     :param checkpoint: how it checkpoints
     :param state_backend: where its state lives, None for what Spark's settings say: RocksDB unless they were changed
+    :param guarantee: what a reader of the output may rely on
+    :param allow_weaker: it runs even if its weakest link can't give that
     """
 
     name: str
@@ -60,6 +62,13 @@ class Pipeline:
     checkpoint: CheckpointConfig = _DEFAULT_CHECKPOINT
     state_backend: StateBackend | None = None
     transaction_timeout_seconds: int = KafkaSink.transaction_timeout_seconds
+    guarantee: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
+    allow_weaker: bool = False
+
+    @property
+    def mode(self) -> CheckpointingMode:
+        """How batches are committed; a weaker guarantee makes it cheaper only where Kafka is the only sink."""
+        return CheckpointingMode.EXACTLY_ONCE if self.shares.others else self.guarantee
 
     @property
     def sink(self) -> KafkaSink | None:
@@ -83,14 +92,21 @@ class Pipeline:
     def result(self, spark: SparkSession, config: Mapping[str, str]) -> DataFrame:
         """Return the stream that goes to the sink."""
         diverts = self.sink is not None and self.sink.diverts
-        frames = {name: source.read(spark, config, leave_out_bad=diverts) for name, source in self.sources.items()}
-        return self._applied(frames)
+        frames = {
+            name: source.read(spark, config, leave_out_bad=diverts, may_lose=True)
+            for name, source in self.sources.items()
+        }
+        return self.applied(frames)
 
     def planned(self, spark: SparkSession) -> DataFrame:
         """Return the same stream for planning only: without a broker, and without a record in it."""
-        return self._applied({name: source.stand_in(spark) for name, source in self.sources.items()})
+        return self.applied({name: source.stand_in(spark) for name, source in self.sources.items()})
 
-    def _applied(self, frames: Mapping[str, DataFrame]) -> DataFrame:
+    def applied(self, frames: Mapping[str, DataFrame]) -> DataFrame:
+        """Return what the function makes of its sources' streams.
+
+        :param frames: by the sources' names in :attr:`sources`
+        """
         return self.function(frames[_ONE_SOURCE]) if _ONE_SOURCE in frames else self.function(**frames)
 
     def bad_source_records(
@@ -177,17 +193,22 @@ def pipeline(
     ledger_retention: LedgerRetention = DEFAULT_RETENTION,
     checkpoint: CheckpointConfig = _DEFAULT_CHECKPOINT,
     state_backend: StateBackend | None = None,
+    guarantee: str | None = None,
+    allow_weaker: bool = False,
 ) -> Callable[[Callable[..., DataFrame]], Pipeline]:
     """Declare a pipeline.
 
     :param name: unique per Kafka cluster; it never changes
-    :param source: one source, or several by the function's keyword arguments
+    :param source: one source, or several by the function's keyword arguments; ``{}``, with ``allow_weaker``, for a
+        function that reads streams of other kinds by itself
     :param sink: where the result goes; several sinks get the same rows, or their :class:`Share` of them
     :param output_mode: ``append``, ``update`` or ``complete``
     :param max_batch_attempts: attempts of one batch before the query fails; by default 3
     :param ledger_retention: how much of the ledger's history stays; by default 30 days and 10,000 commits at least
     :param checkpoint: how it checkpoints, in Flink's words
     :param state_backend: where its state lives; by default RocksDB
+    :param guarantee: ``exactly_once``, ``at_least_once`` or ``at_most_once``; by default the first
+    :param allow_weaker: run even if the weakest link can't give that
     :raises RefusedError: when a value can't be
     """
     check_pipeline_name(name)
@@ -196,9 +217,10 @@ def pipeline(
     if max_batch_attempts is not None and max_batch_attempts < 1:
         raise RefusedError(f"max_batch_attempts={max_batch_attempts} of pipeline {name}: at least 1")
     sources = {_ONE_SOURCE: source} if isinstance(source, KafkaSource) else dict(source)
-    if not sources:
-        raise RefusedError(f"pipeline {name} has no source")
+    if not sources and not allow_weaker:
+        raise RefusedError(f"pipeline {name} has no source: declare a KafkaSource; others give less, see allow_weaker")
     attempts = checkpoint.max_batch_attempts(max_batch_attempts, _MAX_BATCH_ATTEMPTS)
+    promised = checkpoint.guarantee(guarantee)
     shares = _shares(name, [sink] if isinstance(sink, KafkaSink | Sink | Share) else sink)
     kafka = shares.kafka.sink if shares.kafka else None
     seconds = checkpoint.transaction_timeout_seconds(
@@ -218,6 +240,8 @@ def pipeline(
             ledger_retention=ledger_retention,
             checkpoint=checkpoint,
             state_backend=state_backend,
+            guarantee=promised,
+            allow_weaker=allow_weaker,
         )
 
     return declare

@@ -32,13 +32,13 @@ from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges, ledger_topic
-from airflow_provider_exactlyonce.streaming import determinism, settings, spark_errors
+from airflow_provider_exactlyonce.streaming import determinism, guarantees, settings, spark_errors
 from airflow_provider_exactlyonce.streaming.batch import Batch, planned_batch
-from airflow_provider_exactlyonce.streaming.checkpointing import OnCancellation, Pause
+from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointingMode, OnCancellation, Pause
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.driver_options import DriverOptions, parse_arguments
 from airflow_provider_exactlyonce.streaming.goal import Goal
-from airflow_provider_exactlyonce.streaming.plans import check_sources
+from airflow_provider_exactlyonce.streaming.guarantees import Plan
 from airflow_provider_exactlyonce.streaming.replay import (
     OneStartPerBatchError,
     Replay,
@@ -50,6 +50,8 @@ from airflow_provider_exactlyonce.streaming.savepoint_service import SavepointSe
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.session import open_session
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.sinks.kafka_at_least_once import KafkaAtLeastOnce
+from airflow_provider_exactlyonce.streaming.sinks.kafka_at_most_once import KafkaAtMostOnce
 from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 from airflow_provider_exactlyonce.streaming.spark_steering import missing_part
@@ -66,6 +68,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("exactlyonce")
 
 _WAIT_SECONDS: Final = 1
+#: How a pipeline's batches are committed, by what it guarantees.
+SINKS: Final[Mapping[CheckpointingMode, Callable[..., KafkaTransaction]]] = {
+    CheckpointingMode.EXACTLY_ONCE: KafkaTransaction,
+    CheckpointingMode.AT_LEAST_ONCE: KafkaAtLeastOnce,
+    CheckpointingMode.AT_MOST_ONCE: KafkaAtMostOnce,
+}
 _LOG_UPDATE_CONFLICT: Final = "CONCURRENT_STREAM_LOG_UPDATE"
 
 
@@ -123,6 +131,7 @@ class Driver:
         self._savepoints: SavepointService | None = None
         self._replay: Replay | None = None
         self._run: Run | None = None
+        self._plan_of_links: Plan | None = None
         self._spark: SparkSession | None = None
         self._closing: Final = ExitStack()
 
@@ -205,9 +214,12 @@ class Driver:
         # Whatever can be refused is, before the start of the run fences anybody.
         result = self._pipeline.result(spark, self._options.config)
         definition, config = self._pipeline.sink, self._options.config
-        check_sources(result)
         self._pipeline.shares.check(result)
         unsure = determinism.find(result)
+        plan = self._promise(
+            guarantees.examine(self._pipeline, result, unsure, dict(spark.sparkContext.getConf().getAll()))
+        )
+        run.guarantee = plan.gives
         check_replay(run, tail, unsure, accept_nondeterminism=self._options.accept_nondeterminism)
 
         def bad_source_records(ranges: SourceRanges) -> DataFrame | None:
@@ -216,7 +228,7 @@ class Driver:
 
         self._others = others = self._open_others(run)
         others.check(tail.commit if tail else None, first_repeated(run.home, run.home.current()))
-        sink = KafkaTransaction(
+        sink = SINKS[self._pipeline.mode](
             definition,
             run,
             targets={topic: topics[topic] for topic in (definition.topics if definition else ())},
@@ -263,13 +275,28 @@ class Driver:
             return
         self._wait(self._start_query(stream, checkpoint.path, coordinator), run, coordinator)
 
+    def _promise(self, plan: Plan) -> Plan:
+        """Hold the pipeline to what its links can give, and tell what that is."""
+        plan.check()
+        self._plan_of_links = plan
+        self._tell(guarantee=plan.gives, weaker=plan.reason if plan.is_weaker else None)
+        if plan.is_weaker:
+            log.warning(
+                "guarantee=%s is declared, and only %s can be had, as allow_weaker=True says: %s",
+                plan.declared.value,
+                plan.gives,
+                plan.reason,
+            )
+        return plan
+
     def _open_others(self, run: Run) -> OtherSinks:
         context = SinkContext(pipeline=run.pipeline, home=run.home.path)
         committers = {}
         for share in self._pipeline.shares.others:
             committers[share.sink.name] = share.sink.open(context)
             self._closing.callback(committers[share.sink.name].close)
-        return OtherSinks(run.pipeline, committers, accept_nondeterminism=self._options.accept_nondeterminism)
+        accept = self._options.accept_nondeterminism or self._may_differ()
+        return OtherSinks(run.pipeline, committers, accept_nondeterminism=accept)
 
     def _start_run(self, run: Run, spark: SparkSession) -> None:
         for name, work in (("heartbeat", lambda: self._beat(run)), ("lag", lambda: self._measure_lag(run))):
@@ -320,9 +347,17 @@ class Driver:
         return self._replay is not None and self._replay.pending
 
     def _on_difference(self, record: CommitRecord, error: DivergedError) -> None:
-        if self._replay is None:
+        if self._replay is not None:
+            self._replay.judge(record, error)
+        elif self._may_differ():
+            log.warning("commit %d: %s", record.commit, error)
+        else:
             raise error
-        self._replay.judge(record, error)
+
+    def _may_differ(self) -> bool:
+        """Tell whether a weaker guarantee was accepted for what a batch that is run again does not find again."""
+        plan = self._plan_of_links
+        return plan is not None and plan.is_weaker
 
     def _apply_settings(self, spark: SparkSession) -> None:
         """Make the settings that the pipeline's declaration asks for, and check what can't change any more."""
@@ -458,7 +493,9 @@ class Driver:
 
         A batch without data whose watermark has not moved has no other reason; and all that was available is committed.
         """
-        empty = all(start == end for ranges in record.source.values() for start, end in ranges.values())
+        empty = bool(record.source) and all(
+            start == end for ranges in record.source.values() for start, end in ranges.values()
+        )
         if self._options.until == AVAILABLE and empty and record.watermark == self._watermark:
             self._done = "all that was available is committed"
         self._watermark = record.watermark

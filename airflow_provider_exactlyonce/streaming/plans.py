@@ -3,28 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sources.kafka import topic_of_mark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+_STREAMS: Final = ("StreamingRelation", "StreamingRelationV2")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A stream that a job's function reads by itself.
+
+    :param source: the name of its format, in small letters
+    :param may_lose: it has ``failOnDataLoss=false``
+    """
+
+    source: str
+    may_lose: bool
+
+    @property
+    def is_kafka(self) -> bool:
+        """Whether it is Spark's Kafka source."""
+        return self.source.startswith("kafka")
+
+
+def undeclared_streams(frame: DataFrame) -> list[Stream]:
+    """Return the streams that a job reads besides those that it declares, in the plan's order.
+
+    :param frame: the stream that goes to the sink
+    """
+    return list(_undeclared(frame._jdf.queryExecution().analyzed()))
+
+
+def _undeclared(plan: Any) -> Iterator[Stream]:
+    name = plan.getClass().getSimpleName()
+    if topic_of_mark(plan, name) is not None:
+        return
+    if name in _STREAMS:
+        options = (
+            plan.dataSource().options() if name == "StreamingRelation" else plan.extraOptions().asCaseSensitiveMap()
+        )
+        yield Stream(str(plan.sourceName()).lower(), _fails_silently(options))
+    for child in elements(plan.children()):
+        yield from _undeclared(child)
+
+
+def _fails_silently(options: Any) -> bool:
+    return "failondataloss -> false" in str(options.toString()).lower().replace("=", " -> ")
+
+
 def check_sources(frame: DataFrame) -> None:
-    """Check that a job reads no stream but those that it declares.
+    """Check that a job reads nothing but Kafka.
 
     :param frame: the stream that goes to the sink
     :raises RefusedError: naming the stream
     """
-    for plan in tree(frame._jdf.queryExecution().analyzed()):
-        if plan.getClass().getSimpleName() in ("StreamingRelation", "StreamingRelationV2"):
-            name = str(plan.sourceName())
-            if not name.lower().startswith("kafka"):
-                raise RefusedError(
-                    f"the job reads a stream of source {name!r} that its declaration does not name. The ledger records "
-                    "what a batch has read as Kafka offsets, and only those can be replayed; declare a KafkaSource"
-                )
+    for stream in undeclared_streams(frame):
+        if not stream.is_kafka:
+            raise RefusedError(
+                f"the job reads a stream of source {stream.source!r} that its declaration does not name. The ledger "
+                "records what a batch has read as Kafka offsets, and only those can be replayed; declare a KafkaSource"
+            )
 
 
 def tree(node: Any) -> Iterator[Any]:

@@ -40,7 +40,7 @@ from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, St
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
+from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, CommitRecord, RunRecord, SourceRanges
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, Expired, History, LedgerRetention
 from airflow_provider_exactlyonce.streaming.start_checks import check_start
 
@@ -80,6 +80,8 @@ class Run:
 
     :param home: the pipeline's home
     :param pipeline: the pipeline's name
+    :ivar guarantee: what its commits give, from end to end
+    :ivar lost: {commit: its source ranges} of those whose rows it found that may be lost
     """
 
     def __init__(self, home: Home, pipeline: str, options: RunOptions) -> None:
@@ -93,6 +95,8 @@ class Run:
             timeout_milliseconds=options.transaction_timeout_milliseconds,
         )
         self.number = 0
+        self.guarantee: str = EXACTLY_ONCE
+        self.lost: dict[int, SourceRanges] = {}
         self._reader = LedgerReader(options.config, pipeline)
         self._history: Final = History(self._reader, options.ledger_retention)
         self._savepoints: Final = Savepoints(home.savepoints)
@@ -152,6 +156,14 @@ class Run:
         :raises FencedError: when a higher run, or a driver that is about to become one, has taken over
         """
         self._claim_until_settled(give_up)
+
+    def record_lost(self, record: CommitRecord) -> None:
+        """Note in the ledger that rows of a commit may be lost, in a claim of this run's that says so from now on.
+
+        :raises FencedError: when a higher run has taken over
+        """
+        self.lost[record.commit] = record.source
+        self.reclaim()
 
     def check_superseded(self) -> None:
         """Look whether another driver has taken over. May be called from any thread.
@@ -293,6 +305,8 @@ class Run:
             claimed=int(time.time() * 1000),
             before=before.place,
             parent_savepoint=self.lineage.savepoint,
+            guarantee=self.guarantee,
+            lost=self.lost,
         )
 
     def _wait_until_stable(self, offset: int) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
@@ -38,6 +39,31 @@ def open_session(name: str) -> SparkSession:
         active = SparkSession.builder.config(conf=conf).getOrCreate()
     check_session(active)
     return active
+
+
+def planning_session(asked: Mapping[str, str]) -> SparkSession:
+    """Return a small local session, for planning a job only.
+
+    :param asked: the user's Spark settings
+    :raises SettingRefusedError: when one contradicts a required one
+    :raises RefusedError: when pyspark is not installed
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise RefusedError(
+            "pyspark is not installed, so the job can't be planned: install airflow-provider-exactlyonce[spark]"
+        ) from None
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master("local[1]").appName("exactlyonce planning")
+    quiet = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+    }
+    for name, value in {**quiet, **settings.submit_settings(asked)}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
 
 
 def _submitted_conf() -> SparkConf:

@@ -137,6 +137,20 @@ class KafkaSink:
         return [topic for topic in (self.topic, self.bad_topic) if topic is not None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """What a batch attempt has written to Kafka.
+
+    :param rows: records, bad ones left out
+    :param digest: sum modulo 2**64 of their xxhash64
+    :param bad: records in the topic for bad ones
+    """
+
+    rows: int
+    digest: int
+    bad: int
+
+
 class KafkaTransaction(TransactionalSink):
     """The sinks of a running query, and their commit: one Kafka transaction with the records and the ledger's record.
 
@@ -288,8 +302,7 @@ class KafkaTransaction(TransactionalSink):
         self._check_topics()
         self._others.pre_commit()
         before, expired = run.tail.place, run.expired()
-        good = [of for topic, ranges in self._sink.items() if not self._is_bad(topic) for of in ranges.values()]
-        bad = [of for topic, ranges in self._sink.items() if self._is_bad(topic) for of in ranges.values()]
+        written = self._sums()
         record = CommitRecord(
             pipeline=run.pipeline,
             commit=before.commit + 1,
@@ -304,9 +317,9 @@ class KafkaTransaction(TransactionalSink):
             offsets=batch.offsets.text,
             watermark=batch.offsets.watermark,
             batch_timestamp=batch.offsets.timestamp,
-            rows=sum(of.rows for of in good),
-            digest=sum(of.digest for of in good) % 2**64,
-            bad_records=sum(of.rows for of in bad),
+            rows=written.rows,
+            digest=written.digest,
+            bad_records=written.bad,
             producer_id=run.session.producer.id,
             epoch=run.session.producer.epoch,
             started=started_milliseconds,
@@ -315,6 +328,7 @@ class KafkaTransaction(TransactionalSink):
             others=self._others.sums,
             reemits_from=run.lineage.reemits if batch.number == run.lineage.base_batch + 1 else None,
             backfill=run.options.backfill,
+            guarantee=run.guarantee,
         )
         group = self._definition.offsets_group if self._definition else None
         if group is not None and batch.source:
@@ -366,6 +380,13 @@ class KafkaTransaction(TransactionalSink):
         if new := self._sink.keys() - known.keys():
             allowed = self._run.options.allow_single_replica
             self._targets |= preflight.check_topics(self._run.client, sinks=new, allow_single_replica=allowed)
+
+    def _sums(self) -> Sums:
+        """Return what was written in the attempt."""
+        good = [of for topic, ranges in self._sink.items() if not self._is_bad(topic) for of in ranges.values()]
+        bad = [of for topic, ranges in self._sink.items() if self._is_bad(topic) for of in ranges.values()]
+        digest = sum(of.digest for of in good) % 2**64
+        return Sums(rows=sum(of.rows for of in good), digest=digest, bad=sum(of.rows for of in bad))
 
     def _is_bad(self, topic: str) -> bool:
         return self._definition is not None and topic == self._definition.bad_topic

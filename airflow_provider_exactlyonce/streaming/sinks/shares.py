@@ -78,6 +78,13 @@ class Shares:
         """
         return result if self.kafka is None else _checked(result, self.kafka)
 
+    def other_rows(self, result: DataFrame) -> dict[str, DataFrame]:
+        """Return the rows of each of the other sinks by its name.
+
+        :raises RefusedError: when a share does not fit the result
+        """
+        return {share.sink.name: _checked(result, share) for share in self.others}
+
     def of(self, result: DataFrame) -> DataFrame:
         """Return the result as one column for each of the other sinks, and the Kafka sink's columns.
 

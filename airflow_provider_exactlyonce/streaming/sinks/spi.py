@@ -25,10 +25,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-#: How a sink's writes are made exact, in the literature's words.
+#: How a sink's writes are made exact, in the literature's words. A write-ahead log is exact if its target can be asked
+#: for what it has, and delivers at least once otherwise.
 TWO_PHASE_COMMIT: Final = "two-phase commit"
 WRITE_AHEAD_LOG: Final = "write-ahead log"
+WRITE_AHEAD_LOG_ASKED: Final = "write-ahead log, target asked"
 IDEMPOTENT: Final = "idempotent"
+NEITHER: Final = "neither"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +227,7 @@ class Sink(ABC):
     @property
     @abstractmethod
     def guarantee(self) -> str:
-        """:data:`TWO_PHASE_COMMIT`, :data:`WRITE_AHEAD_LOG` or :data:`IDEMPOTENT`."""
+        """How its writes are made exact, in the words above; it decides what the pipeline can guarantee."""
 
     @property
     @abstractmethod

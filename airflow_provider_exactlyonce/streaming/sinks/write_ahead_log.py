@@ -14,6 +14,7 @@ from airflow_provider_exactlyonce.streaming.sinks.file_log import folder_of
 from airflow_provider_exactlyonce.streaming.sinks.files import FileCommitter, FileSink, check_parquet
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     WRITE_AHEAD_LOG,
+    WRITE_AHEAD_LOG_ASKED,
     Sink,
     SinkCommitter,
     SinkContext,
@@ -67,7 +68,7 @@ class WriteAheadLogSink(Sink):
     @property
     @override
     def guarantee(self) -> str:
-        return WRITE_AHEAD_LOG
+        return WRITE_AHEAD_LOG_ASKED if self.target.can_be_asked else WRITE_AHEAD_LOG
 
     @property
     @override

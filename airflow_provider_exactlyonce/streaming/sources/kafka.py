@@ -27,7 +27,8 @@ _KAFKA_COLUMNS: Final = (
 )
 
 #: Options of Spark's source with which the guarantee doesn't hold, and the only values that are accepted.
-_FIXED: Final[Mapping[str, str]] = {"failOnDataLoss": "true", "kafka.isolation.level": "read_committed"}
+_FAIL_ON_LOSS: Final = "failOnDataLoss"
+_FIXED: Final[Mapping[str, str]] = {_FAIL_ON_LOSS: "true", "kafka.isolation.level": "read_committed"}
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,17 @@ class KafkaSource:
                 "Spark's own columns, with offset"
             )
 
-    def read(self, spark: SparkSession, config: Mapping[str, str], *, leave_out_bad: bool = False) -> DataFrame:
+    def read(
+        self, spark: SparkSession, config: Mapping[str, str], *, leave_out_bad: bool = False, may_lose: bool = False
+    ) -> DataFrame:
         """Return the stream.
 
         :param config: client configuration in librdkafka's names
         :param leave_out_bad: leave out records that do not fit, as :meth:`bad_records` gives them to the sink
+        :param may_lose: ``failOnDataLoss=false`` is for others to judge
         :raises SettingRefusedError: when an option would break the guarantee
         """
-        reader = spark.readStream.format("kafka").options(**self.spark_options(config))
+        reader = spark.readStream.format("kafka").options(**self.spark_options(config, may_lose=may_lose))
         try:
             records = reader.load()
         except Exception as error:
@@ -80,14 +84,27 @@ class KafkaSource:
                     f"--packages org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}, or with `exactlyonce run`"
                 ) from error
             raise
+        return self.stream_of(records, leave_out_bad=leave_out_bad)
+
+    @property
+    def columns(self) -> str:
+        """The columns of Spark's Kafka source as it is used here, in DDL."""
+        headers = any(
+            name.lower() == "includeheaders" and value.lower() == "true" for name, value in self.options.items()
+        )
+        return _KAFKA_COLUMNS + (f", headers {_HEADERS}" if headers else "")
+
+    def stream_of(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
+        """Return the stream that Kafka records make, as the pipeline's function gets it.
+
+        :param records: a frame of :attr:`columns`
+        :param leave_out_bad: leave out records that do not fit, instead of raising
+        """
         return self._marked(self.fitted(records, leave_out_bad=leave_out_bad))
 
     def stand_in(self, spark: SparkSession) -> DataFrame:
         """Return a stream of the same columns for planning only: without Spark's connector, a broker, or records."""
-        headers = any(
-            name.lower() == "includeheaders" and value.lower() == "true" for name, value in self.options.items()
-        )
-        schema = self.schema or _KAFKA_COLUMNS + (f", headers {_HEADERS}" if headers else "")
+        schema = self.schema or self.columns
         if self.offset_column is not None:
             schema += f", `{self.offset_column}` BIGINT"
         # A path with a wildcard need not exist.
@@ -108,11 +125,7 @@ class KafkaSource:
         """
         if self.schema is None:
             return None
-        from pyspark.sql import functions as F
-
-        from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import HEADERS_TYPE, origin_headers
-
-        options = self.spark_options(config)
+        options = self.spark_options(config, may_lose=True)
         for name in ("subscribe", "maxOffsetsPerTrigger"):
             options.pop(name, None)
         starts, ends = ({self.topic: {str(one): of[end] for one, of in ranges.items()}} for end in (0, 1))
@@ -122,15 +135,40 @@ class KafkaSource:
             "endingOffsets": json.dumps(ends),
             "includeHeaders": "true",
         }
-        checked, reason = self._checked(spark.read.format("kafka").options(**options).load())
+        return self.misfits(spark.read.format("kafka").options(**options).load())
+
+    def misfits(self, records: DataFrame) -> DataFrame:
+        """Return the records that do not fit the schema, as :meth:`bad_records` does.
+
+        :param records: a frame of Spark's Kafka columns with headers
+        """
+        from pyspark.sql import functions as F
+
+        from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import HEADERS_TYPE, origin_headers
+
+        checked, reason = self._checked(records)
         origin = F.concat(F.concat_ws("-", "topic", "partition"), F.lit(" offset "), "offset")
         headers = F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), origin_headers(origin, reason))
         return checked.where(reason.isNotNull()).select("key", "value", headers.alias("headers"))
 
-    def spark_options(self, config: Mapping[str, str]) -> dict[str, str]:
-        """Return the options that Spark's source gets."""
+    @property
+    def may_lose(self) -> bool:
+        """Whether it goes on after records that it had not read yet are gone."""
+        return any(
+            name.lower() == _FAIL_ON_LOSS.lower() and value.lower() == "false" for name, value in self.options.items()
+        )
+
+    def spark_options(self, config: Mapping[str, str], *, may_lose: bool = False) -> dict[str, str]:
+        """Return the options that Spark's source gets.
+
+        :param may_lose: ``failOnDataLoss=false`` is for others to judge
+        :raises SettingRefusedError: when an option would break the guarantee
+        """
+        fixed = dict(_FIXED)
+        if may_lose and self.may_lose:
+            fixed[_FAIL_ON_LOSS] = "false"
         for name, value in self.options.items():
-            required = next((value for fixed, value in _FIXED.items() if fixed.lower() == name.lower()), None)
+            required = next((value for one, value in fixed.items() if one.lower() == name.lower()), None)
             if required is not None and value.lower() != required:
                 raise SettingRefusedError(f"option {name} of KafkaSource", value, required, "records would be lost")
             if name.lower() == "kafka.bootstrap.servers":
@@ -139,7 +177,7 @@ class KafkaSource:
                 )
         limit = {"maxOffsetsPerTrigger": str(self.max_offsets_per_trigger)} if self.max_offsets_per_trigger else {}
         declared = {"subscribe": self.topic, "startingOffsets": self.starting_offsets, **limit}
-        return {**self.options, **for_spark(config), **declared, **_FIXED}
+        return {**self.options, **for_spark(config), **declared, **fixed}
 
     def fitted(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
         """Return the schema's columns of Kafka records.

@@ -108,6 +108,7 @@ def test_a_statsd_server_gets_every_metric_under_the_pipelines_name(server: sock
         "commits_total": 7.0,
         "runs_total": 3.0,
         "rows_of_run": 500.0,
+        "guarantee_weaker": 0.0,
         "state_rows": 4030.0,
         "state_bytes": 75_000.0,
     }.items():

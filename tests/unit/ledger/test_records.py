@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.ledger.records import (
     SinkRange,
     decode,
     encode,
+    shown,
 )
 from airflow_provider_exactlyonce.ledger.topic import check_settings
 
@@ -80,6 +81,19 @@ def commit_of(partitions: int) -> CommitRecord:
 @pytest.mark.parametrize("record", [RUN, commit_of(1), commit_of(0), replace(commit_of(1), sink={})])
 def test_what_is_decoded_is_what_was_encoded(record: Any) -> None:
     assert decode(encode(record)) == record
+
+
+def test_a_claim_of_before_guarantees_were_told_is_of_exactly_once() -> None:
+    body = json.loads(encode(RUN))
+    del body["guarantee"], body["lost"]
+    assert decode(json.dumps(body).encode()) == RUN
+
+
+def test_a_claim_tells_which_source_ranges_may_be_lost() -> None:
+    claim = replace(RUN, guarantee="at_most_once", lost={6: {"events": {0: (10, 20), 1: (3, 3)}}})
+    found = decode(encode(claim))
+    assert found == claim
+    assert shown(found.lost[6]) == "events-0 10..20"
 
 
 def test_no_number_in_the_json_is_above_what_other_readers_keep_exactly() -> None:

@@ -1,0 +1,133 @@
+"""The table of sources and sinks, cell by cell: after a kill and a restart, lost and doubled records are counted.
+
+One job writes the same rows to four sinks, one of each kind. What a cell promises holds, and what it does not promise
+is seen to fail.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socketserver
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from queue import Queue
+
+import pytest
+
+from airflow_provider_exactlyonce.control import status
+from airflow_provider_exactlyonce.control.home import Home
+from tests.integration.streaming.harness import World, check_ledger, eventually
+
+pytestmark = pytest.mark.timeout(300)
+
+SINKS = ("appended", "logged", "upserted", "committed")
+
+
+def written(database: Path) -> dict[str, Counter[int]]:
+    """Return how often each record is in each sink."""
+    with closing(sqlite3.connect(database, timeout=30)) as read:
+        return {name: Counter(one for (one,) in read.execute(f"SELECT id FROM {name}")) for name in SINKS}
+
+
+def doubled(found: Counter[int]) -> set[int]:
+    return {number for number, times in found.items() if times > 1}
+
+
+def test_a_source_that_can_be_read_again_loses_nothing_and_only_two_kinds_of_sinks_double(
+    world: World, tmp_path: Path
+) -> None:
+    world.job = "table.py"
+    database = tmp_path / "table.db"
+    world.send(400)
+    environment = {"TEST_DATABASE": str(database)}
+    dies = world.start(environment={**environment, "TEST_DIES_AT": "2"})
+    assert dies.wait() == -signal.SIGKILL, dies.output()[-3000:]
+    last = world.start(environment=environment)
+    assert last.wait() == 0, last.output()[-3000:]
+    crashed = check_ledger(world)[1]
+    found = written(database)
+    for name in SINKS:
+        assert found[name].keys() == set(range(400)), f"{name}: nothing is lost"
+    batch = doubled(found["appended"])
+    assert len(batch) == crashed.others["appended"].rows > 0, "any sink: the batch at hand is there twice"
+    assert doubled(found["logged"]) == batch, "write-ahead log: the delivery at hand is there twice"
+    assert not doubled(found["upserted"]), "idempotent: exactly once"
+    assert not doubled(found["committed"]), "two-phase commit: exactly once"
+
+
+def test_a_source_that_can_not_be_read_again_loses_with_every_sink_and_doubles_with_none(
+    world: World, tmp_path: Path
+) -> None:
+    world.job = "table.py"
+    database, armed = tmp_path / "table.db", tmp_path / "armed"
+    with lines() as (port, queue):
+        environment = {"TEST_DATABASE": str(database), "TEST_SOCKET": str(port)}
+        _put(queue, range(20))
+        dies = world.start(environment=environment, until="forever", failpoints=f"@{armed}")
+        eventually(lambda: _has(database, 19), "the first records are written")
+        armed.write_text("after-sink-pre-commit")
+        _put(queue, range(20, 40))
+        assert dies.wait() == -signal.SIGKILL, dies.output()[-3000:]
+        again = world.start(environment=environment, until="forever")
+        _put(queue, range(100, 200))  # Spark's socket source drops as many as it had given before
+        eventually(lambda: _has(database, 199), "the last records are written")
+        assert world.stop(again) == 0, again.output()[-3000:]
+    for name, found in written(database).items():
+        assert set(range(20)) <= found.keys(), name
+        assert not found.keys() & set(range(20, 40)), f"{name}: what the crash interrupted is lost"
+        assert not doubled(found), f"{name}: nothing is there twice"
+    told = status.read(Home(world.home).status)
+    assert told is not None and told.guarantee == "at_most_once"
+    assert told.weaker is not None and "source socket: what a crash interrupts can't be read again" in told.weaker
+    assert "guarantee=exactly_once is declared, and only at_most_once can be had" in again.output()
+    assert json.loads(Home(world.home).status.read_text())["guarantee"] == "at_most_once"
+
+
+def _has(database: Path, number: int) -> bool:
+    try:
+        return all(number in found for found in written(database).values())
+    except sqlite3.OperationalError:  # no table yet
+        return False
+
+
+def _put(queue: Queue[int], numbers: range) -> None:
+    for number in numbers:
+        queue.put(number)
+
+
+@contextmanager
+def lines() -> Iterator[tuple[int, Queue[int]]]:
+    """Serve what is put into a queue, a line each, to whoever is connected: it is gone then."""
+    queue: Queue[int] = Queue()
+    ended = threading.Event()
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while not ended.is_set():
+                if queue.empty():
+                    ended.wait(0.05)
+                    continue
+                try:
+                    self.wfile.write(f"{queue.queue[0]}\n".encode())
+                except OSError:
+                    return
+                queue.get()
+
+    class Server(socketserver.ThreadingTCPServer):
+        allow_reuse_address = True
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server.server_address[1], queue
+        finally:
+            ended.set()
+            server.shutdown()
+            thread.join()

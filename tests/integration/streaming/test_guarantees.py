@@ -1,0 +1,176 @@
+"""What the planner says of sources, engine and sinks: the plans are Spark's own, nothing runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming import (
+    CheckpointConfig,
+    CheckpointingMode,
+    KafkaSink,
+    KafkaSource,
+    determinism,
+    guarantees,
+    pipeline,
+)
+from airflow_provider_exactlyonce.streaming.guarantees import Plan
+from airflow_provider_exactlyonce.streaming.sinks import spi
+from airflow_provider_exactlyonce.streaming.sinks.spi import Sink
+
+EVENTS = KafkaSource("in", schema="id BIGINT NOT NULL, v DOUBLE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SomeSink(Sink):
+    writes: str
+
+    @property
+    def guarantee(self) -> str:
+        return self.writes
+
+    @property
+    def facts(self) -> dict[str, tuple[str, ...]]:
+        return {}
+
+    def check_columns(self, columns: Any) -> None:
+        raise NotImplementedError
+
+    def open(self, context: Any) -> Any:
+        raise NotImplementedError
+
+
+def plan(spark: Any, function: Callable[..., Any] = lambda events: events, **declared: Any) -> Plan:
+    job = pipeline(**{"name": "p", "source": EVENTS, "sink": KafkaSink("out"), **declared})(function)
+    result = job.planned(spark)
+    return guarantees.examine(job, result, determinism.find(result), {})
+
+
+def with_socket(spark: Any) -> Callable[..., Any]:
+    lines = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", 9).load()
+    return lambda: lines
+
+
+def test_kafka_to_kafka_is_exactly_once(spark: Any) -> None:
+    found = plan(spark)
+    assert (found.gives, found.is_weaker) == ("exactly_once", False)
+    assert [(one.link, one.name, one.gives) for one in found.links] == [
+        ("source", "kafka in", "exactly_once"),
+        ("engine", "Spark micro-batches", "exactly_once"),
+        ("sink", "kafka out", "exactly_once"),
+    ]
+    found.check()
+
+
+#: The literature's table: what the sink makes of a source that can't be read again, and of one that can.
+TABLE = {
+    spi.NEITHER: ("at_most_once", "at_least_once"),
+    spi.IDEMPOTENT: ("at_most_once", "exactly_once"),
+    spi.WRITE_AHEAD_LOG: ("at_most_once", "at_least_once"),
+    spi.WRITE_AHEAD_LOG_ASKED: ("at_most_once", "exactly_once"),
+    spi.TWO_PHASE_COMMIT: ("at_most_once", "exactly_once"),
+}
+
+
+@pytest.mark.parametrize("writes", TABLE)
+def test_each_pair_of_source_and_sink_gives_what_the_table_says(spark: Any, writes: str) -> None:
+    sink = SomeSink(name="s", writes=writes)
+    gone = plan(spark, with_socket(spark), source={}, sink=sink, allow_weaker=True)
+    again = plan(spark, sink=sink)
+    assert (gone.gives, again.gives) == TABLE[writes]
+    assert "what a crash interrupts can't be read again" in gone.reason
+    gone.check()  # weaker is allowed
+    if again.is_weaker:
+        with pytest.raises(RefusedError, match="sink s") as refused:
+            again.check()
+        assert writes in str(refused.value) and "kafka in" in str(refused.value), "the refusal shows the table"
+
+
+def test_a_source_that_is_lost_beside_a_sink_that_doubles_leaves_no_guarantee(spark: Any) -> None:
+    lines = with_socket(spark)()
+    both = plan(
+        spark,
+        lambda events: events.selectExpr("CAST(id AS STRING) AS value").union(lines),
+        sink=SomeSink(name="s", writes=spi.NEITHER),
+    )
+    assert both.gives == "none"
+    with pytest.raises(RefusedError, match="source socket: what a crash"):
+        both.check()
+
+
+def test_what_only_sparks_checkpoint_can_read_again_is_at_least_once(spark: Any) -> None:
+    rate = spark.readStream.format("rate").load()
+    found = plan(spark, lambda: rate, source={}, allow_weaker=True)
+    assert (found.gives, found.is_weaker) == ("at_least_once", True)
+
+
+def test_a_source_that_skips_what_is_gone_may_lose(spark: Any) -> None:
+    source = KafkaSource("in", options={"failOnDataLoss": "False"})
+    found = plan(spark, source=source)
+    assert (found.gives, found.is_weaker) == ("at_most_once", True)
+    assert source.spark_options({"bootstrap.servers": "a:1"}, may_lose=True)["failOnDataLoss"] == "false"
+
+
+@pytest.mark.parametrize("setting", ["asyncProgressTrackingEnabled", "continuous", "spark.sql.streaming.realTime"])
+def test_an_engine_without_batches_is_not_exactly_once(spark: Any, setting: str) -> None:
+    found = plan(spark, source=KafkaSource("in", options={setting: "true"}))
+    assert (found.gives, found.is_weaker) == ("at_least_once", True)
+    assert f"{setting}=true" in found.reason
+
+
+def test_rows_by_chance_differ_between_several_sinks_and_double_keys(spark: Any) -> None:
+    by_chance = lambda events: events.selectExpr("uuid() AS id", "v")  # noqa: E731
+    both = [SomeSink(name="s", writes=spi.TWO_PHASE_COMMIT), KafkaSink("out")]
+    assert plan(spark, by_chance).gives == "exactly_once", "one sink takes a batch's rows or does not"
+    assert plan(spark, by_chance, sink=both).gives == "at_least_once"
+    assert plan(spark, by_chance, sink=SomeSink(name="s", writes=spi.IDEMPOTENT)).gives == "at_least_once"
+    assert plan(spark, sink=both).gives == "exactly_once"
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "at_most_once"])
+def test_a_pipeline_that_declares_less_has_it(spark: Any, guarantee: str) -> None:
+    found = plan(spark, guarantee=guarantee)
+    assert (found.gives, found.is_weaker) == (guarantee, False)
+    assert plan(spark, checkpoint=CheckpointConfig(mode=CheckpointingMode(guarantee))).declared == guarantee
+
+
+def test_at_most_once_can_not_be_had_of_a_sink_that_doubles(spark: Any) -> None:
+    found = plan(spark, sink=SomeSink(name="s", writes=spi.NEITHER), guarantee="at_most_once")
+    assert (found.gives, found.is_weaker) == ("at_least_once", True)
+
+
+def test_what_is_declared_twice_must_agree() -> None:
+    with pytest.raises(RefusedError, match="guarantee='sometimes': one of exactly_once"):
+        pipeline(name="p", source=EVENTS, sink=KafkaSink("out"), guarantee="sometimes")
+    config = CheckpointConfig(mode=CheckpointingMode.AT_MOST_ONCE)
+    with pytest.raises(RefusedError, match="contradict each other"):
+        pipeline(name="p", source=EVENTS, sink=KafkaSink("out"), guarantee="exactly_once", checkpoint=config)
+
+
+JOB = """
+from pyspark.sql import SparkSession
+from airflow_provider_exactlyonce.streaming import KafkaSink, pipeline
+
+@pipeline(name="numbers", source={}, sink=KafkaSink("out"), allow_weaker=True)
+def numbers():
+    return SparkSession.active().readStream.format("rate").load().selectExpr("value AS n")
+"""
+
+
+def test_the_command_explains_a_job(tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(JOB)
+    command = [sys.executable, "-m", "airflow_provider_exactlyonce.cli", "explain", str(job), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["declared"], found["gives"], found["weaker"]) == ("exactly_once", "at_least_once", True)
+    assert [one["name"] for one in found["links"]] == ["rate", "Spark micro-batches", "kafka out"]

@@ -1,0 +1,89 @@
+"""Weaker guarantees at the crash that shows them: at least once is seen to double, at most once to lose; never more."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+
+import pytest
+
+from airflow_provider_exactlyonce import cli
+from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
+from airflow_provider_exactlyonce.ledger.records import SourceRanges
+from tests.integration.streaming.harness import Driver, World, check_ledger, read_committed
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def start(world: World, guarantee: str, failpoint: str | None = None) -> Driver:
+    world.job = "modes.py"
+    return world.start(environment={"TEST_GUARANTEE": guarantee}, failpoints=failpoint)
+
+
+def written(world: World) -> Counter[int]:
+    return Counter(json.loads(record.value or b"")["id"] for record in read_committed(world.config, world.sink))
+
+
+def ids_in(world: World, ranges: SourceRanges) -> set[int]:
+    """Return the input records of some source ranges, read from the topic."""
+    return {
+        json.loads(record.value or b"")["id"]
+        for record in read_committed(world.config, world.source)
+        if record.partition in ranges[world.source]
+        and ranges[world.source][record.partition][0] <= record.offset < ranges[world.source][record.partition][1]
+    }
+
+
+def run_with_crash(world: World, guarantee: str, step: str) -> None:
+    world.send(400)
+    driver = start(world, guarantee, step)
+    assert driver.wait() == -signal.SIGKILL, driver.output()[-3000:]
+    last = start(world, guarantee)
+    assert last.wait() == 0, last.output()[-3000:]
+
+
+def test_at_least_once_doubles_the_batch_that_a_crash_interrupts_and_loses_nothing(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_with_crash(world, "at_least_once", "after-pre-commit:batch=1")
+    commits = check_ledger(world)
+    found = written(world)
+    assert found.keys() == set(range(400))
+    doubled = {number for number, times in found.items() if times > 1}
+    assert doubled == ids_in(world, commits[1].source), "its rows were visible before its record was"
+    assert set(found.values()) == {1, 2}
+    assert all(commit.guarantee == "at_least_once" and not commit.sink for commit in commits)
+    assert sum(commit.rows for commit in commits) == 400
+    report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
+    assert report.is_clean, [str(violation) for violation in report.found]
+    assert (report.untold, report.lost) == (len(commits), {})
+    status = status_of(world, capsys)
+    assert (status["guarantee"], status["weaker_because"], status["lost"]) == ("at_least_once", None, [])
+
+
+def test_at_most_once_loses_the_batch_that_a_crash_interrupts_says_which_and_doubles_nothing(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_with_crash(world, "at_most_once", "after-end-transaction:batch=1")
+    commits, claims = world.ledger()
+    found = written(world)
+    assert set(found.values()) == {1}
+    lost = set(range(400)) - found.keys()
+    assert lost == ids_in(world, commits[1].source)
+    assert [claim.lost for claim in claims] == [{}, {}, {2: commits[1].source}]
+    report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
+    assert report.is_clean, [str(violation) for violation in report.found]
+    assert report.lost == {2: commits[1].source}
+    status = status_of(world, capsys)
+    assert status["guarantee"] == "at_most_once"
+    [told] = status["lost"]
+    assert told.startswith("commit 2: ") and world.source in told
+
+
+def status_of(world: World, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    capsys.readouterr()
+    at = ["--home", str(world.home), "--bootstrap-servers", world.config["bootstrap.servers"]]
+    assert cli.main(["status", world.pipeline, *at, "--json"]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found

@@ -28,6 +28,7 @@ _ACCEPTED: Final[Mapping[str, Sequence[str]]] = {
     "string": _TEXT,
     "boolean": ("bool",),
     "date": ("date",),
+    "time": ("time",),
     "timestamp": ("timestamptz",),
     "timestamp_ntz": ("timestamp",),
     "binary": ("bytea",),
@@ -35,7 +36,7 @@ _ACCEPTED: Final[Mapping[str, Sequence[str]]] = {
     "map": _JSON,
 }
 _ENUM: Final = "enum"
-_ROUNDED: Final = ("timestamptz", "timestamp")  # to fewer digits than Spark's six, when the column says so
+_ROUNDED: Final = ("timestamptz", "timestamp", "time")  # to fewer digits than Spark's six, when the column says so
 
 _COLUMNS: Final = """
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), coalesce(e.typname, b.typname), e.oid IS NOT NULL,

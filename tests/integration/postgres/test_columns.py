@@ -39,6 +39,7 @@ TYPES: dict[str, tuple[str, T.DataType, pa.DataType, list[Any], list[Any] | None
         [dt.datetime(1, 1, 1, tzinfo=UTC), dt.datetime(2024, 7, 1, 1, 2, 3, 4, UTC)],
         None,
     ),
+    "hour": ("time", T.TimeType(), pa.time64("ns"), [dt.time(1, 2, 3, 4), dt.time(23, 59, 59, 999999)], None),
     "local": ("timestamp", T.TimestampNTZType(), pa.timestamp("us"), [dt.datetime(2024, 7, 1), dt.datetime.max], None),
     "raw": ("bytea", T.BinaryType(), pa.binary(), [b"", bytes(range(256))], None),
     "list": ("text[]", T.ArrayType(T.StringType()), pa.list_(pa.string()), [['a"\\,{}', None, "NULL"], []], None),
@@ -107,6 +108,7 @@ def test_every_type_arrives_as_it_was(postgres: PostgresServer, database: Mappin
         ),
         ("(x numeric(10,2))", "x DECIMAL(12,2)", {}, r"numeric\(12,2\) or wider: it would round"),
         ("(x timestamp)", "x TIMESTAMP", {}, "which needs timestamptz"),
+        ("(x time(0))", "x TIME", {}, "six digits of a second"),
         ("(x timestamptz(3))", "x TIMESTAMP", {}, "six digits of a second"),
         ("(x text)", "x INTERVAL DAY TO SECOND", {}, "this one has no counterpart"),
         ("(x int[])", "x ARRAY<ARRAY<INT>>", {}, "this one has no counterpart"),
@@ -140,6 +142,7 @@ def schema_of(column: str) -> T.StructType:
     known = {
         "INT": T.IntegerType(),
         "BIGINT": T.LongType(),
+        "TIME": T.TimeType(),
         "TIMESTAMP": T.TimestampType(),
         "DECIMAL(12,2)": T.DecimalType(12, 2),
         "INTERVAL DAY TO SECOND": T.DayTimeIntervalType(),

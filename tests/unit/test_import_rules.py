@@ -32,6 +32,7 @@ RUNTIME_HALF = (
     "upgrade",
     "state",
     "backfill",
+    "testing",
 )
 HEAVY = ("pyspark", "confluent_kafka", "kafka")
 
@@ -56,6 +57,7 @@ BELOW: dict[str, set[str]] = {
     "assets": {"triggers", "ledger"},
     "transactions": {"control", "ledger", "kafka"},
     "streaming": {"control", "ledger", "checkpoint", "kafka", "state", "backfill"},
+    "testing": {"streaming"},
     "state": set(),
     "backfill": {"control", "ledger", "checkpoint", "kafka", "streaming.settings"},
     "audit": {"ledger", "kafka"},

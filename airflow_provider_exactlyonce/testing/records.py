@@ -1,0 +1,73 @@
+"""What a test puts in: records as a Kafka topic of one partition would have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+_FIRST: Final = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputRecord:
+    """One record of a source.
+
+    :param value: None for a tombstone
+    :param timestamp: its CreateTime
+    """
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Sequence[tuple[str, bytes]] = ()
+    timestamp: datetime = _FIRST
+
+
+#: A record; or a value: a dictionary as JSON, text or bytes as they are, None for a tombstone.
+Given = InputRecord | Mapping[str, Any] | str | bytes | None
+
+
+def record_of(given: Given) -> InputRecord:
+    """Return what was given as a record."""
+    if isinstance(given, InputRecord):
+        return given
+    if isinstance(given, Mapping):
+        return InputRecord(value=json.dumps(dict(given), default=_json).encode())
+    return InputRecord(value=given.encode() if isinstance(given, str) else given)
+
+
+def write(path: Path, topic: str, first: int, given: Sequence[Given]) -> None:
+    """Write records as a Parquet file with the columns of Spark's Kafka source.
+
+    :param first: the offset of the first
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    records = [record_of(one) for one in given]
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    columns = {
+        "key": pa.array([one.key for one in records], pa.binary()),
+        "value": pa.array([one.value for one in records], pa.binary()),
+        "topic": pa.array([topic] * len(records), pa.string()),
+        "partition": pa.array([0] * len(records), pa.int32()),
+        "offset": pa.array(range(first, first + len(records)), pa.int64()),
+        "timestamp": pa.array([one.timestamp for one in records], pa.timestamp("us", tz="UTC")),
+        "timestampType": pa.array([0] * len(records), pa.int32()),
+        "headers": pa.array(
+            [[{"key": key, "value": value} for key, value in one.headers] or None for one in records], pa.list_(header)
+        ),
+    }
+    pq.write_table(pa.table(columns), path)
+
+
+def _json(value: object) -> object:
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"{value!r} of a row has no JSON form: give the record's value as text")

@@ -48,7 +48,8 @@ from airflow_provider_exactlyonce.streaming.plans import check_sources, tree
 from airflow_provider_exactlyonce.streaming.replay import OneStartPerBatchError
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
-from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink, KafkaTransaction
+from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
+from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
 from airflow_provider_exactlyonce.streaming.sources.kafka import topic_of_mark
 from airflow_provider_exactlyonce.streaming.spark_steering import missing_part
 from airflow_provider_exactlyonce.streaming.start_checks import check_topic_ids

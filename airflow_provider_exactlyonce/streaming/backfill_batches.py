@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.streaming.backfill_steps import BackfillSteps
 from airflow_provider_exactlyonce.streaming.batch import Batch, planned_batch
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.run import Run
-from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -49,9 +49,9 @@ from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.savepoint_service import SavepointService
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.session import open_session
-from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaTransaction
 from airflow_provider_exactlyonce.streaming.sinks.kafka_at_least_once import KafkaAtLeastOnce
 from airflow_provider_exactlyonce.streaming.sinks.kafka_at_most_once import KafkaAtMostOnce
+from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
 from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 from airflow_provider_exactlyonce.streaming.spark_steering import missing_part

@@ -20,7 +20,8 @@ from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedErr
 from airflow_provider_exactlyonce.kafka.config import for_spark
 from airflow_provider_exactlyonce.streaming import marked_errors
 from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
-from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink, KafkaTransaction, Sums
+from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
+from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction, Sums
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

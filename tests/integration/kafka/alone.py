@@ -20,7 +20,8 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord,
 from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
-from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink, KafkaTransaction
+from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
+from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
 from tests.integration.kafka.proxy import Proxy
 from tests.integration.streaming.harness import eventually, open_transactions, read_committed
 

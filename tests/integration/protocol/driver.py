@@ -34,7 +34,8 @@ from airflow_provider_exactlyonce.streaming.batch import planned_batch
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
-from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink, KafkaTransaction
+from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
+from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
 from airflow_provider_exactlyonce.streaming.start_checks import reconcile
 from tests.integration.protocol import source
 from tests.integration.protocol.tasks import Tasks, digest, encoded, raise_nursery

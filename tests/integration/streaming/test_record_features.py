@@ -42,7 +42,7 @@ from airflow_provider_exactlyonce.streaming.definition import pipeline
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
-from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -280,7 +280,7 @@ def measure_moments(airflow: Airflow, trials: int) -> dict[str, Any]:
 def steps(airflow: Airflow, dag: str, happened: list[float]) -> dict[str, Any]:
     """Return how long it took from what was waited for to the trigger's event, and from there to the next task.
 
-    The first one stands apart: a triggerer that stores a result for the first time loads Airflow's API.
+    The first one stands apart: in a triggerer that has just begun it takes seconds more.
     """
     ours, airflows = [], []
     for number, at in enumerate(happened, start=1):

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.streaming.harness import Driver, World, check_ledger, read_committed
+from airflow_provider_exactlyonce.ledger.gate import check
+from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
+from tests.integration.streaming.harness import Driver, World, check_ledger, eventually, read_committed
 
 JOB = Path(__file__).parents[3] / "dags" / "jobs" / "own_sink.py"
 
@@ -68,9 +70,21 @@ def test_each_sink_has_each_record_once_whichever_step_the_driver_dies_at(world:
     ):
         driver = start(world, table, step)
         assert driver.wait() == -signal.SIGKILL, f"{step}: {driver.output()[-3000:]}"
-    last = start(world, table)
+    held = table.with_name("held")
+    last = start(world, table, f"after-sink-commit:batch=4:hold={held}")
+    eventually(held.exists, "the table has commit 5, Kafka and the ledger not")
+    assert newest_in(table) == 5
+    verdict = check(world.config, world.pipeline, GateTarget(commit=5))
+    assert (verdict.open, verdict.commit) == (False, 4), "a gate waits for the slowest sink"
+    held.unlink()
     assert last.wait() == 0, last.output()[-3000:]
     check_both(world, table, 600)
+    assert check(world.config, world.pipeline, GateTarget(commit=5)).open
+
+
+def newest_in(table: Path) -> int:
+    with closing(sqlite3.connect(table)) as database:
+        return int(database.execute("SELECT max(number) FROM ledger").fetchone()[0])
 
 
 def test_a_sink_that_was_set_back_to_its_backup_alone_gets_what_it_lacks(world: World, table: Path) -> None:

@@ -65,7 +65,7 @@ def test_what_may_give_other_rows_is_found_and_named(
 
 def test_a_stream_that_is_not_declared_is_refused_by_name(session: SparkSession, tmp_path: Path) -> None:
     files = session.readStream.format("text").load(str(tmp_path))
-    with pytest.raises(RefusedError, match=r"source 'FileSource.*' that its declaration does not name"):
+    with pytest.raises(RefusedError, match=r"source 'filesource.*' that its declaration does not name"):
         check_sources(files.select("value"))
 
 

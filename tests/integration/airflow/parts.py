@@ -211,8 +211,19 @@ class Stream:
             raise AssertionError(f"{error}\n{told}") from error
         return found
 
+    def wait_for_watch(self) -> None:
+        """Wait until somebody would notice a user's hand: the worker's task runs, or the triggerer's trigger does."""
+        if self.dag != "deferred":
+            self.wait_for("running")
+            return
+        self.wait_for("deferred")
+        eventually(lambda: any(".trigger." in log.name for log in self._logs()), "the trigger runs")
+
+    def _logs(self) -> list[Path]:
+        return sorted((self.parts.airflow.home / "logs").rglob(f"run_id={self.run_id}/**/*.log"))
+
     def log(self) -> str:
-        logs = sorted((self.parts.airflow.home / "logs").rglob(f"run_id={self.run_id}/**/*.log"))
+        logs = self._logs()
         return "\n".join(f"== {log.name}\n{log.read_text()[-4000:]}" for log in logs)
 
     def result(self) -> dict[str, Any]:

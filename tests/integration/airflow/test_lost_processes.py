@@ -147,7 +147,7 @@ def test_a_lost_scheduler_with_its_workers_costs_the_driver_nothing(parts: Parts
 def test_a_task_that_a_user_clears_stops_its_driver_and_starts_the_next(parts: Parts, tmp_path: Path, dag: str) -> None:
     stream = Stream(parts, dag, tmp_path / f"clear-{dag}", first=FOREVER, then="take-lease commit end=finished")
     token = stream.committed()
-    stream.wait_for("deferred" if dag == "deferred" else "running")
+    stream.wait_for_watch()
     stream.clear()
     eventually(lambda: len(stream.notes("started")) == 2, "the next driver", 120)
     assert stream.wait_for("success", "failed")["state"] == "success", stream.log()
@@ -161,7 +161,7 @@ def test_a_task_that_a_user_clears_stops_its_driver_and_starts_the_next(parts: P
 def test_a_task_that_a_user_marks_stops_its_driver(parts: Parts, tmp_path: Path, dag: str, state: str) -> None:
     stream = Stream(parts, dag, tmp_path / f"mark-{dag}-{state}", first=FOREVER, until="forever")
     token = stream.committed()
-    stream.wait_for("deferred" if dag == "deferred" else "running")
+    stream.wait_for_watch()
     stream.mark(state)
     eventually(lambda: stream.is_gone(token), "the driver is stopped", 60)
     last = status.read(stream.home.status)

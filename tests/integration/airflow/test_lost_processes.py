@@ -195,13 +195,16 @@ def test_what_a_retry_can_not_change_is_not_retried(parts: Parts, tmp_path: Path
 
 @pytest.mark.slow
 def test_a_continuous_dag_runs_its_stream_again_when_it_has_ended_one_driver_at_a_time(parts: Parts) -> None:
-    def states() -> list[str]:
-        return [state for (state,) in parts.airflow.query("SELECT state FROM dag_run WHERE dag_id = 'continuous'")]
+    def states() -> list[str | None]:
+        """Return the tasks' states; a DAG run of a paused DAG stays as it is, whatever its task does."""
+        return [s for (s,) in parts.airflow.query("SELECT state FROM task_instance WHERE dag_id = 'continuous'")]
 
     parts.call("PATCH", "/api/v2/dags/continuous", {"is_paused": False})
     eventually(lambda: states().count("success") >= 3, "three rounds", 150)
     parts.call("PATCH", "/api/v2/dags/continuous", {"is_paused": True})
-    eventually(lambda: set(states()) == {"success"}, "the last round", 60)
+    eventually(lambda: set(states()) <= {"success", None}, "the last round", 60)
     last = status.read(Home(parts.folder / "continuous").status)
     assert last is not None
-    assert (last.state, last.commit) == (DriverState.FINISHED, len(states())), "each went on where the last one was"
+    assert (last.state, last.commit) == (DriverState.FINISHED, states().count("success")), (
+        "each went on where the last one was"
+    )

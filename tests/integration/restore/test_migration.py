@@ -70,6 +70,7 @@ def as_one_version(case: Case, of_wider: set[int]) -> list[Row]:
     return expected
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_state_in_avro_is_kept_when_fields_are_added_and_what_avro_can_not_read_is_refused(
     bench: Bench, configure: Configure

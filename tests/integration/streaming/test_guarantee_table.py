@@ -60,6 +60,7 @@ def test_a_source_that_can_be_read_again_loses_nothing_and_only_two_kinds_of_sin
     assert not doubled(found["committed"]), "two-phase commit: exactly once"
 
 
+@pytest.mark.slow
 def test_a_source_that_can_not_be_read_again_loses_with_every_sink_and_doubles_with_none(
     world: World, tmp_path: Path
 ) -> None:

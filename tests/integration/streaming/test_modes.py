@@ -43,6 +43,7 @@ def run_with_crash(world: World, guarantee: str, step: str) -> None:
     assert last.wait() == 0, last.output()[-3000:]
 
 
+@pytest.mark.slow
 def test_at_least_once_doubles_the_batch_that_a_crash_interrupts_and_loses_nothing(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:

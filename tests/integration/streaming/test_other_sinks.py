@@ -87,6 +87,7 @@ def newest_in(table: Path) -> int:
         return int(database.execute("SELECT max(number) FROM ledger").fetchone()[0])
 
 
+@pytest.mark.slow
 def test_a_sink_that_was_set_back_to_its_backup_alone_gets_what_it_lacks(world: World, table: Path) -> None:
     from airflow_provider_exactlyonce import cli
 

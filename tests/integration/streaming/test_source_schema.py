@@ -110,7 +110,9 @@ def test_an_option_that_would_lose_records_is_refused(name: str, value: str) -> 
 
 
 def encoded(spark: Any, sink: KafkaSink, rows: list[tuple[Any, ...]], schema: str) -> list[tuple[Any, Any]]:
-    return [(row["key"], row["value"]) for row in encode(sink, spark.createDataFrame(rows, schema)).collect()]
+    """Return keys and values as bytes; text goes to the tasks as strings, and is UTF-8 there."""
+    found = encode(sink, spark.createDataFrame(rows, schema)).selectExpr("CAST(key AS BINARY)", "CAST(value AS BINARY)")
+    return [(row["key"], row["value"]) for row in found.collect()]
 
 
 def test_the_sink_writes_every_column_as_json_with_nulls_and_exact_decimals(spark: Any) -> None:

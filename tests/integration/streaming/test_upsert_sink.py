@@ -14,6 +14,7 @@ from tests.postgres import PostgresServer
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.slow
 def test_recovery_leaves_no_row_twice_and_none_out(
     world: World, postgres: PostgresServer, database: Mapping[str, str]
 ) -> None:

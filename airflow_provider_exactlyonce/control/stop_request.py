@@ -54,7 +54,10 @@ class StopRequest:
     def advance(self) -> bool:
         """Ask the driver if that is to be done, and return whether it has ended. Never waits for it."""
         target = self._target()
-        if target.token is None or not drivers.is_there(self._home, target.token):
+        if target.token is None:
+            return True
+        if not drivers.is_there(self._home, target.token):
+            self._tell_supervisor(target.token)
             return True
         self._ask(target.token)
         return False
@@ -80,6 +83,13 @@ class StopRequest:
         self._ask(dead.token)
         time.sleep(_RESTART_SETTLES_SECONDS)
         return target
+
+    def _tell_supervisor(self, token: str) -> None:
+        """Ask that a driver which died before it was asked is not started again."""
+        dead = drivers.awaiting_restart(self._home)
+        if dead is not None and dead.token == token:
+            self._ask(token)
+            time.sleep(_RESTART_SETTLES_SECONDS)
 
     def _ask(self, token: str) -> None:
         if commands.stop_requested(self._home, token) is None:

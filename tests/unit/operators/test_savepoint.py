@@ -22,7 +22,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
-from airflow_provider_exactlyonce.control import commands, drivers, intent, lease, restarts
+from airflow_provider_exactlyonce.control import commands, intent, lease, restarts
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
@@ -345,7 +345,7 @@ def test_a_stop_between_a_crash_and_the_restart_reaches_the_supervisor(home: Hom
     with ThreadPoolExecutor(1) as pool:
         supervising = pool.submit(list, supervisor.run())
         deadline = time.monotonic() + 20
-        while drivers.awaiting_restart(home) is None:
+        while not restarts.read(home.restarts):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         found = execute(stop(home), TaskInstance("stop"))

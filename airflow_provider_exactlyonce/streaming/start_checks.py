@@ -231,8 +231,7 @@ def replay_is_needed(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail)
     :raises RefusedError: when it was rolled back in a way that no replay can mend
     """
     committed = lineage.batch_of(tail.place.commit)
-    whole = [batch for batch in checkpoint.batches("commits") if checkpoint.commit_is_whole(batch)]
-    done = whole[-1] if whole else -1
+    done = _newest_whole(checkpoint)
     restored = tail.commit is not None and tail.commit.lineage != lineage.id
     if done >= committed or (done == committed - 1 and not restored):
         return False
@@ -255,9 +254,13 @@ def first_repeated(home: Home, lineage: Lineage | None) -> int:
     """Return the number of the first commit that Spark would run from the lineage's checkpoint as it is."""
     if lineage is None:
         return 1
-    checkpoint = Checkpoint(home.checkpoint(lineage.id))
+    return lineage.commit_of(_newest_whole(Checkpoint(home.checkpoint(lineage.id)))) + 1
+
+
+def _newest_whole(checkpoint: Checkpoint) -> int:
+    """Return the newest batch that Spark is done with, -1 for none."""
     whole = [batch for batch in checkpoint.batches("commits") if checkpoint.commit_is_whole(batch)]
-    return lineage.commit_of(whole[-1] if whole else -1) + 1
+    return whole[-1] if whole else -1
 
 
 def _restore_offsets(checkpoint: Checkpoint, record: CommitRecord, batch: int) -> None:

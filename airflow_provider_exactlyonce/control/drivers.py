@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.control.lease import Lease, Life
 from airflow_provider_exactlyonce.control.status import ENDED, DriverState
 
 _START_GRACE_SECONDS: Final = 120.0  # from intent to lease on another host: submit, JVM, Spark session
+_FORK_GRACE_SECONDS: Final = 2.0  # from intent to process on this one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,14 @@ def is_there(home: Home, token: str) -> bool:
     if intent is None or intent.token != token:
         return False
     return processes.leader(token) is not None if intent.is_here else may_be_starting(home, intent, held)
+
+
+def is_announced(home: Home, token: str) -> bool:
+    """Whether a supervisor of this host has just said that it starts this driver, and has no process yet."""
+    intent = intents.read(home.intent)
+    if intent is None or intent.token != token or not intent.is_here:
+        return False
+    return intent.pid == 0 and time.time() - intent.written < _FORK_GRACE_SECONDS
 
 
 def is_starting(home: Home) -> bool:

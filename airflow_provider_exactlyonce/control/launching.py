@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -32,13 +32,19 @@ class Launch:
     environment: Mapping[str, str]
 
 
-def start(home: Home, launch: Launch, intent: Intent) -> ChildDriver:
+def start(home: Home, launch: Launch, intent: Intent, *, announced: Callable[[], None] = lambda: None) -> ChildDriver:
     """Start a driver, or the submission of one to a cluster; it outlives this process.
 
     :param launch: how to start it
     :param intent: what is written before, and with the process's id after
+    :param announced: called between that and the start of the process; what it raises leaves nothing behind
     """
     intents.write(home.intent, intent)
+    try:
+        announced()
+    except BaseException:
+        intents.remove(home.intent, intent.token)
+        raise
     driver = processes.start(
         [part.replace(TOKEN_PLACEHOLDER, intent.token) for part in launch.command],
         token=intent.token,

@@ -88,16 +88,11 @@ class Restarting:
 
         :raises StopRequestedError: when somebody wants it stopped
         """
-        entry = next(one for one in restarts.of_series(self._home.restarts, dead.series) if one.token == dead.token)
+        entry = self._entry(dead)
         paused = False
         while True:
             self._look_up()
-            # A stop that was meant for the driver that died is meant for its successor, too.
-            reason = self._stopping() or commands.stop_requested(self._home, dead.token)
-            if reason is not None:
-                raise StopRequestedError(
-                    f"stopped before restart {entry.number}: {reason}; the driver had died: {entry.cause}"
-                )
+            self.heed_stop(dead)
             if not paused:
                 self._pause(dead, entry.due)
             paused = True
@@ -105,3 +100,18 @@ class Restarting:
             if left <= 0:
                 return entry.number
             time.sleep(min(left, _POLL_SECONDS))
+
+    def heed_stop(self, dead: Intent) -> None:
+        """Look whether a restart is wanted still: a stop that was meant for the driver that died is meant for the next.
+
+        :raises StopRequestedError: when it is not
+        """
+        reason = self._stopping() or commands.stop_requested(self._home, dead.token)
+        if reason is not None:
+            entry = self._entry(dead)
+            raise StopRequestedError(
+                f"stopped before restart {entry.number}: {reason}; the driver had died: {entry.cause}"
+            )
+
+    def _entry(self, dead: Intent) -> Restart:
+        return next(one for one in restarts.of_series(self._home.restarts, dead.series) if one.token == dead.token)

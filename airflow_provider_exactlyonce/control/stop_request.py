@@ -2,11 +2,14 @@
 
 What is stopped is decided at the first call and recorded in the home: ``commands/stop-<request>.json``. A repetition,
 by whoever comes after a lost worker, waits for that same driver and leaves one alone that was started since.
+
+A driver may die before it sees the stop, and its supervisor start the next one meanwhile. Each side writes first and
+reads then: the request asks the dead driver and looks for another intent; the supervisor writes that intent and looks
+whether the dead driver was asked. So at least one of them sees the other, and nobody waits.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -14,8 +17,6 @@ from airflow_provider_exactlyonce.control import commands, documents, drivers
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control.home import Home
 
-#: A supervisor that is about to start a driver looks for a stop more often than this, or has started it by then.
-_RESTART_SETTLES_SECONDS: Final = 1.0
 #: A task instance is hardly tried again after so long.
 _FORGOTTEN_SECONDS: Final = 30 * 24 * 60 * 60.0
 
@@ -53,14 +54,16 @@ class StopRequest:
 
     def advance(self) -> bool:
         """Ask the driver if that is to be done, and return whether it has ended. Never waits for it."""
-        target = self._target()
-        if target.token is None:
+        token = self._target().token
+        if token is None:
             return True
-        if not drivers.is_there(self._home, target.token):
-            self._tell_supervisor(target.token)
-            return True
-        self._ask(target.token)
-        return False
+        if drivers.is_there(self._home, token) or drivers.is_announced(self._home, token):
+            self._ask(token)
+            return False
+        dead = drivers.awaiting_restart(self._home)
+        if dead is not None and dead.token == token:
+            self._ask(token)
+        return self._target().token == token
 
     def _target(self) -> _Target:
         body: dict[str, Any] | None = documents.read(self._file)
@@ -73,23 +76,17 @@ class StopRequest:
         return self._record(replace(target, token=intent.token))
 
     def _decide(self) -> _Target:
-        found = drivers.find(self._home)
-        if found is not None:
-            return self._record(_Target(token=found.token, series=found.series))
-        dead = drivers.awaiting_restart(self._home)
-        if dead is None:
-            return self._record(_Target(token=None))
-        target = self._record(_Target(token=dead.token, series=dead.series))
-        self._ask(dead.token)
-        time.sleep(_RESTART_SETTLES_SECONDS)
-        return target
-
-    def _tell_supervisor(self, token: str) -> None:
-        """Ask that a driver which died before it was asked is not started again."""
-        dead = drivers.awaiting_restart(self._home)
-        if dead is not None and dead.token == token:
-            self._ask(token)
-            time.sleep(_RESTART_SETTLES_SECONDS)
+        while True:
+            before = intents.read(self._home.intent)
+            found = drivers.find(self._home)
+            if found is not None:
+                return self._record(_Target(token=found.token, series=found.series))
+            dead = drivers.awaiting_restart(self._home)
+            if dead is not None:
+                return self._record(_Target(token=dead.token, series=dead.series))
+            intent = intents.read(self._home.intent)
+            if intent is None or intent == before:
+                return self._record(_Target(token=None))
 
     def _ask(self, token: str) -> None:
         if commands.stop_requested(self._home, token) is None:

@@ -211,7 +211,7 @@ class Supervisor:
             host=self._cluster.name if self._cluster is not None else socket.gethostname(),
         )
         self.log = log
-        driver = launching.start(self.home, launch, intent)
+        driver = launching.start(self.home, launch, intent, announced=self._heed_stop)
         if self._previous is not None:
             restarts.relaunched(self.home.restarts, self._previous.token, time.time())
         _log.info("started %s", launch.printable)
@@ -220,6 +220,10 @@ class Supervisor:
             remote = ClusterDriver(token, self.home.lease, self._cluster, submission=driver)
             return Attached(driver=remote, intent=intent, ours=True)
         return Attached(driver=driver, intent=intent, ours=True)
+
+    def _heed_stop(self) -> None:
+        if self._previous is not None:
+            self._restarting.heed_stop(self._previous)
 
     def _attach(self, attached: Attached) -> None:
         self.log = Path(attached.intent.log)
@@ -246,15 +250,17 @@ class Supervisor:
         :raises ExactlyOnceError: as :meth:`run` does
         """
         intent = attached.intent
-        intents.remove(self.home.intent, intent.token)
         error = verdict.failure(self.home, intent.token, ended, Path(intent.log))
-        if error is None and self.stopping is None and self._finder.was_killed(intent):
-            return False  # by an earlier try, which was cleared since
-        if error is None and self._is_done(intent):
-            return True
-        if error is None or self.stopping is not None:
-            raise StopRequestedError(f"the driver was stopped at {self._place(intent)}: {self.stopping}")
-        self._restarting.record(intent, ended, error, number=self.restarts + 1, died=died)
+        try:
+            if error is None and self.stopping is None and self._finder.was_killed(intent):
+                return False  # by an earlier try, which was cleared since
+            if error is None and self._is_done(intent):
+                return True
+            if error is None or self.stopping is not None:
+                raise StopRequestedError(f"the driver was stopped at {self._place(intent)}: {self.stopping}")
+            self._restarting.record(intent, ended, error, number=self.restarts + 1, died=died)
+        finally:  # not before the record: who wants no restart finds one of the two
+            intents.remove(self.home.intent, intent.token)
         self._await_restart(intent)
         return False
 

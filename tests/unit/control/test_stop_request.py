@@ -1,0 +1,173 @@
+"""A stop that meets a supervisor between two drivers: it is held exactly there, with real processes and files."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import processes, restarts
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.intent import Intent
+from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.status import Status
+from airflow_provider_exactlyonce.control.stop_request import StopRequest
+from airflow_provider_exactlyonce.control.supervisor import Supervisor
+from airflow_provider_exactlyonce.exceptions import StopRequestedError
+from airflow_provider_exactlyonce.restart import RestartStrategy
+
+SCRIPT = Path(__file__).with_name("contract_driver.py")
+DIES = "take-lease commit die"
+LIVES = "take-lease commit until-stop"
+
+
+class Hold:
+    """A place where a thread waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached, self._go = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.reached.set()
+        assert self._go.wait(30)
+
+    def let_go(self) -> None:
+        self._go.set()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def hold() -> Iterator[Hold]:
+    hold = Hold()
+    yield hold
+    hold.let_go()  # a failed test leaves no thread behind
+
+
+def held_before(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, hold: Hold, *, call: int) -> None:
+    """Hold before the given call of a function, the first being 1."""
+    real, calls = getattr(module, name), iter(range(1, 1000))
+
+    def waits(*arguments: Any, **more: Any) -> Any:
+        if next(calls) == call:
+            hold()
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(module, name, waits)
+
+
+@contextmanager
+def supervising(home: Home, *plans: str, launching: Callable[[int], None] = lambda start: None) -> Iterator[Any]:
+    """Supervise in a thread; the first driver follows the first plan, the next one the next."""
+    starts = iter(range(1, 100))
+
+    def launch() -> Launch:
+        number = next(starts)
+        launching(number)
+        command = [sys.executable, str(SCRIPT), "--home", str(home.path), "--until", "forever", *plans]
+        return Launch(command=command, printable="", environment={})
+
+    supervisor = Supervisor(
+        home,
+        launch,
+        owner="o",
+        until="forever",
+        strategy=RestartStrategy.fixed_delay(3, timedelta(0)),
+        poll_seconds=0.02,
+        stop_timeout_seconds=5.0,
+    )
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(lambda: list[Status](supervisor.run()))
+
+
+def stop(home: Home, request: StopRequest) -> None:
+    """Advance a request to its end; from then on nothing may be running, or start."""
+    deadline = time.monotonic() + 20
+    while not request.advance():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    started = logs(home)
+    time.sleep(0.5)
+    assert logs(home) == started, "a driver was started after the stop was done"
+    assert all(processes.leader(token) is None for token in tokens(home))
+
+
+def logs(home: Home) -> list[str]:
+    return sorted(file.name for file in home.logs.glob("driver-*.log"))
+
+
+def tokens(home: Home) -> set[str]:
+    found = {entry.token for entry in restarts.read(home.restarts)}
+    intent = intents.read(home.intent)
+    return found | ({intent.token} if intent is not None else set())
+
+
+def died_once(home: Home, hold: Hold, monkeypatch: pytest.MonkeyPatch, where: str) -> Callable[[int], None]:
+    """Hold a supervisor at a place of its way from the first driver's death to the second one's process."""
+    if where == "its death is seen":
+        held_before(monkeypatch, restarts, "append", hold, call=1)
+    elif where == "its death is on record":
+        held_before(monkeypatch, intents, "remove", hold, call=1)
+    elif where == "the wait is over":
+        return lambda start: hold() if start == 2 else None
+    elif where == "the next is announced":
+        held_before(monkeypatch, processes, "start", hold, call=2)
+    return lambda start: None
+
+
+@pytest.mark.parametrize("successor", [LIVES, DIES], ids=["lives", "dies"])
+@pytest.mark.parametrize(
+    "where", ["its death is seen", "its death is on record", "the wait is over", "the next is announced"]
+)
+@pytest.mark.parametrize("waits", [False, True], ids=["goes on at once", "is held"])
+def test_a_stop_after_a_drivers_death_reaches_its_supervisor(
+    home: Home, hold: Hold, monkeypatch: pytest.MonkeyPatch, where: str, successor: str, waits: bool
+) -> None:
+    launching = died_once(home, hold, monkeypatch, where)
+    with supervising(home, DIES, successor, launching=launching) as ending:
+        assert hold.reached.wait(20)
+        request = StopRequest(home, "abc", reason="maintenance")
+        done = request.advance() if waits else False
+        assert not (done and where == "the next is announced"), "that driver is still to come"
+        hold.let_go()
+        stop(home, request)
+        try:
+            ending.result(10)
+        except StopRequestedError as error:
+            assert "maintenance" in str(error)
+    assert len(logs(home)) <= 2
+
+
+@pytest.mark.parametrize("plan", [LIVES, DIES], ids=["lives", "dies"])
+def test_a_stop_of_a_driver_that_has_no_process_yet_reaches_it(
+    home: Home, hold: Hold, monkeypatch: pytest.MonkeyPatch, plan: str
+) -> None:
+    held_before(monkeypatch, processes, "start", hold, call=1)
+    with supervising(home, plan) as ending:
+        assert hold.reached.wait(20)
+        request = StopRequest(home, "abc", reason="maintenance")
+        assert not request.advance()
+        hold.let_go()
+        stop(home, request)
+        try:
+            ending.result(10)
+        except StopRequestedError as error:
+            assert "before restart 1: maintenance" in str(error)
+    assert len(logs(home)) == 1
+
+
+def test_a_stop_after_a_supervisor_that_died_before_its_driver_had_a_process_ends(home: Home) -> None:
+    intents.write(home.intent, Intent(token="t", owner="o", until="forever", series="t", restarts=0, log="x"))
+    stop(home, StopRequest(home, "abc", reason="maintenance"))

@@ -20,7 +20,6 @@ from airflow_provider_exactlyonce.control.lease import Lease, Life
 from airflow_provider_exactlyonce.control.status import ENDED, DriverState
 
 _START_GRACE_SECONDS: Final = 120.0  # from intent to lease on another host: submit, JVM, Spark session
-_FORK_GRACE_SECONDS: Final = 2.0  # from intent to process on this one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +63,11 @@ def is_there(home: Home, token: str) -> bool:
 
 
 def is_announced(home: Home, token: str) -> bool:
-    """Whether a supervisor of this host has just said that it starts this driver, and has no process yet."""
+    """Whether a process of this host has said that it starts this driver, lives, and has not done so yet."""
     intent = intents.read(home.intent)
-    if intent is None or intent.token != token or not intent.is_here:
+    if intent is None or intent.token != token or not intent.is_here or intent.pid or not intent.starter:
         return False
-    return intent.pid == 0 and time.time() - intent.written < _FORK_GRACE_SECONDS
+    return leases.process_start(intent.starter) == intent.starter_started
 
 
 def is_starting(home: Home) -> bool:

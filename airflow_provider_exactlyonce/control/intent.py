@@ -30,6 +30,8 @@ class Intent:
     :param written: seconds since the epoch
     :param pid: the process that was started, 0 before the start; it leads its process group
     :param process_started: its start time in clock ticks since boot, so that a recycled pid isn't taken for it
+    :param starter: pid of the process that starts it
+    :param starter_started: when that was started, as above
     """
 
     token: str
@@ -43,6 +45,8 @@ class Intent:
     written: float = field(default_factory=time.time)
     pid: int = 0
     process_started: int = 0
+    starter: int = 0
+    starter_started: int = 0
 
     @property
     def is_here(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.processes import ChildDriver
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 
 _LOGS_KEPT: Final = 20
 
@@ -37,21 +39,23 @@ def start(home: Home, launch: Launch, intent: Intent, *, announced: Callable[[],
 
     :param launch: how to start it
     :param intent: what is written before, and with the process's id after
-    :param announced: called between that and the start of the process; what it raises leaves nothing behind
+    :param announced: called between that and the start of the process
+    :raises OSError: when the program can't be started; leaves no intent, like an error that ``announced`` raises
     """
+    intent = replace(intent, starter=os.getpid(), starter_started=leases.process_start(os.getpid()) or 0)
     intents.write(home.intent, intent)
     try:
         announced()
-    except BaseException:
+        driver = processes.start(
+            [part.replace(TOKEN_PLACEHOLDER, intent.token) for part in launch.command],
+            token=intent.token,
+            environment=launch.environment,
+            directory=home.control / "work",
+            log=Path(intent.log),
+        )
+    except (ExactlyOnceError, OSError):
         intents.remove(home.intent, intent.token)
         raise
-    driver = processes.start(
-        [part.replace(TOKEN_PLACEHOLDER, intent.token) for part in launch.command],
-        token=intent.token,
-        environment=launch.environment,
-        directory=home.control / "work",
-        log=Path(intent.log),
-    )
     if not intent.is_here:  # it is the submission's process, which ends before the driver
         return driver
     started = leases.process_start(driver.process.pid) or 0

@@ -28,7 +28,6 @@ from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import write_start
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, StopRequestedError
@@ -72,7 +71,7 @@ class BackfillDriver(Driver):
 
     def __init__(self, pipeline: Pipeline, options: DriverOptions) -> None:
         super().__init__(pipeline, replace(options, until="available"))
-        self._status = replace(self._status, pipeline=backfill_pipeline(pipeline.name))
+        self._report.tell(pipeline=backfill_pipeline(pipeline.name))
         self._asked: Final = homes.asked_of(options.home)
         self._sink: Final = _sink(pipeline, self._asked.request)
 
@@ -84,8 +83,8 @@ class BackfillDriver(Driver):
             )
         home = self._options.home
         with homes.turn(home, self._give_up):
-            self._owns_status = True
-            self._tell()
+            self._report.own(alone=True)  # who has the turn
+            self._report.tell()
             begun, written = self._begin()
             done = next((record.result for record in written if record.result is not None), None)
             if done is None:
@@ -195,7 +194,7 @@ class BackfillDriver(Driver):
             own=own[-1] if own else None,
         )
         try:
-            self._tell(state=DriverState.RUNNING, progressed=time.time())
+            self._report.tell(state=DriverState.RUNNING, progressed=time.time())
             self._run_steps(spark, run, stream, sink, told)
             return self._complete(run, begun, told)
         finally:
@@ -215,7 +214,7 @@ class BackfillDriver(Driver):
             max_batch_attempts=self._pipeline.max_batch_attempts,
             stop_reason=self._stop_reason,
             tell=self._tell_batch,
-            progressed=lambda: self._tell(progressed=time.time()),
+            progressed=lambda: self._report.tell(progressed=time.time()),
         )
         impossible = missing_part(spark)
         while (number := steps.prepare(once=impossible is not None)) is not None:
@@ -337,21 +336,13 @@ class BackfillDriver(Driver):
     def _stopped(self, run: Run | None) -> int:
         return self._end(DriverState.STOPPED)  # its checkpoint stays: it goes on from there
 
-    @override
-    def _tell(self, **changes: Any) -> None:
-        # Whoever has the turn is the only one who tells.
-        with self._status_lock:
-            self._status = replace(self._status, updated=time.time(), **changes)
-            if self._owns_status:
-                status.write(self._options.home.status, self._status)
-
     def _tell_batch(self, record: CommitRecord) -> None:
-        self._tell(
+        self._report.tell(
             commit=record.commit,
             committed=record.committed / 1000,
             batch=record.batch,
-            commits_of_run=self._status.commits_of_run + 1,
-            rows=self._status.rows + record.rows,
+            commits_of_run=self._report.status.commits_of_run + 1,
+            rows=self._report.status.rows + record.rows,
             watermark=record.watermark,
         )
 

@@ -10,17 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import recover
-from airflow_provider_exactlyonce.control import commands, releases, status
+from airflow_provider_exactlyonce.control import commands, releases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import HEARTBEAT_SECONDS
-from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
+from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import (
     Decision,
     DivergedError,
@@ -37,6 +36,7 @@ from airflow_provider_exactlyonce.streaming.batch import Batch, planned_batch
 from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointingMode, OnCancellation, Pause
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.driver_options import DriverOptions, parse_arguments
+from airflow_provider_exactlyonce.streaming.driver_report import DriverReport
 from airflow_provider_exactlyonce.streaming.goal import Goal
 from airflow_provider_exactlyonce.streaming.guarantees import Plan
 from airflow_provider_exactlyonce.streaming.replay import (
@@ -114,18 +114,13 @@ class Driver:
     def __init__(self, pipeline: Pipeline, options: DriverOptions) -> None:
         self._pipeline: Final = pipeline
         self._options: Final = options
-        self._status = Status(pipeline=pipeline.name, token=options.token, state=DriverState.STARTING)
-        self._status_lock: Final = threading.Lock()
-        self._owns_status = False
+        self._report: Final = DriverReport(options.home, options.token, pipeline.name)
         self._signal: str | None = None
         self._watermark: int | None = None
         self._done: str | None = None  # why no further batch is wanted, once the run's work is done
         self._goal: Final = Goal(options.home, target_of(options.until), options.goal)
         self._lost_lease: Final = threading.Event()
         self._ended: Final = threading.Event()
-        self._available: dict[str, dict[int, int]] = {}
-        self._read: Mapping[str, Mapping[int, tuple[int, int]]] = {}  # source ranges of the last commit
-        self._batch_began: float | None = None
         self._state_sizes: Final = StateSizes()
         self._others: OtherSinks | None = None
         self._savepoints: SavepointService | None = None
@@ -252,8 +247,8 @@ class Driver:
             self._replay = open_replay(
                 spark, run, checkpoint, accept_nondeterminism=self._options.accept_nondeterminism
             )
-            self._tell(replay=self._replay.report)  # who waits for it to be live must see that it isn't yet
-        self._goal.begin(self._status.commit)
+            self._report.tell(replay=self._replay.report)  # who waits for it to be live must see that it isn't yet
+        self._goal.begin(self._report.status.commit)
         if not needs_replay and run.tail.commit is not None and self._has_reached(run.tail.commit):
             return
         jobs.write(run.home, run.lineage.id, self._pipeline.describe(spark, result, unsure))
@@ -270,7 +265,7 @@ class Driver:
             ),
             max_batch_attempts=self._pipeline.max_batch_attempts,
         )
-        self._tell(state=DriverState.RUNNING, progressed=time.time())
+        self._report.tell(state=DriverState.RUNNING, progressed=time.time())
         if self._replay is not None and not self._replay_first(self._replay, spark, run, stream, coordinator):
             return
         self._wait(self._start_query(stream, checkpoint.path, coordinator), run, coordinator)
@@ -279,7 +274,7 @@ class Driver:
         """Hold the pipeline to what its links can give, and tell what that is."""
         plan.check()
         self._plan_of_links = plan
-        self._tell(guarantee=plan.gives, weaker=plan.reason if plan.is_weaker else None)
+        self._report.tell(guarantee=plan.gives, weaker=plan.reason if plan.is_weaker else None)
         if plan.is_weaker:
             log.warning(
                 "guarantee=%s is declared, and only %s can be had, as allow_weaker=True says: %s",
@@ -302,10 +297,10 @@ class Driver:
         for name, work in (("heartbeat", lambda: self._beat(run)), ("lag", lambda: self._measure_lag(run))):
             threading.Thread(target=self._repeat, args=(name, work), name=name, daemon=True).start()
         run.start()
-        self._owns_status = True
-        self._read = run.tail.commit.source if run.tail.commit else {}
+        self._report.own()
+        self._report.read(run.tail.commit.source if run.tail.commit else {})
         context = spark.sparkContext
-        self._tell(
+        self._report.tell(
             run=run.number,
             lineage=run.lineage.id,
             commit=run.tail.place.commit,
@@ -315,7 +310,11 @@ class Driver:
             ui_url=context.uiWebUrl,
         )
         log.info(
-            "run %d of %s, lineage %s, after commit %d", run.number, run.pipeline, run.lineage.id, self._status.commit
+            "run %d of %s, lineage %s, after commit %d",
+            run.number,
+            run.pipeline,
+            run.lineage.id,
+            self._report.status.commit,
         )
 
     def _replay_first(
@@ -339,7 +338,7 @@ class Driver:
         return True
 
     def _plan(self, checkpoint: Checkpoint, run: Run, number: int) -> Batch:
-        self._batch_began = time.time()
+        self._report.batch_began = time.time()
         batch = planned_batch(checkpoint, run.client, run.lineage.id, number)
         return batch if self._replay is None else self._replay.recorded(batch)
 
@@ -442,47 +441,23 @@ class Driver:
                 query.stop()
 
     def _measure_state(self, query: StreamingQuery) -> None:
-        sizes = self._state_sizes.follow(query, self._status.batch)
+        sizes = self._state_sizes.follow(query, self._report.status.batch)
         if sizes is not None:
-            self._tell(state_sizes=sizes)
+            self._report.tell(state_sizes=sizes)
 
     def _on_commit(self, record: CommitRecord, seconds: float, before: bool) -> None:
-        self._batch_began = None
+        self._report.batch_began = None
         replay = self._replay if self._is_replaying() else None
         if replay is not None:
             replay.repeated()
-            self._tell(replay=replay.report, progressed=time.time())
+            self._report.tell(replay=replay.report, progressed=time.time())
         if self._savepoints is not None:
             self._savepoints.committed(record)
         if replay is not None:
             return
         self._look_whether_drained(record)
         self._has_reached(record)
-        rows_per_second = record.rows_of_all_sinks / seconds if seconds > 0 else 0.0
-        self._read = record.source
-        lag = self._lag()
-        own = 0 if before else 1
-        self._tell(
-            commit=record.commit,
-            batch=record.batch,
-            commits_of_run=self._status.commits_of_run + own,
-            rows=self._status.rows + own * record.rows_of_all_sinks,
-            rows_per_second=rows_per_second,
-            lag=lag,
-            watermark=record.watermark,
-            committed=record.committed / 1000,
-            progressed=time.time(),
-        )
-        log.info(
-            "commit %d, batch %d: %s rows in %.2f s (%s rows/s)%s%s",
-            record.commit,
-            record.batch,
-            f"{record.rows_of_all_sinks:,}",
-            seconds,
-            f"{rows_per_second:,.0f}",
-            "" if lag is None else f", lag {lag:,}",
-            ", was committed before: state rebuilt, nothing written" if before else "",
-        )
+        self._report.committed(record, seconds, before=before)
 
     def _has_reached(self, record: CommitRecord) -> bool:
         self._done = self._done or self._goal.reached(record.commit, record.watermark)
@@ -515,38 +490,20 @@ class Driver:
             self._lost_lease.clear()
         else:
             self._lost_lease.set()
-        self._tell(undelivered=self._others.undelivered if self._others else {})
+        self._report.tell(undelivered=self._others.undelivered if self._others else {})
 
     def _measure_lag(self, run: Run) -> None:
         topics = sorted({source.topic for source in self._pipeline.sources.values()})
-        self._available = {topic: run.client.stable_offsets(topic) for topic in topics}
-        lag = self._lag()
-        self._tell(lag=lag, **({"progressed": time.time()} if lag == 0 else {}))
-
-    def _lag(self) -> int | None:
-        """Return how many source records are available and not committed, None while nothing is known."""
-        ends = [(topic, place, end) for topic, ranges in self._read.items() for place, (_, end) in ranges.items()]
-        if not (ends and self._available):
-            return None
-        return sum(max(0, self._available.get(topic, {}).get(place, end) - end) for topic, place, end in ends)
+        self._report.available({topic: run.client.stable_offsets(topic) for topic in topics})
 
     def _stop_reason(self) -> str | None:
-        if self._status.state is DriverState.RUNNING:
-            self._done = self._done or self._goal.reached(self._status.commit, self._status.watermark)
+        if self._report.status.state is DriverState.RUNNING:
+            self._done = self._done or self._goal.reached(self._report.status.commit, self._report.status.watermark)
         reason = self._done or self._signal or commands.stop_requested(self._options.home, self._options.token)
         return reason or (self._savepoints.stop_reason() if self._savepoints is not None else None)
 
     def _on_signal(self, number: int, _: object) -> None:
         self._signal = f"signal {signal.Signals(number).name}"
-
-    def _tell(self, **changes: Any) -> None:
-        with self._status_lock:
-            self._status = replace(self._status, updated=time.time(), batch_began=self._batch_began, **changes)
-            if not self._owns_status:
-                return
-            shown = status.read(self._options.home.status)
-            if shown is None or shown.token == self._options.token or shown.run < self._status.run:
-                status.write(self._options.home.status, self._status)
 
     def _stopped(self, run: Run | None) -> int:
         code = self._end(DriverState.STOPPED)
@@ -560,34 +517,19 @@ class Driver:
         if self._savepoints is not None:
             self._savepoints.close(serve=True)
         self._ended.set()
-        self._tell(state=state)
-        self._leave_account()
+        self._report.ended(state)
         return 0
-
-    def _leave_account(self) -> None:
-        """Leave last words under our own token: the status may be, or become, another driver's."""
-        if self._options.home.control.is_dir():  # a home that was mistyped stays untouched
-            status.write(self._options.home.account(self._options.token), self._status)
 
     def _failed(self, error: Exception) -> int:
         self._ended.set()
-        self._batch_began = None  # its attempt is aborted
         known = error if isinstance(error, ExactlyOnceError) else None
         if known is None or known.decision is Decision.REPLAY_BATCH:
             known = spark_errors.meaning_of(error) or known
-        described = DriverError(
-            kind=type(known or error).__name__,
-            decision=(known.decision if known else Decision.RESTART).value,
-            exit_code=known.exit_code if known else 1,
-            message=str(known or error),
-        )
         if known:
-            log.error("%s: %s", described.kind, known)
+            log.error("%s: %s", type(known).__name__, known)
         else:
             log.exception("the driver failed")
-        self._tell(state=DriverState.FAILED, error=described)
-        self._leave_account()
-        return described.exit_code
+        return self._report.failed(error, known)
 
 
 def sequencer_endpoint(spark: SparkSession) -> settings.SequencerEndpoint:

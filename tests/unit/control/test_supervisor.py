@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -239,16 +240,29 @@ def test_only_the_newest_outputs_are_kept(home: Home) -> None:
     assert numbers == list(range(12, 32))
 
 
-def test_the_intent_is_written_before_the_start_and_holds_no_secret(home: Home) -> None:
-    one = supervisor(home, command=["/nonexistent/spark-submit"])
-    with pytest.raises(FileNotFoundError):
-        list(one.run())
-    intent = intents.read(home.intent)
+def test_the_intent_is_written_before_the_start_and_holds_no_secret(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, real = [], processes.start
+
+    def start(*arguments: Any, **more: Any) -> processes.ChildDriver:
+        seen.append((intents.read(home.intent), home.intent.read_text(), stat.S_IMODE(home.intent.stat().st_mode)))
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(processes, "start", start)
+    list(supervisor(home, "take-lease end=finished").run())
+    ((intent, text, mode),) = seen
     assert intent is not None
     assert (intent.owner, intent.pid) == ("shop/stream/run1/-1", 0)
-    assert SECRET not in home.intent.read_text()
-    assert stat.S_IMODE(home.intent.stat().st_mode) == 0o600
-    assert list(supervisor(home, "take-lease end=finished").run()), "a start that never happened blocks nobody"
+    assert SECRET not in text
+    assert mode == 0o600
+
+
+def test_a_start_that_never_happened_blocks_nobody(home: Home) -> None:
+    with pytest.raises(FileNotFoundError):
+        list(supervisor(home, command=["/nonexistent/spark-submit"]).run())
+    assert intents.read(home.intent) is None
+    assert list(supervisor(home, "take-lease end=finished").run())
 
 
 def test_a_driver_outlives_its_supervisor_and_the_next_one_takes_it_over(home: Home) -> None:

@@ -263,7 +263,7 @@ class Driver:
                 committed=self._on_commit,
                 diverged=self._on_difference,
             ),
-            max_batch_attempts=self._pipeline.max_batch_attempts,
+            max_batch_attempts=plan.attempts(self._pipeline.max_batch_attempts),
         )
         self._report.tell(state=DriverState.RUNNING, progressed=time.time())
         if self._replay is not None and not self._replay_first(self._replay, spark, run, stream, coordinator):

@@ -1,8 +1,8 @@
 """The guarantee planner: what each link of a pipeline gives, and what is left of it from end to end.
 
 A source gives a replay or not, the engine a checkpoint, a sink rows that are not doubled by a replay. Records are lost
-if any link loses them; they are doubled if a sink doubles what is replayed and anything is replayed. What neither
-happens to is exactly once.
+if any link loses them; they are doubled if a sink doubles what is replayed and anything is replayed, or if it repeats
+by itself what it has. What neither happens to is exactly once.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _NO_BATCHES: Final[Mapping[str, str]] = {
     "continuous": "a continuous trigger has no batches that a sink could commit",
     "realtime": "a real-time trigger gives rows away before their batch is complete",
 }
-#: What a sink gives if its source can be read again.
-_SINKS: Final[Mapping[str, tuple[bool, str]]] = {
-    TWO_PHASE_COMMIT: (False, "a batch's rows and its ledger entry become visible together"),
-    IDEMPOTENT: (False, "a batch that is written again changes nothing; readers may see older rows for a while"),
-    WRITE_AHEAD_LOG_ASKED: (False, "what is logged is delivered once: the target is asked for what it has"),
-    WRITE_AHEAD_LOG: (True, "a delivery that was cut off is repeated, and the target can't be asked for what it has"),
-    NEITHER: (True, "a batch that is run again is written again"),
+#: What a sink does about rows that it is given again.
+_SINKS: Final[Mapping[str, str]] = {
+    TWO_PHASE_COMMIT: "a batch's rows and its ledger entry become visible together",
+    IDEMPOTENT: "a batch that is written again changes nothing; readers may see older rows for a while",
+    WRITE_AHEAD_LOG_ASKED: "what is logged is delivered once: the target is asked for what it has",
+    WRITE_AHEAD_LOG: "a delivery that was cut off is repeated, and the target can't be asked for what it has",
+    NEITHER: "a batch that is run again is written again",
 }
 
 
@@ -63,6 +63,7 @@ class Link:
     :param writes: of a sink: how a replay does not double its rows, in the words of the SPI
     :param loses: records may be lost here
     :param doubles: records that are replayed may be doubled here
+    :param repeats: records may be doubled here even if no source replays them
     """
 
     link: str
@@ -73,11 +74,12 @@ class Link:
     writes: str | None = None
     loses: bool = False
     doubles: bool = False
+    repeats: bool = False
 
     @property
     def gives(self) -> str:
         """What it gives by itself."""
-        return _left(loses=self.loses, doubles=self.doubles)
+        return _left(loses=self.loses, doubles=self.doubles or self.repeats)
 
     @property
     def row(self) -> dict[str, str]:
@@ -113,8 +115,8 @@ class Plan:
 
     @property
     def doubles(self) -> bool:
-        """Whether records may be doubled: by a link that doubles what is replayed, if anything is."""
-        return any(one.replayable for one in self.links) and any(one.doubles for one in self.links)
+        """Whether records may be doubled: by a link that doubles what is replayed, if anything is, or by one alone."""
+        return any(one.repeats or (one.doubles and self._replays) for one in self.links)
 
     @property
     def gives(self) -> str:
@@ -124,7 +126,7 @@ class Plan:
     @property
     def reason(self) -> str:
         """What makes it less than exactly once, in words; of all links, when it is not less."""
-        weak = [one for one in self.links if (one.loses and self.loses) or (one.doubles and self.doubles)]
+        weak = [one for one in self.links if one.loses or one.repeats or (one.doubles and self._replays)]
         return "; ".join(f"{one.link} {one.name}: {one.reason}" for one in weak) or "no link loses or doubles a record"
 
     @property
@@ -135,6 +137,20 @@ class Plan:
         if self.declared is CheckpointingMode.AT_MOST_ONCE:
             return self.doubles
         return self.loses or self.doubles
+
+    def attempts(self, wished: int) -> int:
+        """Return how often one batch may be attempted.
+
+        Sources give a batch again to a second attempt of the same run, those too that can't after a crash. Where these
+        are all, and a link would double it, one attempt leaves at most once.
+
+        :param wished: attempts of one batch before the query fails
+        """
+        return 1 if any(one.doubles for one in self.links) and not self._replays else wished
+
+    @property
+    def _replays(self) -> bool:
+        return any(one.replayable for one in self.links)
 
     def check(self) -> None:
         """Check that the pipeline can have what it declares.
@@ -264,5 +280,11 @@ def _declared_sink(sink: Sink) -> Link:
 
 
 def _sink(name: str, writes: str) -> Link:
-    doubles, reason = _SINKS[writes]
-    return Link(link="sink", name=name, reason=reason, writes=writes, doubles=doubles)
+    return Link(
+        link="sink",
+        name=name,
+        reason=_SINKS[writes],
+        writes=writes,
+        doubles=writes == NEITHER,
+        repeats=writes == WRITE_AHEAD_LOG,
+    )

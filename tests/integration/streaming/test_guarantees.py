@@ -70,11 +70,12 @@ def test_kafka_to_kafka_is_exactly_once(spark: Any) -> None:
     found.check()
 
 
-#: The literature's table: what the sink makes of a source that can't be read again, and of one that can.
+#: What the sink makes of a source that can't be read again, and of one that can. A write-ahead log that can't ask repeats
+#: what it has, whatever its source does.
 TABLE = {
     spi.NEITHER: ("at_most_once", "at_least_once"),
     spi.IDEMPOTENT: ("at_most_once", "exactly_once"),
-    spi.WRITE_AHEAD_LOG: ("at_most_once", "at_least_once"),
+    spi.WRITE_AHEAD_LOG: ("none", "at_least_once"),
     spi.WRITE_AHEAD_LOG_ASKED: ("at_most_once", "exactly_once"),
     spi.TWO_PHASE_COMMIT: ("at_most_once", "exactly_once"),
 }
@@ -87,6 +88,7 @@ def test_each_pair_of_source_and_sink_gives_what_the_table_says(spark: Any, writ
     again = plan(spark, sink=sink)
     assert (gone.gives, again.gives) == TABLE[writes]
     assert "what a crash interrupts can't be read again" in gone.reason
+    assert ("sink s" in gone.reason) == (gone.gives == "none")
     gone.check()  # weaker is allowed
     if again.is_weaker:
         with pytest.raises(RefusedError, match="sink s") as refused:
@@ -104,6 +106,22 @@ def test_a_source_that_is_lost_beside_a_sink_that_doubles_leaves_no_guarantee(sp
     assert both.gives == "none"
     with pytest.raises(RefusedError, match="source socket: what a crash"):
         both.check()
+
+
+def test_where_nothing_is_read_again_a_batch_that_would_be_doubled_is_attempted_once(spark: Any) -> None:
+    attempts = {
+        writes: [
+            plan(spark, with_socket(spark), source={}, sink=SomeSink(name="s", writes=writes), allow_weaker=True),
+            plan(spark, sink=SomeSink(name="s", writes=writes)),
+        ]
+        for writes in TABLE
+    }
+    assert {writes: [one.attempts(3) for one in plans] for writes, plans in attempts.items()} == {
+        **dict.fromkeys(TABLE, [3, 3]),
+        spi.NEITHER: [1, 3],
+    }
+    mine = plan(spark, with_socket(spark), source={}, guarantee="at_least_once", allow_weaker=True)
+    assert (mine.gives, mine.attempts(3)) == ("at_most_once", 1), "so is Spark's own Kafka sink"
 
 
 def test_what_only_sparks_checkpoint_can_read_again_is_at_least_once(spark: Any) -> None:

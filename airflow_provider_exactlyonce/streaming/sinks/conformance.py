@@ -164,6 +164,22 @@ class SinkConformance:
                 _same(committer.tail(), empty, "the newest entry after a batch without rows")
         self._expect(sink, 0, "after batches without rows")
 
+    def test_what_the_pipeline_has_forgotten_may_go_and_the_newest_entry_stays(self, tmp_path: Path) -> None:
+        sink = self.make_sink(tmp_path)
+        entries = [self._entry(commit, 1) for commit in (1, 2, 3)]
+        with closing(sink.open(_context(tmp_path))) as committer:
+            _same(committer.claim(1), None, "what the claim of a new sink returns")
+            committer.forget(1)
+            for entry in entries:
+                self._commit(committer, run=1, commit=entry.commit)
+            for before in (2, 99):
+                committer.forget(before)
+                _same(committer.tail(), entries[-1], "the newest entry when older ones are forgotten")
+                kept = [entry for entry in entries if entry.commit >= min(before, 3)]
+                _same(list(committer.audit(kept)), [], "what the audit of the others finds")
+            self._expect(sink, 3, "after older entries are forgotten")
+        self._next_run(sink, tmp_path, run=2, has=3)
+
     # Claims
 
     def test_a_claim_can_be_repeated_and_says_what_is_committed(self, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def audit(storage: Storage, log: FileLog, commits: Iterable[SinkEntry]) -> Itera
 
 def _gaps(log: FileLog, records: list[LogRecord]) -> Iterator[str]:
     """Yield where the log's records do not follow upon each other."""
-    rows = 0
+    rows = 0 if records and records[0].position == 1 else None  # None: unknown, as long as older records are forgotten
     for before, record in zip([None, *records], records, strict=False):
         place = log.place(record.position)
         if before is None:
@@ -65,10 +65,12 @@ def _gaps(log: FileLog, records: list[LogRecord]) -> Iterator[str]:
             yield f"{place}: commit {newest.commit} comes after commit {older.commit}"
         given = sum(file.rows for file in record.files)
         if record.kind == COMMIT and newest:
-            rows += newest.rows
+            rows = None if rows is None else rows + newest.rows
             if given != newest.rows:
                 yield f"{place}: commit {newest.commit} has {newest.rows} rows, and its files {given}"
-        if record.kind == COMPACTION and given != rows:
+        if record.kind == COMPACTION and rows is None:
+            rows = given
+        elif record.kind == COMPACTION and given != rows:
             yield f"{place}: the commits before it have {rows} rows, and the files of the compaction {given}"
 
 

@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.streaming.sinks.storage import Storage
 
 _SCHEMA: Final = 1
 _RECORD: Final = re.compile(r"\d{20}\.json")
+_FORGOTTEN_AT_ONCE: Final = 200  # each is a request or two of an object store
 CLAIM: Final = "claim"
 COMMIT: Final = "commit"
 COMPACTION: Final = "compaction"
@@ -144,6 +145,24 @@ class FileLog:
         :raises OSError: nobody knows whether it was written
         """
         self._storage.create(self._name(record.position), record.encoded())
+
+    def forget(self, before: int, *, compacted: float) -> None:
+        """Remove some of the oldest records that neither readers nor audits need.
+
+        :param before: commits before this one are forgotten
+        :param compacted: only records behind a compaction that was written before this time, in seconds since the epoch
+        """
+        positions = self.positions()
+        place = positions[-1] if positions else 0
+        while place:
+            record = self.read(place)
+            if record.kind == COMPACTION and record.written < compacted:
+                break
+            place = record.snapshot
+        for position in positions[:_FORGOTTEN_AT_ONCE]:
+            if position >= place or ((entry := self.read(position).entry) and entry.commit >= before):
+                return
+            self.remove(position)
 
     def remove(self, position: int) -> None:
         """Remove a record, which nobody must need any more."""

@@ -51,7 +51,7 @@ class FileTable:
         return last.entry.commit if last and last.entry else 0
 
     def history(self) -> Iterator[SinkEntry]:
-        """Yield the entries of all commits, oldest first."""
+        """Yield the entries of all commits that the log keeps, oldest first."""
         for position in self._log.positions():
             record = self._log.read(position)
             if record.kind == COMMIT and record.entry:
@@ -71,7 +71,10 @@ class FileTable:
             return []
         if through is not None:
             last = self._record_of(through, last)
-        return [file for file in live_files(self._log, last) if where(file.partition)] if last else []
+        try:
+            return [file for file in live_files(self._log, last) if where(file.partition)] if last else []
+        except FileNotFoundError as error:
+            raise RefusedError(f"the log of {self._what} does not go back so far any more: {error}") from error
 
     def paths(self, **selection: Any) -> list[str]:
         """Return the paths or URLs of the files, for DuckDB, Spark, or any reader that takes a list.
@@ -148,8 +151,9 @@ class FileTable:
         """
         before = time.time() - grace_hours * _SECONDS_PER_HOUR
         records = [self._log.read(position) for position in self._log.positions()]
-        known = {file.name for record in records for file in record.files}
         old = [record for record in records if record.written < before]
+        known = {file.name for record in records for file in record.files}
+        known.update(name for record in records if record.written >= before for name in record.replaced)
         names = {name for record in old for name in record.replaced}
         begun = {name.removesuffix(".json") for name in self._storage.names(f"{self._folder}/attempts")}
         data = f"{self._folder}/data"

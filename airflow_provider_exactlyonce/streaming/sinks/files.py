@@ -51,6 +51,8 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _SECRET_IN_URL: Final = re.compile(r"://[^/]*@")
 #: Tasks of an attempt that is over may go on writing for so long; then its marker goes.
 _STRAGGLER_SECONDS: Final = 3600
+#: A reader that began before a compaction may go back to the records behind it for so long.
+_READER_SECONDS: Final = 24 * 3600
 _NO_PARQUET: Final = ("variant", "void", "interval", "daytimeinterval", "yearmonthinterval", "time", "geometry")
 _NO_DIRECTORY: Final = ("array", "map", "struct", "binary", "float", "double", "timestamp")
 
@@ -243,6 +245,11 @@ class FileCommitter(SinkCommitter):
     def settled(self, commit: int) -> None:
         with self._answering():
             self._tidy()
+
+    @override
+    def forget(self, before: int) -> None:
+        with self._answering():
+            self._log.forget(before, compacted=time.time() - _READER_SECONDS)
 
     @override
     def audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:

@@ -178,7 +178,7 @@ class KafkaTransaction(TransactionalSink):
                 diverged(DivergedError(f"{text}: its state would not fit its output"))
         self._others.pre_commit()
         self._others.commit()
-        self._others.settled(record.commit)
+        self._others.settled(record)
 
     @override
     def write(self, frame: DataFrame) -> None:
@@ -270,7 +270,7 @@ class KafkaTransaction(TransactionalSink):
             raise
         self._run.session.commit(self._stop_requested)
         self._run.committed(record, offset)
-        self._others.settled(record.commit)
+        self._others.settled(record)
 
     @override
     def abort(self) -> None:

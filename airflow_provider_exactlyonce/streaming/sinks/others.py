@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: The sinks' ledgers forget so many commits at a time, or more.
+_FORGOTTEN_AT_ONCE: Final = 100
+
 
 @dataclass
 class _Attempted:
@@ -50,6 +53,7 @@ class OtherSinks:
         self._accept: Final = accept_nondeterminism
         self._newest: dict[str, SinkEntry | None] = {}
         self._joined_after: dict[str, int] = {}  # a sink that is new gets what is committed from now on
+        self._forgotten = 0  # before this commit
         self._run = 0
         self._attempted: _Attempted | None = None
 
@@ -81,7 +85,7 @@ class OtherSinks:
         :raises FencedError: when a higher run has claimed one
         :raises RefusedError: as :meth:`check`
         """
-        self._run, self._attempted = run, None
+        self._run, self._attempted, self._forgotten = run, None, 0
         for name, committer in self._committers.items():
             entry = committer.claim(run)
             failpoints.reach("after-sink-claim")
@@ -90,7 +94,7 @@ class OtherSinks:
             if entry is None and (newest is None or name not in newest.others):
                 self._joined_after[name] = newest.commit if newest else 0
         if newest is not None:
-            self.settled(newest.commit)  # whoever committed it may have died before it could say so
+            self.settled(newest)  # whoever committed it may have died before it could say so
 
     def begin(self, batch: Batch, commit: int) -> None:
         """Begin an attempt in those that lack this commit.
@@ -195,13 +199,18 @@ class OtherSinks:
                 self._committers[name].abort()
             self._attempted.writing.clear()
 
-    def settled(self, commit: int) -> None:
-        """Tell all that the pipeline's ledger has this commit."""
+    def settled(self, record: CommitRecord) -> None:
+        """Tell all that the pipeline's ledger has this commit, and which it has forgotten."""
+        forgets = record.before.oldest - self._forgotten >= _FORGOTTEN_AT_ONCE or self._forgotten == 0
         for name, committer in self._committers.items():
             try:
-                committer.settled(commit)
+                committer.settled(record.commit)
+                if forgets:
+                    committer.forget(record.before.oldest)
             except BatchFailedError as error:
-                log.warning("sink %s, after commit %d: %s", name, commit, error)
+                log.warning("sink %s, after commit %d: %s", name, record.commit, error)
+        if forgets:
+            self._forgotten = record.before.oldest
 
     @property
     def undelivered(self) -> dict[str, int]:

@@ -155,6 +155,11 @@ class PostgresCommitter(SinkCommitter):
         self._drop_stages()
 
     @override
+    def forget(self, before: int) -> None:
+        with told("forgetting old commits", str(self._table)):
+            staging.forget(self._session(), self._key, before)
+
+    @override
     def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
         with told("auditing", str(self._table)):
             known = staging.entries(self._session(), self._key)

@@ -62,7 +62,7 @@ def make_tables(connection: psycopg.Connection[Any]) -> None:
     if not may_stage or not may_stage[0]:
         raise RefusedError(
             f"user {user} can't make staging tables: GRANT USAGE, CREATE ON SCHEMA {SCHEMA} TO {user}; and GRANT "
-            f"SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA {SCHEMA} TO {user}"
+            f"SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {SCHEMA} TO {user}"
         )
 
 
@@ -83,6 +83,15 @@ def entries(connection: psycopg.Connection[Any], key: Key) -> dict[int, SinkEntr
         f"SELECT number, entry::text FROM {SCHEMA}.commits WHERE (pipeline, sink) = (%s, %s)", key
     )
     return {number: SinkEntry.from_json(text) for number, text in rows}
+
+
+def forget(connection: psycopg.Connection[Any], key: Key, before: int) -> None:
+    """Remove the ledger's entries of commits before one, but for the newest."""
+    connection.execute(
+        f"DELETE FROM {SCHEMA}.commits WHERE (pipeline, sink) = (%s, %s) AND number < least(%s, "
+        f"(SELECT max(number) FROM {SCHEMA}.commits WHERE (pipeline, sink) = (%s, %s)))",
+        [*key, before, *key],
+    )
 
 
 def make_stage(connection: psycopg.Connection[Any], stage: str, table: Table, flag: str | None) -> None:

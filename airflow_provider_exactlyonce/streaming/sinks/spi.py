@@ -198,6 +198,14 @@ class SinkCommitter(ABC):
         :raises BatchFailedError: what is done now can be done after the next commit as well; logged, not fatal
         """
 
+    def forget(self, before: int) -> None:  # noqa: B027 - who keeps everything needs nothing here
+        """Be told that the pipeline's ledger has no commit before this one any more: older entries may go.
+
+        The newest entry stays, whatever its number. Called at the start of a run, and after every hundredth commit.
+
+        :raises BatchFailedError: as :meth:`settled`
+        """
+
     @abstractmethod
     def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
         """Compare the sink with the commits that the pipeline's ledger has for it, in order.

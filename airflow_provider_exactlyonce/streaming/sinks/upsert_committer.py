@@ -174,6 +174,15 @@ class UpsertCommitter(SinkCommitter):
         """Do nothing: nothing was staged."""
 
     @override
+    def forget(self, before: int) -> None:
+        with self._connected("forgetting old commits") as connection:
+            newest = self._newest(connection)
+            if newest is not None:
+                old = COMMITS.delete().filter_by(**self._key).where(COMMITS.c.number < min(before, newest.commit))
+                connection.execute(old)
+                connection.commit()
+
+    @override
     def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
         with self._connected("auditing") as connection:
             rows = connection.execute(sa.select(COMMITS.c.entry).filter_by(**self._key)).scalars()

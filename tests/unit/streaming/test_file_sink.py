@@ -25,6 +25,7 @@ from pyspark.sql.types import LongType, StructType, TimestampType, VariantType
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, RecordRefusedError, RefusedError
 from airflow_provider_exactlyonce.streaming import marked_errors
+from airflow_provider_exactlyonce.streaming.sinks import files
 from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
 from airflow_provider_exactlyonce.streaming.sinks.conformance import _at_call as at_call
 from airflow_provider_exactlyonce.streaming.sinks.conformance import _forked as forked
@@ -266,6 +267,38 @@ def test_compactions_and_commits_at_one_time_lose_no_row(tmp_path: Path) -> None
     assert list(live.committer.audit(entries)) == []
     table.clean(grace_hours=0)
     assert leftovers(sink) == []
+
+
+def test_the_log_forgets_what_lies_behind_an_old_compaction_and_the_pipeline_has_forgotten(
+    sink: FileSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Live(sink, tmp_path)
+    entries = [live.commit(batch(number * 10, 10)) for number in range(3)]
+    table = sink.table(PIPELINE)
+    table.compact()
+    entries += [live.commit(batch(number * 10, 10)) for number in range(3, 6)]
+    live.committer.forget(6)
+    assert list(table.history()) == entries, "a reader may have begun before the compaction"
+    monkeypatch.setattr(files, "_READER_SECONDS", -1)
+    live.committer.forget(2)
+    assert list(table.history()) == entries[1:]
+    live.committer.forget(6)
+    assert list(table.history()) == entries[3:], "rows of what follows the compaction are found by it"
+    assert sorted(table.to_table()["id"].to_pylist()) == list(range(60))
+    assert table.to_table(through=4).num_rows == 40
+    with pytest.raises(RefusedError, match="begins after commit 2"):
+        table.paths(through=2)
+    assert list(live.committer.audit(entries[3:])) == []
+    for file in Path(sink.path).rglob("*.parquet"):
+        os.utime(file, (0, 0))
+    assert table.clean() == 0, "what was replaced stays for the grace period"
+    table.compact()
+    live.committer.forget(7)
+    assert list(table.history()) == []
+    assert Live(sink, tmp_path, run=2).number == table.commit == 6
+    assert table.clean(grace_hours=0) > 0
+    assert list(live.committer.audit([])) == []
+    assert sorted(table.to_table()["id"].to_pylist()) == list(range(60))
 
 
 def test_what_a_straggler_writes_after_the_next_claim_goes_by_age(tmp_path: Path) -> None:

@@ -5,13 +5,67 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql.types import DoubleType, LongType, StructType
 
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink, Place
 from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
+from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.upsert import UpsertSink
+
+COMMIT = CommitRecord(
+    pipeline="p",
+    commit=300,
+    lineage="l",
+    batch=299,
+    run=1,
+    version="v",
+    source={},
+    source_topic_ids={},
+    sink={},
+    sink_topic_ids={},
+    offsets="",
+    watermark=0,
+    batch_timestamp=0,
+    rows=0,
+    digest=0,
+    producer_id=1,
+    epoch=0,
+    started=0,
+    committed=0,
+    before=Place(),
+    others={"table": OtherSink(rows=0, digest=0)},
+)
+
+
+def test_entries_go_a_hundred_at_a_time_when_the_pipeline_has_forgotten_their_commits(tmp_path: Path) -> None:
+    sink = TestUpsertSink().make_sink(tmp_path)
+    committer = sink.open(SinkContext(pipeline="p", home=tmp_path))
+    others = OtherSinks("p", {"table": committer})
+
+    def kept() -> tuple[int, int]:
+        with closing(sqlite3.connect(tmp_path / "target.db")) as database:
+            found: tuple[int, int] = database.execute(
+                "SELECT min(number), max(number) FROM exactlyonce_commits"
+            ).fetchone()
+            return found
+
+    others.claim(1, None, 1)
+    entry = SinkEntry(commit=0, run=1, lineage="l", batch=0, source={}, rows=0, digest=0)
+    with closing(sqlite3.connect(tmp_path / "target.db")) as database, database:
+        rows = [("p", "table", commit, replace(entry, commit=commit).to_json()) for commit in range(1, 301)]
+        database.executemany("INSERT INTO exactlyonce_commits VALUES (?, ?, ?, ?)", rows)
+    for oldest, first in ((1, 1), (100, 1), (101, 101), (150, 101), (201, 201), (999, 300)):
+        others.settled(replace(COMMIT, before=Place(oldest=oldest)))
+        assert kept() == (first, 300), oldest
+    others.claim(2, COMMIT, 300)
+    committer.commit(replace(entry, commit=301))
+    others.settled(replace(COMMIT, commit=301, before=Place(oldest=101)))
+    assert kept() == (300, 301), "what is gone does not come back, and the newest is not alone"
 
 
 class TestUpsertSink(SinkConformance):

@@ -10,7 +10,10 @@ import pytest
 from confluent_kafka import IsolationLevel
 
 from airflow_provider_exactlyonce import cli
-from airflow_provider_exactlyonce.control import restarts
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.control import restarts, status
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.status import DriverState
 from tests.integration.airflow.conftest import Airflow, names_of
 from tests.integration.streaming.harness import World, check_counts, end_offsets
 
@@ -20,7 +23,7 @@ from airflow.dag_processing.dagbag import DagBag
 bag = DagBag(dag_folder=sys.argv[1])
 assert not bag.import_errors, bag.import_errors
 run = bag.dags[sys.argv[2]].test()
-assert run.state == "success", run.state
+assert run.state == sys.argv[3], run.state
 """
 
 
@@ -39,7 +42,8 @@ def test_a_killed_driver_costs_nothing_and_the_gate_lets_through_what_is_readabl
         AIRFLOW__OPENLINEAGE__NAMESPACE="tests",
     )
     airflow.run(
-        [sys.executable, "-c", RUN, airflow.environment["AIRFLOW__CORE__DAGS_FOLDER"], "stream_then_gate"], names
+        [sys.executable, "-c", RUN, airflow.environment["AIRFLOW__CORE__DAGS_FOLDER"], "stream_then_gate", "success"],
+        names,
     )
 
     check_counts(world)
@@ -84,7 +88,7 @@ def test_a_deferred_stream_makes_as_many_commits_as_were_asked_for_over_a_restar
     result = tmp_path / "result.json"
     names = names_of(world, result, TEST_FAILPOINTS="after-commit:run=1:batch=0")
     dags = airflow.environment["AIRFLOW__CORE__DAGS_FOLDER"]
-    airflow.run([sys.executable, "-c", RUN, dags, "deferred_until_two_commits"], names)
+    airflow.run([sys.executable, "-c", RUN, dags, "deferred_until_two_commits", "success"], names)
 
     found = json.loads(result.read_text())
     commits, runs = world.ledger()
@@ -103,3 +107,24 @@ def test_a_deferred_stream_makes_as_many_commits_as_were_asked_for_over_a_restar
     assert death["died"] < death["started_again"]
     assert cli.main(["status", world.pipeline, *servers]) == 0
     assert death["cause"] in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_stream_is_stopped_by_its_teardown_when_what_follows_it_fails(
+    airflow: Airflow, world: World, tmp_path: Path
+) -> None:
+    world.send(1000)
+    dags = airflow.environment["AIRFLOW__CORE__DAGS_FOLDER"]
+    names = names_of(world, tmp_path / "none")
+    airflow.run([sys.executable, "-c", RUN, dags, "stopped_by_teardown", "failed"], names)
+
+    states = dict(airflow.query("SELECT task_id, state FROM task_instance WHERE dag_id = 'stopped_by_teardown'"))
+    assert states == {"stream": "success", "gate": "success", "fail": "failed", "stop": "success"}
+    told = status.read(world.home / "control" / "status.json")
+    assert told is not None
+    assert told.state is DriverState.STOPPED
+    [savepoint] = Savepoints(Home(world.home).savepoints).list()
+    commits, _ = world.ledger()
+    assert savepoint.commit == commits[-1].commit
+    check_counts(world, complete=False)

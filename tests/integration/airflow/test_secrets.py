@@ -140,7 +140,14 @@ def test_a_pipeline_runs_over_tls_with_a_password_that_is_nowhere_to_be_seen(
         **spark_settings(tmp_path),
         "AIRFLOW_CONN_KAFKA_DEFAULT": connection,
     }
-    command = [sys.executable, "-c", RUN, airflow.environment["AIRFLOW__CORE__DAGS_FOLDER"], "stream_then_gate"]
+    command = [
+        sys.executable,
+        "-c",
+        RUN,
+        airflow.environment["AIRFLOW__CORE__DAGS_FOLDER"],
+        "stream_then_gate",
+        "success",
+    ]
     with Watcher(tmp_path / "local", world.home) as watcher:
         airflow.run(command, environment)
     check_counts(world)

@@ -53,7 +53,8 @@ def test_executors_get_the_package_and_its_wheels_from_the_operator(
         TEST_CONF=json.dumps(CONF),
     )
     airflow.run(
-        [sys.executable, "-c", RUN, airflow.environment["AIRFLOW__CORE__DAGS_FOLDER"], "stream_then_gate"], names
+        [sys.executable, "-c", RUN, airflow.environment["AIRFLOW__CORE__DAGS_FOLDER"], "stream_then_gate", "success"],
+        names,
     )
     check_counts(world)
     commits, runs = world.ledger()

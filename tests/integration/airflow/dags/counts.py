@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow.sdk import DAG, task
 
+from airflow_provider_exactlyonce.operators.savepoint import StopPipelineOperator
 from airflow_provider_exactlyonce.operators.streaming import Commits, RestartStrategy, StreamingPipelineOperator
 from airflow_provider_exactlyonce.sensors.commit_gate import CommitGateSensor
 from tests.integration.airflow.job import CONF, JOB
@@ -61,3 +62,14 @@ with DAG("deferred_until_two_commits", schedule=None):
     opened = gate(commit="{{ ti.xcom_pull('stream')['commit'] }}")
     bounded >> opened
     count(opened.output, bounded.output)
+
+with DAG("stopped_by_teardown", schedule=None):
+
+    @task
+    def fail(opened: dict[str, Any]) -> None:
+        raise RuntimeError(f"what comes after commit {opened['commit']} fails")
+
+    running = stream(until="running").as_setup()
+    stop = StopPipelineOperator(task_id="stop", checkpoint=os.environ["TEST_HOME"], savepoint=True, deferrable=True)
+    with stop.as_teardown(setups=running):
+        fail(gate(commit=1).output)

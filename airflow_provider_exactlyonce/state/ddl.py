@@ -85,6 +85,8 @@ def parse(text: str) -> DataType:
     :param text: such as ``"DECIMAL(12,2)"`` or ``"total DECIMAL(18,2), n BIGINT NOT NULL"``
     :raises RefusedError: when it is neither, with the place
     """
+    if not isinstance(text, str):
+        raise RefusedError(f"type {text!r}: say it in Spark's DDL, such as 'BIGINT'")
     reader = _Reader(text)
     single = len(reader.left) < 2 or reader.left[1] in ("<", "(")
     found = reader.type() if single else DataType("STRUCT", fields=reader.fields())

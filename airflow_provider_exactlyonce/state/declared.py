@@ -46,8 +46,10 @@ class State(ABC):
     """
 
     def __init__(self, name: str | None, ttl: timedelta | None) -> None:
-        if ttl is not None and ttl < timedelta(milliseconds=1):
-            raise RefusedError(f"{type(self).__name__}(ttl={ttl!r}): at least one millisecond, or None for ever")
+        if ttl is not None and not (isinstance(ttl, timedelta) and ttl >= timedelta(milliseconds=1)):
+            raise RefusedError(
+                f"{type(self).__name__}(ttl={ttl!r}): a timedelta of at least one millisecond, or None for ever"
+            )
         self.name = name or ""
         self.ttl = ttl
 

@@ -180,9 +180,17 @@ class KeyedProcessFunction(ABC, Generic[IN, OUT]):
 def states_of(function: KeyedProcessFunction[Any, Any]) -> dict[str, State]:
     """Return the states that a function's class declares, by attribute.
 
-    :raises RefusedError: when two have one name in the checkpoint
+    :raises RefusedError: when two have one name in the checkpoint, the class does not declare one, or it is no function
     """
+    if not isinstance(function, KeyedProcessFunction):
+        raise RefusedError(f"{function!r} is no KeyedProcessFunction; give an instance of a class that is one")
     found = {name: one for name, one in inspect.getmembers_static(type(function)) if isinstance(one, State)}
+    for attribute, value in vars(function).items():
+        if isinstance(value, State) and attribute not in found:
+            raise RefusedError(
+                f"{type(function).__name__}: the state {attribute} is made by the instance. States are declared in the "
+                f"class: {attribute} = {type(value).__name__}(…)"
+            )
     by_name: dict[str, str] = {}
     for attribute, state in found.items():
         if (other := by_name.setdefault(state.name, attribute)) != attribute:

@@ -92,8 +92,9 @@ class KeyedHarness:
             raise
         self._late = self.watermark
         if self._delay is not None:
-            latest = max((self._event_time(row) for row in given if self._has_event_time(row)), default=0)
-            self.watermark = max(self.watermark, latest - self._delay // dt.timedelta(milliseconds=1))
+            latest = max((self._event_time(row) for row in given if self._has_event_time(row)), default=_EPOCH)
+            milliseconds = dt.timedelta(milliseconds=1)
+            self.watermark = max(self.watermark, (latest - _EPOCH) // milliseconds - self._delay // milliseconds)
         return [self._output(row) for row in produced]
 
     def state(self, name: str, key: Any) -> Any:
@@ -160,16 +161,16 @@ class KeyedHarness:
         column = self._function.event_time
         return column is not None and getattr(row, column) is not None
 
-    def _event_time(self, row: Any) -> int:
+    def _event_time(self, row: Any) -> dt.datetime:
         column = self._function.event_time
         assert column is not None
         value: dt.datetime = getattr(row, column)
         if value.tzinfo is None:
             raise RefusedError(f"{column}={value!r} has no time zone; say tzinfo=datetime.UTC")
-        return (value - _EPOCH) // dt.timedelta(milliseconds=1)
+        return value
 
     def _is_late(self, row: Any) -> bool:
-        return self._has_event_time(row) and self._event_time(row) <= self._late
+        return self._has_event_time(row) and self._event_time(row) - _EPOCH <= dt.timedelta(milliseconds=self._late)
 
     @staticmethod
     def _key(key: Any) -> Key:

@@ -107,6 +107,7 @@ class KeyedOperator:
         if not self._is_open:  # not where Spark only asks which states there are
             self._is_open = True
             self._function.open()
+            states_of(self._function)  # one that open() makes has no store
         self._context.set_key(key)
         for state in self._states:
             state.begin()

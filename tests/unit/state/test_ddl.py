@@ -48,3 +48,8 @@ def test_what_is_no_type_is_refused_with_its_place(text: str, told: str) -> None
     with pytest.raises(RefusedError, match="type " + repr(text).replace("(", r"\(").replace(")", r"\)")) as raised:
         parse(text)
     assert told in str(raised.value)
+
+
+def test_what_is_no_text_is_refused() -> None:
+    with pytest.raises(RefusedError, match="type <class 'int'>: say it in Spark's DDL, such as 'BIGINT'"):
+        parse(int)  # type: ignore[arg-type]

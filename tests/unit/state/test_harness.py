@@ -194,6 +194,42 @@ def test_declarations_that_cannot_be_are_refused_by_name(function: Any, told: st
         KeyedHarness(function, "k")
 
 
+class Undeclared(KeyedProcessFunction[Any, Any]):
+    output = "n BIGINT"
+
+    def process_element(self, value: Any, context: Context) -> None:
+        """Nothing."""
+
+
+class OfInstance(Undeclared):
+    def __init__(self) -> None:
+        self.count = ValueState[int]("BIGINT")
+
+
+class Opened(Undeclared):
+    def open(self) -> None:
+        self.count = ValueState[int]("BIGINT")
+
+
+@pytest.mark.parametrize("function", [OfInstance, Opened])
+def test_a_state_that_the_class_does_not_declare_is_refused(function: Any) -> None:
+    with pytest.raises(RefusedError, match=r"the state count is made by the instance.* count = ValueState\(…\)"):
+        KeyedHarness(function(), "k").process([{"k": 1}])
+
+
+@pytest.mark.parametrize("function", [Undeclared, None, dict])
+def test_what_is_no_instance_of_a_function_is_refused(function: Any) -> None:
+    with pytest.raises(RefusedError, match="is no KeyedProcessFunction; give an instance"):
+        KeyedHarness(function, "k")
+
+
+def test_a_row_is_late_by_the_microsecond() -> None:
+    harness = KeyedHarness(declared(event_time="ts", process_element=lambda *_: iter([(1,)])), "k")
+    harness.process(watermark=1000)
+    times = [at(1) + dt.timedelta(microseconds=number) for number in (0, 1)]
+    assert len(harness.process([{"k": 1, "ts": one} for one in times])) == 1
+
+
 @pytest.mark.parametrize(
     ("call", "declares", "told"),
     [

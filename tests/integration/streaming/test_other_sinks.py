@@ -59,6 +59,7 @@ def check_both(world: World, table: Path, expected: int) -> None:
     assert all(commit.rows == commit.others["table"].rows for commit in commits)
 
 
+@pytest.mark.slow
 def test_each_sink_has_each_record_once_whichever_step_the_driver_dies_at(world: World, table: Path) -> None:
     world.send(600)
     for step in (

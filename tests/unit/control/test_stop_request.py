@@ -45,8 +45,11 @@ class Hold:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path / "home")
+    yield home
+    for token in tokens(home):  # a failed test leaves nothing running
+        processes.sweep(token)
 
 
 @pytest.fixture

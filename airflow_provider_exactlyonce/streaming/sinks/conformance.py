@@ -459,13 +459,14 @@ class SinkConformance:
         A claim may wait for a commit under way, so the process is thawed when the claim does not come back soon.
         """
         child = _forked(lambda: self._live(sink, folder, "commit", lambda: _at_call(call, signal.SIGSTOP)), folder)
-        _wait(child, os.WUNTRACED)
+        status = _wait(child, os.WUNTRACED)
         claimed: list[SinkEntry | ExactlyOnceError | None] = []
         thread = threading.Thread(target=lambda: claimed.append(_claim(sink, folder, 2)))
         thread.start()
         thread.join(_HELD_SECONDS)
-        os.kill(child, signal.SIGCONT)
-        status = _wait(child)
+        if os.WIFSTOPPED(status):  # now and then a commit makes fewer calls, and has ended
+            os.kill(child, signal.SIGCONT)
+            status = _wait(child)
         thread.join(_CHILD_SECONDS)
         if not claimed or isinstance(claimed[0], ExactlyOnceError):
             raise AssertionError(f"the claim beside a commit that is frozen at call {call} gave {claimed}")

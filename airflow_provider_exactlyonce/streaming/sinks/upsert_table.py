@@ -25,8 +25,15 @@ def connect(url: str) -> Iterator[sa.Connection]:
     try:
         # Rows are not put into the texts of errors, which are logged.
         engine = sa.create_engine(url, poolclass=sa.NullPool, hide_parameters=True)
-    except (sa.exc.ArgumentError, ImportError) as error:
-        raise RefusedError(f"the url of an UpsertSink can't be used: {type(error).__name__}") from None
+    except (sa.exc.NoSuchModuleError, ImportError) as error:
+        raise RefusedError(f"the url of an UpsertSink names a driver that is not here: {error}") from None
+    except (sa.exc.ArgumentError, ValueError) as error:  # its text may be of the password
+        raise RefusedError(
+            f"the url of an UpsertSink can't be used: {type(error).__name__}. It is dialect+driver://user:password@host/"
+            "database, with the password's own /, : and @ escaped by urllib.parse.quote_plus"
+        ) from None
+    if "@" in (engine.url.host or ""):
+        raise RefusedError("the password in the url of an UpsertSink has an @: escape it by urllib.parse.quote_plus")
     try:
         connection = engine.connect()
     except sa.exc.SQLAlchemyError as error:
@@ -36,8 +43,8 @@ def connect(url: str) -> Iterator[sa.Connection]:
 
 
 def shown(engine: sa.Engine) -> str:
-    """Return a database's URL without its password."""
-    return engine.url.render_as_string(hide_password=True)
+    """Return a database's URL without its password, and without its parameters: one may be among them."""
+    return engine.url.set(query={}).render_as_string(hide_password=True)
 
 
 @contextmanager
@@ -65,6 +72,8 @@ def find(connection: sa.Connection, name: str) -> sa.Table:
         return sa.Table(table, sa.MetaData(), schema=schema or None, autoload_with=connection)
     except sa.exc.NoSuchTableError:
         raise RefusedError(f"there is no table {name} in {shown(connection.engine)}: create it") from None
+    except sa.exc.SQLAlchemyError as error:
+        raise RefusedError(f"table {name} can't be looked up in {shown(connection.engine)}: {error}") from error
 
 
 def check_columns(
@@ -80,6 +89,15 @@ def check_columns(
     for name in [*columns.names, *([commit_column] if commit_column else [])]:
         if name not in table.columns:
             raise RefusedError(f"table {table} has no column {name}: add it. It has {', '.join(table.columns.keys())}")
+    if commit_column in columns.names:
+        raise RefusedError(f"the rows have commit_column={commit_column!r} themselves: the sink gives its values")
+    for column in table.columns:
+        filled = column.nullable or column.server_default is not None or column.autoincrement is True
+        if not filled and column.name not in (*columns.names, commit_column):
+            raise RefusedError(
+                f"column {column.name} of table {table} is NOT NULL and has no default, and the rows lack it: add it to "
+                "the result, or give it a default"
+            )
     for field in columns.fields:
         nested = field.dataType.typeName() in ("array", "map", "struct")
         if nested and not isinstance(table.columns[field.name].type, sa.JSON):
@@ -126,9 +144,15 @@ def statements(
 def parameters(
     rows: Iterable[Mapping[str, Any]], key: Sequence[str], commit_column: str | None, commit: int
 ) -> list[dict[str, Any]]:
-    """Return the last row of each key, as the parameters of :func:`statements`."""
+    """Return the last row of each key, as the parameters of :func:`statements`.
+
+    :raises RecordRefusedError: when a key has a null: no constraint holds for it, so it would be inserted each time
+    """
     more = {} if commit_column is None else {commit_column: commit, "key_commit": commit}
     last = {tuple(row[name] for name in key): row for row in rows}
+    if nulls := [one for one in last if None in one]:
+        shown_key = ", ".join(f"{name}={value!r}" for name, value in zip(key, nulls[0], strict=True))
+        raise RecordRefusedError(f"commit {commit} has a row with a null in its key, which replaces none: {shown_key}")
     return [{**row, **{f"key_{name}": row[name] for name in key}, **more} for row in last.values()]
 
 

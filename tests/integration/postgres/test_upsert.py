@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from pyspark.sql import types as T
 
-from airflow_provider_exactlyonce.exceptions import FencedError, RecordRefusedError, RefusedError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, FencedError, RecordRefusedError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks import upsert_table
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.upsert import UpsertSink
@@ -41,7 +41,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     engine.dispose()
 
 
-def write(committer: Any, rows: list[tuple[str, int]], commit: int, run: int = 1) -> None:
+def write(committer: Any, rows: list[tuple[str | None, int]], commit: int, run: int = 1) -> None:
     attempt = SinkAttempt(name=f"a{commit}", pipeline="p", commit=commit, run=run)
     committer.begin(attempt)
     writer = committer.open_writer()(attempt, 0)
@@ -86,13 +86,18 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'rows.db'}"
     with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
         connection.execute(sa.text("CREATE TABLE rows (k TEXT, v INTEGER)"))
+        connection.execute(sa.text("CREATE TABLE more (k TEXT PRIMARY KEY, v INTEGER, w INTEGER NOT NULL)"))
     columns = T.StructType().add("k", T.StringType()).add("v", T.IntegerType())
     for declared, given, message in (
         ({}, columns, r"no primary key or unique constraint over \(k\)"),
         ({"table": "other"}, columns, "there is no table other"),
         ({"key": "z"}, columns, "the key has the column z, and the rows have k, v"),
         ({}, T.StructType().add("k", T.StringType()).add("w", T.IntegerType()), "table rows has no column w"),
+        ({"commit_column": "v"}, columns, "the rows have commit_column='v' themselves"),
+        ({"table": "more"}, columns, "column w of table more is NOT NULL and has no default, and the rows lack it"),
+        ({"table": "no.such.schema"}, columns, "table no.such.schema can't be looked up in sqlite"),
         ({"url": "nonsense"}, columns, "the url of an UpsertSink can't be used"),
+        ({"url": "postgres://me@here/db"}, columns, "names a driver that is not here: .*postgres"),
     ):
         sink = UpsertSink(**{"name": "s", "url": url, "table": "rows", "key": "k", **declared})  # type: ignore[arg-type]
         with pytest.raises(RefusedError, match=message):
@@ -104,6 +109,28 @@ def test_a_password_is_not_shown() -> None:
     with pytest.raises(Exception, match="does not answer") as refused:
         sink.open(CONTEXT)
     assert "s3cret" not in f"{sink!r} {refused.value} {sink.facts}"
+
+
+@pytest.mark.parametrize(
+    "place", ["me:a@s3cret@localhost:1/db", "me@localhost:s3cret/db", "me@localhost:1/db?password=s3cret"]
+)
+def test_a_password_is_not_shown_where_it_does_not_belong(place: str) -> None:
+    sink = UpsertSink(name="s", url=f"postgresql+psycopg://{place}", table="rows", key="k")
+    with pytest.raises((RefusedError, BatchFailedError)) as refused:
+        sink.open(CONTEXT)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_row_whose_key_has_a_null_is_refused_since_it_would_be_inserted_each_time(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'rows.db'}"
+    with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
+        connection.execute(sa.text("CREATE TABLE rows (k TEXT PRIMARY KEY, v INTEGER)"))
+    committer = UpsertSink(name="s", url=url, table="rows", key="k").open(CONTEXT)
+    committer.claim(1)
+    with pytest.raises(
+        RecordRefusedError, match="commit 1 has a row with a null in its key, which replaces none: k=None"
+    ):
+        write(committer, [("a", 1), (None, 2)], commit=1)
 
 
 def test_the_statements_for_mysql_assign_the_compared_column_last() -> None:

@@ -95,8 +95,8 @@ def check_columns(
         filled = column.nullable or column.server_default is not None or column.autoincrement is True
         if not filled and column.name not in (*columns.names, commit_column):
             raise RefusedError(
-                f"column {column.name} of table {table} is NOT NULL and has no default, and the rows lack it: add it to "
-                "the result, or give it a default"
+                f"column {column.name} of table {table} is NOT NULL and has no default, and the rows lack it: add it "
+                "to the result, or give it a default"
             )
     for field in columns.fields:
         nested = field.dataType.typeName() in ("array", "map", "struct")

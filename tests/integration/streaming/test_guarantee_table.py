@@ -45,16 +45,17 @@ def test_a_source_that_can_be_read_again_loses_nothing_and_only_two_kinds_of_sin
     database = tmp_path / "table.db"
     world.send(400)
     environment = {"TEST_DATABASE": str(database)}
-    dies = world.start(environment={**environment, "TEST_DIES_AT": "2"})
+    dies = world.start(environment={**environment, "TEST_DIES_AT": "150"})
     assert dies.wait() == -signal.SIGKILL, dies.output()[-3000:]
     last = world.start(environment=environment)
     assert last.wait() == 0, last.output()[-3000:]
-    crashed = check_ledger(world)[1]
+    commits = check_ledger(world)
     found = written(database)
     for name in SINKS:
         assert found[name].keys() == set(range(400)), f"{name}: nothing is lost"
     batch = doubled(found["appended"])
-    assert len(batch) == crashed.others["appended"].rows > 0, "any sink: the batch at hand is there twice"
+    assert 150 in batch, "any sink: the batch at hand is there twice"
+    assert len(batch) in [one.others["appended"].rows for one in commits]
     assert doubled(found["logged"]) == batch, "write-ahead log: the delivery at hand is there twice"
     assert not doubled(found["upserted"]), "idempotent: exactly once"
     assert not doubled(found["committed"]), "two-phase commit: exactly once"
@@ -74,26 +75,19 @@ def test_a_source_that_can_not_be_read_again_loses_with_every_sink_and_only_the_
         armed.write_text("after-sink-pre-commit")
         _put(queue, range(20, 40))
         assert dies.wait() == -signal.SIGKILL, dies.output()[-3000:]
-        again = world.start(environment=environment, until="forever")
+        dies = world.start(environment={**environment, "TEST_DIES_AT": "199"}, until="forever")
         _put(queue, range(100, 200))  # Spark's socket source drops as many as it had given before
-        eventually(lambda: _has(database, 199), "the last records are written")
-        assert world.stop(again) == 0, again.output()[-3000:]
-        for name, found in written(database).items():
-            assert set(range(20)) <= found.keys(), name
-            assert not found.keys() & set(range(20, 40)), f"{name}: what the crash interrupted is lost"
-            assert not doubled(found), f"{name}: nothing is there twice"
-        cut_off = world.ledger()[0][-1].commit + 1
-        dies = world.start(environment={**environment, "TEST_DIES_AT": str(cut_off)}, until="forever")
-        _put(queue, range(200, 500))
         assert dies.wait() == -signal.SIGKILL, dies.output()[-3000:]
         last = world.start(environment=environment, until="forever")
-        _put(queue, range(500, 1100))
-        eventually(lambda: _has(database, 1099), "the very last records are written")
+        _put(queue, range(200, 600))
+        eventually(lambda: _has(database, 599), "the last records are written")
         assert world.stop(last) == 0, last.output()[-3000:]
-    found = {name: doubled(ids) for name, ids in written(database).items()}
-    rows = [record.others["logged"].rows for record in world.ledger()[0] if record.commit >= cut_off]
-    assert len(found.pop("logged")) == next(filter(None, rows)), "write-ahead log: the delivery at hand is there twice"
-    assert not any(found.values()), "the others double nothing"
+    found = written(database)
+    for name, numbers in found.items():
+        assert set(range(20)) <= numbers.keys(), name
+        assert not numbers.keys() & set(range(20, 40)), f"{name}: what the crash interrupted is lost"
+    assert 199 in doubled(found["logged"]), "write-ahead log: the delivery at hand is there twice"
+    assert not any(doubled(found[name]) for name in SINKS if name != "logged"), "nothing else is"
     told = status.read(Home(world.home).status)
     assert told is not None and told.guarantee == "none"
     assert told.weaker is not None and "source socket: what a crash interrupts can't be read again" in told.weaker

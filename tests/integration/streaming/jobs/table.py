@@ -27,8 +27,8 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
 )
 
 SOCKET = os.environ.get("TEST_SOCKET")
-#: The log delivers the first rows from this commit on, and the driver dies before it has noted that.
-DIES_AT = int(os.environ.get("TEST_DIES_AT", "0"))
+#: The log delivers a batch with this record, and the driver dies before it has noted that.
+DIES_AT = int(os.environ.get("TEST_DIES_AT", "-1"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,7 @@ class Logging(Appending):
     def settled(self, commit: int) -> None:
         for number, ids in self.database.execute("SELECT number, ids FROM log").fetchall():
             self.deliver(json.loads(ids))
-            if 0 < DIES_AT <= number and json.loads(ids):
+            if DIES_AT in json.loads(ids):
                 os.killpg(0, signal.SIGKILL)
             self.database.execute("DELETE FROM log WHERE number = ?", (number,))
 

@@ -7,7 +7,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ class PostgresServer:
         main = psutil.Process(self._server.get_postmaster_info().pid)
         processes = [main, *main.children()]
         for process in processes:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # its workers end as soon as it is gone
+                process.kill()
         psutil.wait_procs(processes, 10)
 
     def create_database(self, name: str) -> Mapping[str, str]:

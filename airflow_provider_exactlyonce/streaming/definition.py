@@ -261,4 +261,13 @@ def _shares(pipeline: str, sinks: Sequence[AnySink]) -> Shares:
     names = [one.sink.name for one in others]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise RefusedError(f"pipeline {pipeline} has two sinks with the name {twice[0]!r}: give each its own")
+    if "" in names:
+        raise RefusedError(f"a sink of pipeline {pipeline} has no name: give it one, which never changes")
+    for position, one in enumerate(others):
+        for other in others[:position]:
+            if one.sink.target is not None and one.sink.target == other.sink.target:
+                raise RefusedError(
+                    f"sinks {other.sink.name} and {one.sink.name} of pipeline {pipeline} write to one table, and the "
+                    "transaction of one would wait for the other's for ever: declare one sink for all of its rows"
+                )
     return Shares(kafka=kafka[0] if kafka else None, others=others)

@@ -77,6 +77,11 @@ class PostgresSink(Sink):
         }
 
     @property
+    @override
+    def target(self) -> object:
+        return "postgres", self.conn_id, self.table
+
+    @property
     def rights(self) -> Sequence[str]:
         """What the user needs on the table."""
         more = ["DELETE"] if self.deleted else []

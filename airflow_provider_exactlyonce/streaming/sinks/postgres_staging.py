@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import psycopg
@@ -25,6 +26,12 @@ _TABLES: Final = (
     "committed timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (pipeline, sink, number))",
 )
 
+_LACKING: Final = f"""
+SELECT 'CREATE ON SCHEMA {SCHEMA}' WHERE NOT has_schema_privilege('{SCHEMA}', 'CREATE') UNION ALL
+SELECT held || ' ON {SCHEMA}.' || name FROM unnest(ARRAY['claims', 'commits']) name,
+unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) held WHERE NOT has_table_privilege('{SCHEMA}.' || name, held)
+"""
+
 #: A pipeline's name and a sink's.
 Key = tuple[str, str]
 
@@ -44,36 +51,46 @@ def make_tables(connection: psycopg.Connection[Any]) -> None:
 
     :raises RefusedError: when a right is missing
     """
-    user, database = connection.info.user, connection.info.dbname
     exists = "SELECT to_regclass(%s) IS NOT NULL AND to_regclass(%s) IS NOT NULL"
-    try:
+    with _rights_named(connection):
         there = connection.execute(exists, [f"{SCHEMA}.claims", f"{SCHEMA}.commits"]).fetchone()
         if not (there and there[0]):
             with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [SCHEMA])  # two may be the first
                 for statement in _TABLES:
                     connection.execute(statement)
-        may_stage = connection.execute("SELECT has_schema_privilege(%s, 'CREATE')", [SCHEMA]).fetchone()
+        if lacking := connection.execute(_LACKING).fetchall():
+            raise psycopg.errors.InsufficientPrivilege(f"lacking are {', '.join(right for (right,) in lacking)}")
+
+
+@contextmanager
+def _rights_named(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """Tell of a right that is missing what gives it.
+
+    :raises RefusedError: when one is missing
+    """
+    try:
+        yield
     except psycopg.errors.InsufficientPrivilege as error:
+        user = connection.info.user
         raise RefusedError(
-            f"user {user} can't make the sink's own tables: {error}. GRANT CREATE ON DATABASE {database} TO {user}; or "
-            f"CREATE SCHEMA {SCHEMA} AUTHORIZATION {user}"
+            f"user {user} can't use the sink's own tables: {error}. CREATE SCHEMA {SCHEMA} AUTHORIZATION {user}; or, "
+            f"where somebody else has made it, GRANT USAGE, CREATE ON SCHEMA {SCHEMA} TO {user}; and GRANT SELECT, "
+            f"INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {SCHEMA} TO {user}"
         ) from error
-    if not may_stage or not may_stage[0]:
-        raise RefusedError(
-            f"user {user} can't make staging tables: GRANT USAGE, CREATE ON SCHEMA {SCHEMA} TO {user}; and GRANT "
-            f"SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {SCHEMA} TO {user}"
-        )
 
 
 def newest(connection: psycopg.Connection[Any], key: Key) -> SinkEntry | None:
-    """Return the ledger's newest entry, None when there is none."""
-    there = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [f"{SCHEMA}.commits"]).fetchone()
-    if not there or not there[0]:
-        return None
-    found = connection.execute(
-        f"SELECT entry::text FROM {SCHEMA}.commits WHERE (pipeline, sink) = (%s, %s) ORDER BY number DESC LIMIT 1", key
-    ).fetchone()
+    """Return the ledger's newest entry, None when there is none.
+
+    :raises RefusedError: when a right is missing
+    """
+    ordered = f"SELECT entry::text FROM {SCHEMA}.commits WHERE (pipeline, sink) = (%s, %s) ORDER BY number DESC LIMIT 1"
+    with _rights_named(connection):
+        there = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [f"{SCHEMA}.commits"]).fetchone()
+        if not there or not there[0]:
+            return None
+        found = connection.execute(ordered, key).fetchone()
     return None if found is None else SinkEntry.from_json(found[0])
 
 

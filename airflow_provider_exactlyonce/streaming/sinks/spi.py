@@ -242,6 +242,11 @@ class Sink(ABC):
     def facts(self) -> Mapping[str, tuple[str, ...]]:
         """What readers can tell, and a new version of a job may change."""
 
+    @property
+    def target(self) -> object:
+        """What no other sink of the pipeline may write to, None when there is no such thing; never shown."""
+        return None
+
     @abstractmethod
     def check_columns(self, columns: StructType) -> None:
         """Check the columns of the rows that it will get, before anything starts.

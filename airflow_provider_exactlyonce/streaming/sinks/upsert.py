@@ -53,6 +53,11 @@ class UpsertSink(Sink):
         commit = {} if self.commit_column is None else {"commit_column": (self.commit_column,)}
         return {"kind": ("upsert",), "table": (self.table,), "key": tuple(self.key), **commit}
 
+    @property
+    @override
+    def target(self) -> object:
+        return "upsert", self.url, self.table
+
     @override
     def check_columns(self, columns: StructType) -> None:
         from airflow_provider_exactlyonce.streaming.sinks import upsert_table

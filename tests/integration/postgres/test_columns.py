@@ -6,6 +6,7 @@ import datetime as dt
 import json
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.exceptions import RecordRefusedError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
+from airflow_provider_exactlyonce.streaming.sinks.postgres_staging import _TABLES
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
 from tests.postgres import PostgresServer
 
@@ -162,8 +164,27 @@ def test_a_missing_right_is_named_with_the_grant(
         sink.check_columns(schema_of("x INT"))
     made(postgres, database, f"GRANT INSERT ON t TO {user}")
     committer = sink.open(SinkContext(pipeline="p", home=Path("/nowhere")))
-    with pytest.raises(RefusedError, match=f"GRANT CREATE ON DATABASE {database['dbname']} TO {user}"):
+    assert committer.tail() is None
+    with pytest.raises(RefusedError, match=f"permission denied for .*CREATE SCHEMA exactlyonce AUTHORIZATION {user}"):
         committer.claim(1)
+    made(postgres, database, "CREATE SCHEMA exactlyonce")
+    for call in (committer.tail, partial(committer.claim, 1)):
+        with pytest.raises(RefusedError, match=f"GRANT USAGE, CREATE ON SCHEMA exactlyonce TO {user}"):
+            call()
+    made(postgres, database, *_TABLES)
+    made(postgres, database, f"GRANT USAGE ON SCHEMA exactlyonce TO {user}")
+    with pytest.raises(
+        RefusedError, match=r"permission denied for table commits.*GRANT SELECT, INSERT, UPDATE, DELETE"
+    ):
+        committer.tail()
+    made(postgres, database, f"GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA exactlyonce TO {user}")
+    assert committer.tail() is None
+    lacking = "CREATE ON SCHEMA exactlyonce, DELETE ON exactlyonce.claims, DELETE ON exactlyonce.commits"
+    with pytest.raises(RefusedError, match=f"lacking are {lacking}"):
+        committer.claim(1)
+    made(postgres, database, f"GRANT CREATE ON SCHEMA exactlyonce TO {user}")
+    made(postgres, database, f"GRANT DELETE ON ALL TABLES IN SCHEMA exactlyonce TO {user}")
+    assert committer.claim(1) is None
     committer.close()
 
 

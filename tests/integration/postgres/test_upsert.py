@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import sqlalchemy as sa
 from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, FencedError, RecordRefusedError, RefusedError
+from airflow_provider_exactlyonce.streaming import KafkaSource, pipeline
 from airflow_provider_exactlyonce.streaming.sinks import upsert_table
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
+from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkAttempt, SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.upsert import UpsertSink
 
 CONTEXT = SinkContext(pipeline="p", home=Path("/nowhere"))
@@ -141,3 +144,17 @@ def test_the_statements_for_mysql_assign_the_compared_column_last() -> None:
     [statement] = upsert_table.statements("mysql", table, columns, ["k"], "commit")
     text = str(statement.compile(dialect=mysql.dialect()))
     assert text.index("v = if(") < text.index("commit = if(")
+
+
+def test_two_sinks_of_a_pipeline_cannot_write_to_one_table() -> None:
+    def declare(*sinks: Sink) -> None:
+        pipeline(name="p", source=KafkaSource("in"), sink=list(sinks))
+
+    url = "sqlite:////tmp/rows.db"
+    one, other = UpsertSink(name="one", url=url, table="rows", key="k"), PostgresSink(name="two", table="rows")
+    declare(one, other, replace(one, name="a", url="sqlite:////tmp/others.db"), replace(other, name="b", table="more"))
+    for sink in (one, other):
+        with pytest.raises(RefusedError, match=f"sinks {sink.name} and again of pipeline p write to one table"):
+            declare(sink, replace(sink, name="again"))
+    with pytest.raises(RefusedError, match="a sink of pipeline p has no name"):
+        declare(replace(one, name=""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 
 _STREAMS: Final = ("StreamingRelation", "StreamingRelationV2")
+#: Names of nodes and expressions that run in Python workers.
+_PYTHON: Final = re.compile("Python|PySpark|InPandas|InArrow")
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,15 @@ def check_sources(frame: DataFrame) -> None:
                 f"the job reads a stream of source {stream.source!r} that its declaration does not name. The ledger "
                 "records what a batch has read as Kafka offsets, and only those can be replayed; declare a KafkaSource"
             )
+
+
+def runs_python(frame: DataFrame) -> bool:
+    """Whether any of a query's own steps runs in a Python worker."""
+    return any(
+        _PYTHON.search(part.getClass().getSimpleName())
+        for plan in tree(frame._jdf.queryExecution().analyzed())
+        for part in (plan, *(one for expression in elements(plan.expressions()) for one in tree(expression)))
+    )
 
 
 def tree(node: Any) -> Iterator[Any]:

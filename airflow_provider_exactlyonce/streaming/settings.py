@@ -19,6 +19,9 @@ SEQUENCER_HOST: Final = "spark.exactlyonce.sequencer.host"
 SEQUENCER_BIND_ADDRESS: Final = "spark.exactlyonce.sequencer.bindAddress"
 SEQUENCER_PORT: Final = "spark.exactlyonce.sequencer.port"
 
+#: How large the Arrow batches for Python workers become.
+ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+
 #: One transaction can't absorb a task that runs twice; the batch is attempted again as a whole instead.
 REQUIRED: Final[Mapping[str, tuple[str, str]]] = {
     "spark.task.maxFailures": ("1", "a second attempt of a task would write its records twice into one transaction"),
@@ -37,7 +40,7 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "spark.python.unix.domain.socket.dir": "/tmp",  # a path has at most 107 bytes, and java.io.tmpdir of YARN is long
     # Of 10 KB records a task's all are one Arrow batch at the default of 64 MB: memory that is touched only once, and a
     # Python worker that waits for the whole of it. A batch took 17 % longer so.
-    "spark.sql.execution.arrow.maxBytesPerBatch": "4m",
+    ARROW_BYTES: "4m",
     "spark.sql.session.timeZone": "UTC",  # timestamps in the output are the same wherever the driver runs
 }
 

@@ -28,7 +28,7 @@ from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink, SinkRange, SourceRanges
-from airflow_provider_exactlyonce.streaming import marked_errors, spark_errors
+from airflow_provider_exactlyonce.streaming import marked_errors, plans, spark_errors
 from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.run import Run
 from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, TopicPartition, Written
@@ -36,6 +36,7 @@ from airflow_provider_exactlyonce.streaming.sequencer_client import Address
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sequencer_server import SequencerServer
 from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
+from airflow_provider_exactlyonce.streaming.sinks.arrow_rows import ArrowRows, Drawn
 from airflow_provider_exactlyonce.streaming.sinks.base import TransactionalSink
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
 from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks, different
@@ -107,6 +108,7 @@ class KafkaTransaction(TransactionalSink):
         self._stop_requested: Final = stop_requested
         self._bad_source_records: Final = bad_source_records
         self._mark: Final = mark
+        self._arrow_rows: Final = ArrowRows()
         self._targets = dict(targets)
         self._batch: Batch | None = None
         self._sink: dict[str, dict[int, SinkRange]] = {}
@@ -124,6 +126,7 @@ class KafkaTransaction(TransactionalSink):
     def prepare(self, result: DataFrame) -> DataFrame:
         from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
 
+        self._arrow_rows.plan(result.sparkSession, runs_python=plans.runs_python(result))
         rows, tasks = self._shares.of(result), self._others.tasks()
         if self._definition is None:
             return kafka_writer.write_stage(rows, None, tasks)
@@ -374,10 +377,12 @@ class KafkaTransaction(TransactionalSink):
 
         context = stage.sparkSession.sparkContext
         context.addJobTag(tag)
+        self._arrow_rows.apply(stage.sparkSession)
         context.setLocalProperty(kafka_writer.ATTEMPT_PROPERTY, attempt)  # type: ignore[arg-type]  # null removes it
         try:
             told = [json.loads(row["written"]) for row in stage.collect()]
         except Exception as error:
+            self._arrow_rows.distrust()
             known = marked_errors.find(f"{reason()}\n{error}")
             if known is not None:
                 raise known from error
@@ -388,6 +393,7 @@ class KafkaTransaction(TransactionalSink):
         finally:
             context.setLocalProperty(kafka_writer.ATTEMPT_PROPERTY, None)  # type: ignore[arg-type]
             context.removeJobTag(tag)
+        self._arrow_rows.saw(Drawn(*one["drawn"]) for one in told)
         if shares := [one["shares"] for one in told if one["shares"]]:
             self._others.answered(shares)
         return [

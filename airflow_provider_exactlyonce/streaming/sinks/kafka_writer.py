@@ -37,6 +37,7 @@ from airflow_provider_exactlyonce.streaming.sequencer_client import (
     attempt_secret,
     first_place,
 )
+from airflow_provider_exactlyonce.streaming.sinks.arrow_rows import Drawing
 from airflow_provider_exactlyonce.streaming.sinks.kafka_routing import Router, by_topic
 from airflow_provider_exactlyonce.streaming.sinks.share_tasks import SHARES_PROPERTY, TaskShare, Tee
 
@@ -177,8 +178,9 @@ def write(
 
     :param batches: as the records of :func:`write_stage`
     :returns: one row in :data:`RESULT_SCHEMA`; ``written`` is JSON: ``kafka`` is [[topic, partition, rows, digest], …],
-        the partition -1 for rows that were only summed up, and ``shares`` is
-        :data:`airflow_provider_exactlyonce.streaming.sinks.share_tasks.ShareAnswers`
+        the partition -1 for rows that were only summed up; ``shares`` is
+        :data:`airflow_provider_exactlyonce.streaming.sinks.share_tasks.ShareAnswers`, and ``drawn``
+        :class:`airflow_provider_exactlyonce.streaming.sinks.arrow_rows.Drawn`
     :raises RecordTooLargeError: when a record is above the topic's limit; the text is marked
     :raises RecordRefusedError: when a record's topic or partition does not exist; the text is marked
     """
@@ -188,14 +190,15 @@ def write(
     if context is None:
         raise RuntimeError("write() runs in a Spark task")
     number = context.partitionId()
+    drawing = Drawing(batches)
     with Tee(shares, context.getLocalProperty(SHARES_PROPERTY), number) as tee:
-        rows = tee.passing(batches) if shares else batches
+        rows = tee.passing(iter(drawing)) if shares else iter(drawing)
         written = {} if settings is None else _write_records(rows, settings, context)
         for _ in rows:  # without a Kafka sink nobody has drawn them
             pass
         told = tee.finish()
     places = [[*place, count, digest] for place, (count, digest) in written.items()]
-    yield _answer(number, json.dumps({"kafka": places, "shares": told}).encode())
+    yield _answer(number, json.dumps({"kafka": places, "shares": told, "drawn": drawing.drawn}).encode())
 
 
 def _write_records(

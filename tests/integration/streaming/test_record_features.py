@@ -41,7 +41,8 @@ from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, Commit
 from airflow_provider_exactlyonce.streaming.definition import pipeline
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
-from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
+from airflow_provider_exactlyonce.streaming.settings import ARROW_BYTES, DEFAULTS, SequencerEndpoint
+from airflow_provider_exactlyonce.streaming.sinks.arrow_rows import ARROW_ROWS, UNLIMITED_BYTES
 from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
 
 pytestmark = pytest.mark.timeout(180)
@@ -200,6 +201,25 @@ def test_a_compressed_batch_is_read_back_record_by_record(
     expected = sorted((row["key"].encode(), row["value"].encode()) for row in frame.collect())
     assert sorted((message.key(), message.value()) for message in found) == expected
     assert {message.timestamp()[0] for message in found} == {TIMESTAMP_LOG_APPEND_TIME}
+
+
+def test_a_batch_whose_arrow_batches_are_counted_by_rows_is_read_back_record_by_record(
+    spark: Any, open_sink: Callable[..., Written], kafka_config: dict[str, str], make_topic: Callable[..., str]
+) -> None:
+    topic, session = make_topic(partitions=3), spark.newSession()
+    frame = session.range(40_000, numPartitions=2).selectExpr(
+        "concat('k', id % 97) key", "repeat(concat('value ', id, ' '), 1 + id % 40) value"
+    )
+    out = open_sink(KafkaSink(topic))
+    stage = out.sink.prepare(frame)
+    limits = []
+    for number in range(2):
+        out.coordinator.process(stage, number)
+        limits.append((session.conf.get(ARROW_BYTES), session.conf.get(ARROW_ROWS)))
+    assert limits == [(DEFAULTS[ARROW_BYTES], "10000"), (UNLIMITED_BYTES, "4096")]
+    expected = sorted((row["key"].encode(), row["value"].encode()) for row in frame.collect() for _ in limits)
+    assert sorted((message.key(), message.value()) for message in read(kafka_config, topic)) == expected
+    assert len({(record.rows, record.digest) for record in out.commits}) == 1
 
 
 def record_batches(run: Run, topic: str) -> int:

@@ -106,8 +106,17 @@ class Pipeline:
         """Return what the function makes of its sources' streams.
 
         :param frames: by the sources' names in :attr:`sources`
+        :raises RefusedError: when that is no stream
         """
-        return self.function(frames[_ONE_SOURCE]) if _ONE_SOURCE in frames else self.function(**frames)
+        from pyspark.sql import DataFrame
+
+        result = self.function(frames[_ONE_SOURCE]) if _ONE_SOURCE in frames else self.function(**frames)
+        if not isinstance(result, DataFrame) or not result.isStreaming:
+            what = "a DataFrame that is no stream" if isinstance(result, DataFrame) else repr(result)
+            raise RefusedError(
+                f"the function of pipeline {self.name} returned {what}; let it return what it makes of its sources"
+            )
+        return result
 
     def bad_source_records(
         self, spark: SparkSession, config: Mapping[str, str], bad_topic: str | None, ranges: SourceRanges

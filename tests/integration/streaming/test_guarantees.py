@@ -172,6 +172,14 @@ def test_what_is_declared_twice_must_agree() -> None:
         pipeline(name="p", source=EVENTS, sink=KafkaSink("out"), guarantee="exactly_once", checkpoint=config)
 
 
+@pytest.mark.parametrize("returned", [lambda spark: None, lambda spark: "x", lambda spark: spark.range(5)])
+def test_a_function_that_returns_no_stream_is_refused(spark: Any, returned: Callable[[Any], Any]) -> None:
+    with pytest.raises(
+        RefusedError, match=r"the function of pipeline p returned (None|'x'|a DataFrame that is no stream);"
+    ):
+        plan(spark, lambda events: returned(spark))
+
+
 JOB = """
 from pyspark.sql import SparkSession
 from airflow_provider_exactlyonce.streaming import KafkaSink, pipeline
@@ -186,7 +194,7 @@ def test_the_command_explains_a_job(tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text(JOB)
     command = [sys.executable, "-m", "airflow_provider_exactlyonce.cli", "explain", str(job), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["declared"], found["gives"], found["weaker"]) == ("exactly_once", "at_least_once", True)

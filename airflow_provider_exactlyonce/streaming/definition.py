@@ -274,7 +274,7 @@ def _shares(pipeline: str, sinks: Sequence[AnySink]) -> Shares:
         raise RefusedError(f"a sink of pipeline {pipeline} has no name: give it one, which never changes")
     for position, one in enumerate(others):
         for other in others[:position]:
-            if one.sink.target is not None and one.sink.target == other.sink.target:
+            if one.sink.exclusive_place is not None and one.sink.exclusive_place == other.sink.exclusive_place:
                 raise RefusedError(
                     f"sinks {other.sink.name} and {one.sink.name} of pipeline {pipeline} write to one table, and the "
                     "transaction of one would wait for the other's for ever: declare one sink for all of its rows"

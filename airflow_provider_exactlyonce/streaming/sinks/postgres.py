@@ -78,7 +78,7 @@ class PostgresSink(Sink):
 
     @property
     @override
-    def target(self) -> object:
+    def exclusive_place(self) -> object:
         return "postgres", self.conn_id, self.table
 
     @property

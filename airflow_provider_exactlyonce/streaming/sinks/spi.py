@@ -243,7 +243,7 @@ class Sink(ABC):
         """What readers can tell, and a new version of a job may change."""
 
     @property
-    def target(self) -> object:
+    def exclusive_place(self) -> object:
         """What no other sink of the pipeline may write to, None when there is no such thing; never shown."""
         return None
 

@@ -55,7 +55,7 @@ class UpsertSink(Sink):
 
     @property
     @override
-    def target(self) -> object:
+    def exclusive_place(self) -> object:
         return "upsert", self.url, self.table
 
     @override

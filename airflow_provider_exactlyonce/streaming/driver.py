@@ -277,7 +277,7 @@ class Driver:
         self._report.tell(guarantee=plan.gives, weaker=plan.reason if plan.is_weaker else None)
         if plan.is_weaker:
             log.warning(
-                "guarantee=%s is declared, and only %s can be had, as allow_weaker=True says: %s",
+                "guarantee=%s is declared, and what can be had is %s, which allow_weaker=True accepts: %s",
                 plan.declared.value,
                 plan.gives,
                 plan.reason,

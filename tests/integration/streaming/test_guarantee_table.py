@@ -92,7 +92,7 @@ def test_a_source_that_can_not_be_read_again_loses_with_every_sink_and_only_the_
     assert told is not None and told.guarantee == "none"
     assert told.weaker is not None and "source socket: what a crash interrupts can't be read again" in told.weaker
     assert "sink logged: a delivery that was cut off is repeated" in told.weaker
-    assert "guarantee=exactly_once is declared, and only none can be had" in last.output()
+    assert "guarantee=exactly_once is declared, and what can be had is none" in last.output()
     assert json.loads(Home(world.home).status.read_text())["guarantee"] == "none"
 
 

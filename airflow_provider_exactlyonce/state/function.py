@@ -147,6 +147,12 @@ class KeyedProcessFunction(ABC, Generic[IN, OUT]):
     #: The columns by which a key's rows are sorted within a batch, nulls first. Spark does not keep their order.
     order_by: ClassVar[Sequence[str]] = ()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(inspect.getattr_static(type(self), name, None), State) and not isinstance(value, State):
+            kind = type(self)
+            raise RefusedError(f"{kind.__name__}.{name} is a state: call its methods to change it, don't assign to it")
+        super().__setattr__(name, value)
+
     def open(self) -> None:
         """Prepare what the calls need, such as a connection; states can't be used yet."""
 

@@ -211,6 +211,20 @@ class Opened(Undeclared):
         self.count = ValueState[int]("BIGINT")
 
 
+class Assigning(KeyedProcessFunction[Any, Any]):
+    output = "n BIGINT"
+    count = ValueState[int]("BIGINT")
+
+    def process_element(self, value: Any, context: Context) -> None:
+        self.seen = value
+        self.count = 5
+
+
+def test_a_value_that_is_assigned_to_a_state_is_refused() -> None:
+    with pytest.raises(RefusedError, match=r"Assigning\.count is a state: call its methods"):
+        KeyedHarness(Assigning(), "k").process([{"k": "a"}])
+
+
 @pytest.mark.parametrize("function", [OfInstance, Opened])
 def test_a_state_that_the_class_does_not_declare_is_refused(function: Any) -> None:
     with pytest.raises(RefusedError, match=r"the state count is made by the instance.* count = ValueState\(…\)"):

@@ -118,6 +118,7 @@ def test_a_rescaled_pipeline_writes_what_its_twin_does_and_restores_from_before_
     case.run(expected=64)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_keyed_state_goes_through_a_savepoint_a_rescale_and_a_restore(bench: Bench) -> None:
     topics, rounds, case, plain = two_pipelines(bench, "keyed")

@@ -75,6 +75,7 @@ def test_a_restore_works_with_every_way_to_keep_state(
     assert case.written() == plain.written()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_everything_that_happens_to_one_pipeline_leaves_what_its_twin_writes(bench: Bench) -> None:
     topics, rounds = bench.topics("windowed"), bench.input()

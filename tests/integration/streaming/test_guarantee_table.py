@@ -38,6 +38,7 @@ def doubled(found: Counter[int]) -> set[int]:
     return {number for number, times in found.items() if times > 1}
 
 
+@pytest.mark.slow
 def test_a_source_that_can_be_read_again_loses_nothing_and_only_two_kinds_of_sinks_double(
     world: World, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def test_at_least_once_doubles_the_batch_that_a_crash_interrupts_and_loses_nothi
     assert (status["guarantee"], status["weaker_because"], status["lost"]) == ("at_least_once", None, [])
 
 
+@pytest.mark.slow
 def test_at_most_once_loses_the_batch_that_a_crash_interrupts_says_which_and_doubles_nothing(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -202,6 +202,7 @@ def test_a_function_without_state_has_none_to_show(spark: SparkSession, tmp_path
         shown(spark, tmp_path / "checkpoint", 0)
 
 
+@pytest.mark.slow
 def test_the_command_shows_the_current_checkpoint_and_a_savepoint(
     spark: SparkSession, timed: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,7 +89,7 @@ def supervising(
         launch,
         owner="o",
         until="forever",
-        strategy=RestartStrategy.fixed_delay(3, timedelta(0)),
+        strategy=RestartStrategy.fixed_delay(1000, timedelta(0)),
         poll_seconds=0.02,
         stop_timeout_seconds=5.0,
     )
@@ -155,7 +155,7 @@ def test_a_stop_after_a_drivers_death_reaches_its_supervisor(
         hold.let_go()
         stop(home, request)
         check_ending(ending, "maintenance")
-    assert len(logs(home)) <= 2
+    assert len(logs(home)) <= 2 or not waits, "nothing is started after the driver that was announced"
 
 
 @pytest.mark.parametrize("plan", [LIVES, DIES], ids=["lives", "dies"])

@@ -16,13 +16,14 @@ import pytest
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from demo.processes import adopt_orphans
+from tests.mariadb import mariadb
 from tests.postgres import database, postgres
 
 # Before anything imports Airflow, which would make a home of its own where the user's is.
 _AIRFLOW_HOME = tempfile.mkdtemp(prefix="exactlyonce-airflow-")
 os.environ["AIRFLOW_HOME"] = _AIRFLOW_HOME
 
-__all__ = ["database", "postgres"]  # fixtures
+__all__ = ["database", "mariadb", "postgres"]  # fixtures
 
 GRACE_SECONDS = 15.0
 

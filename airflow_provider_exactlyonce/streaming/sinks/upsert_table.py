@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
@@ -13,6 +13,9 @@ from airflow_provider_exactlyonce.exceptions import BatchFailedError, RecordRefu
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+#: MySQL's and MariaDB's numbers of a CHECK that fails, which their drivers take for an error of the server's operation.
+_MYSQL_CHECK_FAILED: Final = (3819, 4025)
 
 
 @contextmanager
@@ -59,6 +62,9 @@ def told(what: str, table: str) -> Iterator[None]:
     except (sa.exc.IntegrityError, sa.exc.DataError) as error:
         raise RecordRefusedError(f"table {table} refuses a row, {what}: {error.orig}") from error
     except sa.exc.SQLAlchemyError as error:
+        arguments = getattr(getattr(error, "orig", None), "args", None) or [None]
+        if arguments[0] in _MYSQL_CHECK_FAILED:
+            raise RecordRefusedError(f"table {table} refuses a row, {what}: {arguments}") from error
         raise BatchFailedError(f"table {table}, {what}: {error}") from error
 
 

@@ -26,9 +26,20 @@ def entry(commit: int, run: int = 1) -> SinkEntry:
     return SinkEntry(commit=commit, run=run, lineage="l", batch=commit, source={}, rows=2, digest=1)
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "any other"])
+ROWS = sa.Table(
+    "rows",
+    sa.MetaData(),
+    sa.Column("k", sa.String(9), primary_key=True),
+    sa.Column("v", sa.Integer, sa.CheckConstraint("v < 100")),
+    sa.Column("commit", sa.BigInteger),
+)
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb", "any other"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sa.Engine]:
     url = f"sqlite:///{tmp_path / 'rows.db'}"
+    if request.param == "mariadb":
+        url = request.getfixturevalue("mariadb")
     if request.param == "postgresql":
         given: Mapping[str, str] = request.getfixturevalue("database")
         url = f"postgresql+psycopg://postgres@/{given['dbname']}?host={given['host']}"
@@ -36,10 +47,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         made = upsert_table.statements
         monkeypatch.setattr(upsert_table, "statements", lambda _, *rest: made("other", *rest))
     engine = sa.create_engine(url, poolclass=sa.NullPool)
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text('CREATE TABLE rows (k VARCHAR(9) PRIMARY KEY, v INTEGER CHECK (v < 100), "commit" BIGINT)')
-        )
+    ROWS.create(engine)
     yield engine
     engine.dispose()
 
@@ -58,7 +66,7 @@ def write(committer: Any, rows: list[tuple[str | None, int]], commit: int, run: 
 
 def rows(engine: sa.Engine) -> list[Any]:
     with engine.connect() as connection:
-        return [tuple(row) for row in connection.execute(sa.text('SELECT k, v, "commit" FROM rows ORDER BY k'))]
+        return [tuple(row) for row in connection.execute(sa.select(ROWS).order_by(ROWS.c.k))]
 
 
 def test_a_repeated_batch_leaves_what_one_leaves_and_a_late_task_overwrites_nothing(engine: sa.Engine) -> None:

@@ -3,10 +3,13 @@
 PYTHON ?= python3
 # Given to pytest, as in: make test ARGS="tests/unit -k sequencer"
 ARGS ?=
+# Processes that share out the test files
+WORKERS ?= 2
 # Faults of the crash matrix: make crash-matrix N=1000
 N ?= 96
 
 VENV_PYTHON := .venv/bin/python
+PYTEST := $(VENV_PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 
 .DEFAULT_GOAL := help
@@ -26,10 +29,10 @@ demo: setup ## run the demo: broker, stream, two kills, gate, report
 	@$(VENV_PYTHON) -m demo
 
 test: lint ## lint, types, and the test suite
-	@$(VENV_PYTHON) -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-all: lint ## the same with the slow tests
-	@$(VENV_PYTHON) -m pytest -m "" $(ARGS)
+	@$(PYTEST) -m "" $(ARGS)
 
 crash-matrix: setup ## N faults at every step of the protocol, then some at Spark's own sink; resumes
 	@$(VENV_PYTHON) -m tests.crash_matrix --runs $(N)

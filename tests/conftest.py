@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -28,6 +31,13 @@ __all__ = ["database", "mariadb", "postgres"]  # fixtures
 GRACE_SECONDS = 15.0
 
 MakeTopic = Callable[..., str]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let a file's tests run in one of the processes, and Airflow's all in the same: they share one Airflow."""
+    for item in items:
+        file = Path(item.nodeid.partition("::")[0])
+        item.add_marker(pytest.mark.xdist_group("airflow" if file.parent.name == "airflow" else str(file)))
 
 
 def descendants() -> list[psutil.Process]:
@@ -68,6 +78,17 @@ def nothing_left_running() -> Iterator[None]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     assert not left, f"processes were left running: {lines}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def orphans_are_reaped() -> Iterator[None]:
+    """Ask adopted processes for their exit codes once a file is done: every search of /proc walks through the dead."""
+    yield
+    children = {child.pid for child in psutil.Process().children()}
+    if children:
+        for pid in children - {one.pid for one in gc.get_objects() if issubclass(type(one), subprocess.Popen)}:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
 
 @pytest.fixture(scope="session")

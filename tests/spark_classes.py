@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 import uuid
@@ -17,22 +18,28 @@ JVM_OPTION = f"-XX:SharedArchiveFile={ARCHIVE} -Xshare:auto -Xlog:cds=off -Xlog:
 
 
 def ensure(config: Mapping[str, str]) -> None:
-    """Make the archive if this checkout has none: one driver lives and ends in order.
+    """Make the archive if this checkout has none; of several processes one does, and the others wait for it.
 
     :param config: of the broker on which the driver gets topics of its own
     """
+    ARCHIVE.parent.mkdir(exist_ok=True)
+    with ARCHIVE.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not ARCHIVE.exists():
+            _make(config)
+
+
+def _make(config: Mapping[str, str]) -> None:
+    """Let a driver live and end in order, with the archive as its legacy."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     from tests.integration.streaming.harness import CONF, World
 
-    if ARCHIVE.exists():
-        return
     name = f"classes-{uuid.uuid4().hex[:6]}"
     topics = f"{name}.in", f"{name}.out"
     admin = AdminClient(dict(config))
     for made in admin.create_topics([NewTopic(topic, 1, 1) for topic in topics]).values():
         made.result(30)
-    ARCHIVE.parent.mkdir(exist_ok=True)
     beside = ARCHIVE.with_suffix(f".{os.getpid()}")
     option = "spark.driver.extraJavaOptions"
     dump = CONF[option].replace(JVM_OPTION, f"-XX:ArchiveClassesAtExit={beside} -Xlog:cds=off -Xlog:cds+dynamic=off")

@@ -59,13 +59,16 @@ def told(what: str, table: str) -> Iterator[None]:
     """
     try:
         yield
-    except (sa.exc.IntegrityError, sa.exc.DataError) as error:
-        raise RecordRefusedError(f"table {table} refuses a row, {what}: {error.orig}") from error
     except sa.exc.SQLAlchemyError as error:
-        arguments = getattr(getattr(error, "orig", None), "args", None) or [None]
-        if arguments[0] in _MYSQL_CHECK_FAILED:
-            raise RecordRefusedError(f"table {table} refuses a row, {what}: {arguments}") from error
+        if isinstance(error, sa.exc.DBAPIError) and _refuses_row(error):
+            raise RecordRefusedError(f"table {table} refuses a row, {what}: {error.orig}") from error
         raise BatchFailedError(f"table {table}, {what}: {error}") from error
+
+
+def _refuses_row(error: sa.exc.DBAPIError) -> bool:
+    if isinstance(error, (sa.exc.IntegrityError, sa.exc.DataError)):
+        return True
+    return error.orig is not None and bool(error.orig.args) and error.orig.args[0] in _MYSQL_CHECK_FAILED
 
 
 def find(connection: sa.Connection, name: str) -> sa.Table:

@@ -40,7 +40,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     url = f"sqlite:///{tmp_path / 'rows.db'}"
     if request.param == "mariadb":
         url = request.getfixturevalue("mariadb")
-    if request.param == "postgresql":
+    elif request.param == "postgresql":
         given: Mapping[str, str] = request.getfixturevalue("database")
         url = f"postgresql+psycopg://postgres@/{given['dbname']}?host={given['host']}"
     elif request.param == "any other":

@@ -84,9 +84,9 @@ def nothing_left_running() -> Iterator[None]:
 def orphans_are_reaped() -> Iterator[None]:
     """Ask adopted processes for their exit codes once a file is done: every search of /proc walks through the dead."""
     yield
-    children = {child.pid for child in psutil.Process().children()}
-    if children:
-        for pid in children - {one.pid for one in gc.get_objects() if issubclass(type(one), subprocess.Popen)}:
+    dead = {child.pid for child in psutil.Process().children()} - {process.pid for process in descendants()}
+    if dead:
+        for pid in dead - {one.pid for one in gc.get_objects() if issubclass(type(one), subprocess.Popen)}:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 

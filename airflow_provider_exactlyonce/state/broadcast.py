@@ -7,8 +7,9 @@ which keep the rules as state; each row of the data goes to one of them. In a ba
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, StateValueError
@@ -29,9 +30,15 @@ OUT = TypeVar("OUT")
 COPY: Final = "_exactlyonce_copy"
 IS_DATA: Final = "_exactlyonce_is_data"
 
+_DIGEST: Final = Shape("BINARY")
+#: The entries that this process saw last, by a state's name: their digest, and they themselves, never to be changed.
+_seen: Final[dict[str, tuple[bytes, Mapping[Any, Any]]]] = {}
+
 
 class BroadcastState(State, Generic[K, V]):
     """A map that is the same in every copy; only ``process_broadcast_element`` may change it.
+
+    Beside the map lies a digest of it, so that a worker reads a large map only when it has changed.
 
     :param key_type: of the map's keys, in Spark's DDL
     :param type: of its values
@@ -39,8 +46,10 @@ class BroadcastState(State, Generic[K, V]):
     """
 
     _store: ValueStore
-    _entries: dict[K, V] | None
-    _changed: bool
+    _digest_store: ValueStore
+    _entries: Mapping[K, V] | None
+    #: The same as ``_entries`` once they may be changed.
+    _changed: dict[K, V] | None
 
     def __init__(self, key_type: str, type: str, *, name: str | None = None) -> None:
         super().__init__(name, None)
@@ -92,24 +101,30 @@ class BroadcastState(State, Generic[K, V]):
     @property
     def shapes(self) -> tuple[Shape, ...]:
         """What its store is declared with."""
-        return (self._shape,)
+        return (self._shape, _DIGEST)
 
     def begin(self) -> None:
         """Forget what was read."""
-        self._entries = None
-        self._changed = False
+        self._entries = self._changed = None
 
     def flush(self) -> None:
         """Write what has changed."""
-        if not self._changed:
+        if self._changed is None:
             return
-        if self._entries:
-            self._store.update(self._shape.pack(self._entries))
-        else:
+        if not self._changed:
             self._store.clear()
+            self._digest_store.clear()
+            return
+        # Fitted values are of types whose repr says all of them; Spark does not keep a map's order.
+        entries = sorted(map(repr, self._changed.items()))
+        digest = hashlib.blake2b(repr(entries).encode(), digest_size=32).digest()
+        self._store.update(self._shape.pack(self._changed))
+        self._digest_store.update(_DIGEST.pack(digest))
+        _seen[self.name] = digest, self._changed
 
     def _open(self, handle: Handle) -> None:
         self._store = handle.value_store(self.name, self._shape, None)
+        self._digest_store = handle.value_store(f"{self.name}.digest", _DIGEST, None)
 
     def _key(self, key: K) -> K:
         if key is None:
@@ -119,19 +134,27 @@ class BroadcastState(State, Generic[K, V]):
     def _given(self, value: V | None) -> V | None:
         return cast("V | None", self._fit(value)) if self._copies else value
 
-    def _read(self) -> dict[K, V]:
+    def _read(self) -> Mapping[K, V]:
         if self._entries is None:
-            row = self._store.get()
-            self._entries = {} if row is None else self._shape.unpack(row)
-        return cast("dict[K, V]", self._entries)
+            row = self._digest_store.get()
+            digest = None if row is None else _DIGEST.unpack(row)
+            seen, entries = _seen.get(self.name, (None, {}))
+            if digest is None or digest != seen:
+                row = self._store.get()
+                entries = {} if row is None else self._shape.unpack(row)
+                if digest is not None:
+                    _seen[self.name] = digest, entries
+            self._entries = entries
+        return cast("Mapping[K, V]", self._entries)
 
     def _written(self) -> dict[K, V]:
         if not self.is_writable:
             raise RefusedError(
                 f"state {self.name}: only process_broadcast_element may change it; else its copies would differ"
             )
-        self._changed = True
-        return self._read()
+        if self._changed is None:
+            self._entries = self._changed = dict(self._read())
+        return self._changed
 
 
 class BroadcastProcessFunction(ABC, Generic[IN, RULE, OUT]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from airflow_provider_exactlyonce.state import (
     Context,
     ValueState,
 )
+from airflow_provider_exactlyonce.state.declared import Shape
+from airflow_provider_exactlyonce.state.memory import Memory, MemoryValueStore
 
 
 class Limits(BroadcastProcessFunction[Any, Any, Any]):
@@ -77,3 +80,73 @@ def test_declarations_that_cannot_be_are_refused() -> None:
         BroadcastHarness(Keyed(), ["k"], ["k", "limit", "at"])
     with pytest.raises(RefusedError, match="Limits: at is no column of the control stream: k, limit"):
         BroadcastHarness(Limits(), ["k"], ["k", "limit"])
+
+
+class Counting(MemoryValueStore):
+    """Counts how often it was read."""
+
+    reads = 0
+
+    def get(self) -> tuple[Any, ...] | None:
+        self.reads += 1
+        return super().get()
+
+
+@dataclass
+class Counted(Memory):
+    stores: dict[str, Counting] = field(default_factory=dict)
+
+    def value_store(self, name: str, shape: Shape, ttl_milliseconds: int | None) -> MemoryValueStore:
+        return self.stores.setdefault(name, Counting(self, name, ttl_milliseconds))
+
+
+def opened(memory: Memory, copy: int, name: str) -> BroadcastState[str, list[int]]:
+    memory.key = (copy,)
+    return BroadcastState[str, "list[int]"]("STRING", "ARRAY<BIGINT>", name=name).bound(memory)
+
+
+def put(memory: Memory, copy: int, name: str, key: str, value: list[int]) -> BroadcastState[str, list[int]]:
+    state = opened(memory, copy, name)
+    state.is_writable = True
+    state.put(key, value)
+    return state
+
+
+def test_a_map_is_read_only_when_the_worker_has_not_seen_it() -> None:
+    memory = Counted()
+    for copy in (0, 1):
+        put(memory, copy, "seldom", "a", [1]).flush()
+    rules = memory.stores["seldom"]
+    rules.reads = 0
+    for copy in (0, 1, 0):
+        assert opened(memory, copy, "seldom").get("a") == [1]
+    assert rules.reads == 0
+    put(Counted(), 0, "seldom", "b", [2]).flush()  # as of another pipeline
+    assert [opened(memory, copy, "seldom").get("a") for copy in (0, 1)] == [[1], [1]]
+    assert rules.reads == 1
+
+
+def test_what_a_failed_batch_did_to_the_map_is_seen_by_no_other() -> None:
+    memory = Counted()
+    put(memory, 0, "failed", "a", [1]).flush()
+    put(memory, 0, "failed", "a", [2])  # its task ends here
+    found = opened(memory, 0, "failed").get("a")
+    assert found == [1]
+    found.append(3)
+    next(opened(memory, 0, "failed").items())[1].append(4)
+    assert dict(opened(memory, 0, "failed").items()) == {"a": [1]}
+
+
+def test_a_map_without_a_digest_is_read_from_its_store() -> None:
+    memory = Counted()
+    put(memory, 0, "before", "a", [1]).flush()
+    memory.stores["before.digest"].clear()
+    put(Counted(), 0, "before", "b", [2]).flush()
+    assert dict(opened(memory, 0, "before").items()) == {"a": [1]}
+    put(memory, 0, "before", "b", [2]).flush()
+    assert dict(opened(memory, 0, "before").items()) == {"a": [1], "b": [2]}
+    cleared = put(memory, 0, "before", "c", [3])
+    cleared.clear()
+    cleared.flush()
+    assert not list(opened(memory, 0, "before").items())
+    assert not memory.stores["before.digest"].get()

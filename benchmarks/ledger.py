@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.kafka import record_batch
-from airflow_provider_exactlyonce.kafka.transaction import TransactionSession, add_partition, produce
+from airflow_provider_exactlyonce.kafka.transaction import TransactionSession, add_partitions, produce
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
@@ -69,7 +69,7 @@ class Filler:
         """Write commits in one transaction, in bodies as large as the topic accepts."""
         self.session.begin()
         producer, identity = self.session.producer, self.session.transactional_id
-        add_partition(self.client, identity, producer, self.ledger, 0)
+        add_partitions(self.client, identity, producer, self.ledger, [0])
         following = self._end()
         keys, values = [], []
         for offset in range(following, following + number):

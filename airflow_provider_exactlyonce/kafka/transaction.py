@@ -12,7 +12,7 @@ The driver is its only owner. The rules (who may send what, and when) are those 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
@@ -158,7 +158,7 @@ class TransactionSession:
         """
         sequence = self._written.get((topic, partition), 0)
         if sequence == 0:
-            add_partition(self.client, self.transactional_id, self.producer, topic, partition)
+            add_partitions(self.client, self.transactional_id, self.producer, topic, [partition])
         records = [(key, value), *((gone, None) for gone in tombstones)]
         body = record_batch.encode_few(records, timestamp_milliseconds=int(time.time() * 1000))
         header, payload = record_batch.stamp(
@@ -260,14 +260,16 @@ class TransactionSession:
         self.state = following
 
 
-def add_partition(client: WireClient, transactional_id: str, producer: Producer, topic: str, partition: int) -> None:
-    """Make a topic-partition part of the open transaction; the first one opens it. May be repeated.
+def add_partitions(
+    client: WireClient, transactional_id: str, producer: Producer, topic: str, partitions: Collection[int]
+) -> None:
+    """Make some of a topic's partitions part of the open transaction; the first ones open it. May be repeated.
 
     :raises BatchFailedError: when the coordinator refuses; the attempt can't go on
     :raises RefusedError: when the Kafka user lacks a right
     """
-    what = f"AddPartitionsToTxn of {topic}-{partition}"
-    code = _definite(what, lambda: client.add_partition(transactional_id, producer, topic, partition))
+    what = f"AddPartitionsToTxn of {topic}-{', '.join(map(str, partitions))}"
+    code = _definite(what, lambda: client.add_partitions(transactional_id, producer, topic, partitions))
     _check_rights(code, transactional_id, topic=topic)
     if code != Code.NONE:
         raise BatchFailedError(f"{what} answered {describe(code)}")

@@ -8,7 +8,7 @@ AddPartitionsToTxn 3 and Produce 11 the partitions are added by the client and t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Self
@@ -67,6 +67,7 @@ class Code(IntEnum):
     INVALID_TRANSACTION_TIMEOUT = 50
     CONCURRENT_TRANSACTIONS = 51
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    OPERATION_NOT_ATTEMPTED = 55
     KAFKA_STORAGE_ERROR = 56
     UNKNOWN_PRODUCER_ID = 59
     INVALID_RECORD = 87
@@ -150,9 +151,12 @@ class WireClient:
             return code, NO_PRODUCER
         return code, Producer(id=answer.producer_id, epoch=answer.producer_epoch)
 
-    def add_partition(self, transactional_id: str, producer: Producer, topic: str, partition: int) -> int:
-        """Make a topic-partition part of the transaction, which opens it if it isn't open."""
-        topics = [AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=[partition])]
+    def add_partitions(self, transactional_id: str, producer: Producer, topic: str, partitions: Collection[int]) -> int:
+        """Make some of a topic's partitions part of the transaction, which opens it if it isn't open.
+
+        Either all of them become part of it or none; returns the error of one that can't.
+        """
+        topics = [AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))]
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=transactional_id,
             v3_and_below_producer_id=producer.id,
@@ -160,12 +164,13 @@ class WireClient:
             v3_and_below_topics=topics,
             max_version=3,
         )
-        return self._to_coordinator(
-            CoordinatorType.TRANSACTION,
-            transactional_id,
-            request,
-            lambda answer: answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code,
-        )[0]
+
+        def first_error(answer: Any) -> int:
+            results = answer.results_by_topic_v3_and_below[0].results_by_partition
+            codes = {result.partition_error_code for result in results}
+            return min(codes - {Code.NONE, Code.OPERATION_NOT_ATTEMPTED}, default=Code.NONE)
+
+        return self._to_coordinator(CoordinatorType.TRANSACTION, transactional_id, request, first_error)[0]
 
     def add_offsets(self, transactional_id: str, producer: Producer, group: str) -> int:
         """Make a consumer group's offsets part of the transaction, which opens it if it isn't open."""

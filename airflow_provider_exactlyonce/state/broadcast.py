@@ -145,7 +145,7 @@ class BroadcastState(State, Generic[K, V]):
                 if digest is not None:
                     _seen[self.name] = digest, entries
             self._entries = entries
-        return cast("Mapping[K, V]", self._entries)
+        return self._entries
 
     def _written(self) -> dict[K, V]:
         if not self.is_writable:

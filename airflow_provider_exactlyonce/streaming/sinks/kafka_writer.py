@@ -5,6 +5,7 @@ Runs in Spark's Python workers. Encoding goes on while a sender thread waits for
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import queue
@@ -12,7 +13,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +28,7 @@ from airflow_provider_exactlyonce.kafka.columns import as_binary, flat_numbers
 from airflow_provider_exactlyonce.kafka.compression import UNCOMPRESSED, Compression, Shrinkage
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.kafka.record_batch import Body, OversizedRecord, RefusedRecord
-from airflow_provider_exactlyonce.kafka.transaction import add_partition, produce
+from airflow_provider_exactlyonce.kafka.transaction import add_partitions, produce
 from airflow_provider_exactlyonce.kafka.wire import Producer, WireClient
 from airflow_provider_exactlyonce.streaming.marked_errors import mark
 from airflow_provider_exactlyonce.streaming.sequencer import TopicPartition
@@ -347,6 +348,7 @@ class _Sender:
         self._targets = targets
         self._flushes = 0
         self._sums: dict[TopicPartition, _Sums] = {}
+        self._added: set[TopicPartition] = set()
         self._error: BaseException | None = None
         self._queue: queue.Queue[tuple[str, list[Body]] | None] = queue.Queue(_FLUSHES_QUEUED)
         self._thread = threading.Thread(target=self._run, name="kafka-sender", daemon=True)
@@ -387,35 +389,54 @@ class _Sender:
         keyless = unsent.pop(count, deque())
         while unsent:
             place, sequence, add = self._turn(topic, list(islice(unsent, CANDIDATES)))
+            if add:
+                self._add(topic, unsent)
             left = unsent[place.partition]
             body = left.popleft()
             if not left:
                 del unsent[place.partition]
-            self._send_one(place, body, sequence, add, asks_next=bool(unsent or keyless))
+            self._send_one(place, body, sequence, asks_next=bool(unsent or keyless))
         while keyless:
             anywhere = [(first + step) % count for step in range(min(count, CANDIDATES))]
             place, sequence, add = self._turn(topic, anywhere)
+            if add:
+                self._add(topic, [place.partition])
             body = keyless.popleft()
-            self._send_one(place, body, sequence, add, asks_next=bool(keyless))
+            self._send_one(place, body, sequence, asks_next=bool(keyless))
 
     def _turn(self, topic: str, partitions: list[int]) -> tuple[TopicPartition, int, bool]:
         partition, sequence, add = self._sequencer.ask(topic, partitions)
         return TopicPartition(topic, partition), sequence, add
 
-    def _send_one(self, place: TopicPartition, body: Body, sequence: int, add: bool, *, asks_next: bool) -> None:
-        offset = self._append(place, body, sequence, add)
+    def _add(self, topic: str, partitions: Iterable[int]) -> None:
+        """Make the partitions part of the transaction, all that have records in one request."""
+        new = [partition for partition in partitions if TopicPartition(topic, partition) not in self._added]
+        if not new:
+            return
+        task = self._task
+        with _marked():
+            add_partitions(_client(task.settings.config), task.settings.transactional_id, task.producer, topic, new)
+        self._added.update(TopicPartition(topic, partition) for partition in new)
+
+    def _send_one(self, place: TopicPartition, body: Body, sequence: int, *, asks_next: bool) -> None:
+        offset = self._append(place, body, sequence)
         self._sequencer.release(place, body.records, offset, asks_next=asks_next)
         self._sums.setdefault(place, _Sums()).add(body.records, body.digest)
 
-    def _append(self, place: TopicPartition, body: Body, sequence: int, add: bool) -> int:
+    def _append(self, place: TopicPartition, body: Body, sequence: int) -> int:
         task = self._task
-        client = _client(task.settings.config)
         header, payload = record_batch.stamp(
             body, producer_id=task.producer.id, epoch=task.producer.epoch, base_sequence=sequence
         )
-        try:
-            if add:
-                add_partition(client, task.settings.transactional_id, task.producer, *place)
+        client = _client(task.settings.config)
+        with _marked():
             return produce(client, task.settings.transactional_id, *place, b"".join((header, payload)))
-        except (RecordRefusedError, RefusedError) as error:
-            raise type(error)(mark(type(error), str(error))) from error
+
+
+@contextlib.contextmanager
+def _marked() -> Iterator[None]:
+    """Mark the text of what Kafka refuses, so that the driver knows it among a task's errors."""
+    try:
+        yield
+    except (RecordRefusedError, RefusedError) as error:
+        raise type(error)(mark(type(error), str(error))) from error

@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.devkit.jars import broker_jars
 from airflow_provider_exactlyonce.devkit.java import java_executable
 from airflow_provider_exactlyonce.kafka.compression import ATTRIBUTES, Compression
 from airflow_provider_exactlyonce.kafka.record_batch import Body, stamp
-from airflow_provider_exactlyonce.kafka.transaction import add_partition, produce
+from airflow_provider_exactlyonce.kafka.transaction import add_partitions, produce
 from airflow_provider_exactlyonce.kafka.wire import Producer, WireClient
 from tests.integration.kafka.test_wire_contract import initialised
 from tests.unit.kafka.record_rows import LATEST, NOW, PROPERTY, TIMESTAMPS, Row, encode, expected, rows
@@ -43,7 +43,7 @@ class Transaction:
         """Append a body and return its offset."""
         sequence = self.sequences.get((topic, body.partition), 0)
         if not sequence:
-            add_partition(self.client, self.name, self.producer, topic, body.partition)
+            add_partitions(self.client, self.name, self.producer, topic, [body.partition])
         self.sequences[topic, body.partition] = sequence + body.records
         stamped = stamp(body, producer_id=self.producer.id, epoch=self.producer.epoch, base_sequence=sequence)
         return produce(self.client, self.name, topic, body.partition, b"".join(stamped))

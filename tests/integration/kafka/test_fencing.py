@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.control import lease
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.exceptions import FencedError, RefusedError
-from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, add_partition
+from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, add_partitions
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, WireClient
 from tests.integration.kafka.alone import Stage, check, on_stage, started
 from tests.integration.kafka.proxy import Api, Exchange, Proxy, answered, cut_after, cut_before
@@ -78,7 +78,7 @@ def test_a_straggler_that_reopens_the_transaction_after_an_abort_is_ended_by_the
     session.write(stage.topic, 0, b"k", b"aborted")
     straggler = session.producer
     session.abort()
-    add_partition(session.client, session.transactional_id, straggler, stage.topic, 1)
+    add_partitions(session.client, session.transactional_id, straggler, stage.topic, [1])
     stage.process()
     stage.check(more_claims=0)
 
@@ -92,7 +92,7 @@ def test_a_straggler_between_abort_and_epoch_is_recovered_under_the_same_run(sta
 
     def reopen_first(exchange: Exchange) -> bytes:
         with WireClient(stage.config) as other:
-            add_partition(other, session.transactional_id, straggler, stage.topic, 1)
+            add_partitions(other, session.transactional_id, straggler, stage.topic, [1])
         return exchange.forward()
 
     stage.proxy.on(Api.INIT_PRODUCER_ID, reopen_first)

@@ -71,7 +71,7 @@ def test_a_transaction_goes_through_its_whole_life(
     assert code == Code.NONE
     code, bumped = initialised(client, name, producer)
     assert (code, bumped) == (Code.NONE, Producer(id=producer.id, epoch=producer.epoch + 1))
-    assert client.add_partition(name, bumped, topic, 0) == Code.NONE
+    assert client.add_partitions(name, bumped, topic, [0]) == Code.NONE
     assert appended(client, name, topic, batch(bumped, b"v")) == 0
     assert client.stable_offsets(topic) == {0: 0}
     assert client.end_transaction(name, bumped, commit=commit) == Code.NONE
@@ -139,10 +139,19 @@ def test_the_broker_accepts_offsets_of_a_group_that_has_members(
     consumer.close()
 
 
+def test_partitions_are_added_together_or_not_at_all(client: WireClient, make_topic: Callable[..., str]) -> None:
+    name, topic = f"t-{uuid.uuid4()}", make_topic(partitions=2)
+    _, producer = initialised(client, name)
+    assert client.add_partitions(name, producer, topic, [0, 7, 1]) == Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert client.produce(name, topic, 0, batch(producer, b"v"))[0] != Code.NONE, "none of them was"
+    assert client.add_partitions(name, producer, topic, [0, 1]) == Code.NONE
+    assert [client.produce(name, topic, place, batch(producer, b"v"))[:2] for place in (0, 1)] == [(0, 0), (0, 0)]
+
+
 def test_the_same_bytes_sent_twice_are_appended_once(client: WireClient, make_topic: Callable[..., str]) -> None:
     name, topic = f"t-{uuid.uuid4()}", make_topic(partitions=1)
     _, producer = initialised(client, name)
-    client.add_partition(name, producer, topic, 0)
+    client.add_partitions(name, producer, topic, [0])
     records = batch(producer, b"v")
     assert appended(client, name, topic, records) == appended(client, name, topic, records) == 0
 
@@ -152,14 +161,14 @@ def test_a_fenced_producer_can_neither_write_nor_commit_nor_fence(
 ) -> None:
     name, topic = f"t-{uuid.uuid4()}", make_topic(partitions=1)
     _, old = initialised(client, name)
-    client.add_partition(name, old, topic, 0)
+    client.add_partitions(name, old, topic, [0])
     _, new = initialised(client, name)
     assert new.epoch > old.epoch
     assert client.produce(name, topic, 0, batch(old, b"zombie"))[0] in (
         Code.INVALID_PRODUCER_EPOCH,
         Code.PRODUCER_FENCED,
     )
-    assert client.add_partition(name, old, topic, 0) == Code.PRODUCER_FENCED
+    assert client.add_partitions(name, old, topic, [0]) == Code.PRODUCER_FENCED
     assert client.end_transaction(name, old, commit=True) == Code.PRODUCER_FENCED
     assert initialised(client, name, old)[0] == Code.PRODUCER_FENCED
     assert initialised(client, name, new)[0] == Code.NONE

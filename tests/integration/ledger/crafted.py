@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from airflow_provider_exactlyonce.kafka import record_batch
 from airflow_provider_exactlyonce.kafka.digest import record_digest
-from airflow_provider_exactlyonce.kafka.transaction import TransactionSession, add_partition, produce
+from airflow_provider_exactlyonce.kafka.transaction import TransactionSession, add_partitions, produce
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
@@ -93,7 +93,7 @@ class CraftedPipeline:
                 timestamps=int(time.time() * 1000),
                 body_bytes_maximum=1_000_000,
             )
-            add_partition(self.client, self.session.transactional_id, producer, self.sink, partition)
+            add_partitions(self.client, self.session.transactional_id, producer, self.sink, [partition])
             stamped = record_batch.stamp(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=0)
             first = produce(self.client, self.session.transactional_id, self.sink, partition, b"".join(stamped))
             written[partition] = SinkRange(

@@ -1,0 +1,73 @@
+"""What one task sends to Kafka, as it was on the wire."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+
+from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from airflow_provider_exactlyonce.kafka import preflight
+from airflow_provider_exactlyonce.kafka.transaction import TransactionSession
+from airflow_provider_exactlyonce.kafka.wire import WireClient
+from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sequencer_server import SequencerServer
+from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
+from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
+from tests.integration.kafka.proxy import Api, Proxy, cut_after
+from tests.integration.streaming.harness import read_committed
+
+ROWS = 100
+
+
+def rows(start: int) -> pa.RecordBatch:
+    numbers = range(start, start + ROWS)
+    return pa.record_batch(
+        {
+            "key": pa.array([b"%d" % number for number in numbers], pa.binary()),
+            "value": pa.array([b"v%d" % number for number in numbers], pa.binary()),
+            "digest": pa.array(numbers, pa.int64()),
+        }
+    )
+
+
+def test_a_task_makes_all_partitions_that_it_has_records_for_part_of_the_transaction_at_once(
+    broker: EmbeddedBroker, kafka_config: Mapping[str, str], make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic(partitions=8)
+    listener = SequencerListener(SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1"))
+    with Proxy(broker.state.port) as proxy, WireClient(kafka_config) as client:
+        session = TransactionSession(client, f"t-{uuid.uuid4()}", timeout_milliseconds=60_000)
+        session.initialise()
+        session.begin()
+        settings = kafka_writer.WriterSettings(
+            config=proxy.config,
+            sequencer_key=listener.key,
+            transactional_id=session.transactional_id,
+            topic=topic,
+        )
+        proxy.on(Api.ADD_PARTITIONS, cut_after)
+        with SequencerServer(
+            listener, grant_timeout_seconds=30, attempt_timeout_seconds=60, on_failure=lambda: None
+        ) as server:
+            task = kafka_writer.WriteTask(
+                settings=settings,
+                sequencer=server.address,
+                producer=session.producer,
+                targets=preflight.check_topics(client, sinks=[topic], allow_single_replica=True),
+            )
+            for number in range(2):
+                written = kafka_writer.write_rows(iter([rows(number * ROWS)]), task, number, 0)
+                assert sum(count for count, _ in written.values()) == ROWS
+                assert len(written) == 8, "every partition has records"
+            found = server.result(2)
+        session.commit()
+        asked = [request for request in proxy.requests if request.api == Api.ADD_PARTITIONS]
+        assert len(asked) == 2, "the first task's, whose answer was lost, and its repetition; the second needs none"
+        assert proxy.pending == 0
+        kafka_writer._clients.popitem()[1].close()
+    listener.socket.close()
+    assert sum(of.rows for of in found.values()) == 2 * ROWS
+    read = [(record.key, record.value) for record in read_committed(kafka_config, topic)]
+    assert sorted(read) == sorted((b"%d" % number, b"v%d" % number) for number in range(2 * ROWS))

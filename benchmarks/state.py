@@ -268,7 +268,7 @@ def main() -> int:
     if figures["rules_milliseconds"] > RULES_MILLISECONDS_MAX:
         fails.append(f"rules: at most {RULES_MILLISECONDS_MAX} ms are wanted")
     print(
-        f"load at the start {figures['load']:.1f}; median of {(given.batches - 1) * given.rounds} batches each, of the quick ones more"
+        f"load at the start {figures['load']:.1f}; median of at least {(given.batches - 1) * given.rounds} batches each"
     )
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1) + "\n")

@@ -268,7 +268,7 @@ def add_partitions(
     :raises BatchFailedError: when the coordinator refuses; the attempt can't go on
     :raises RefusedError: when the Kafka user lacks a right
     """
-    what = f"AddPartitionsToTxn of {topic}-{', '.join(map(str, partitions))}"
+    what = f"AddPartitionsToTxn of {len(partitions)} partitions of {topic}"
     code = _definite(what, lambda: client.add_partitions(transactional_id, producer, topic, partitions))
     _check_rights(code, transactional_id, topic=topic)
     if code != Code.NONE:

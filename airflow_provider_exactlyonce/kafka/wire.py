@@ -165,12 +165,13 @@ class WireClient:
             max_version=3,
         )
 
-        def first_error(answer: Any) -> int:
+        def error(answer: Any) -> int:
             results = answer.results_by_topic_v3_and_below[0].results_by_partition
             codes = {result.partition_error_code for result in results}
-            return min(codes - {Code.NONE, Code.OPERATION_NOT_ATTEMPTED}, default=Code.NONE)
+            # Beside one that can't be added the others are "not attempted".
+            return int(min(codes - {Code.NONE, Code.OPERATION_NOT_ATTEMPTED}, default=max(codes)))
 
-        return self._to_coordinator(CoordinatorType.TRANSACTION, transactional_id, request, first_error)[0]
+        return self._to_coordinator(CoordinatorType.TRANSACTION, transactional_id, request, error)[0]
 
     def add_offsets(self, transactional_id: str, producer: Producer, group: str) -> int:
         """Make a consumer group's offsets part of the transaction, which opens it if it isn't open."""

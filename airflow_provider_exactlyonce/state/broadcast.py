@@ -31,8 +31,8 @@ COPY: Final = "_exactlyonce_copy"
 IS_DATA: Final = "_exactlyonce_is_data"
 
 _DIGEST: Final = Shape("BINARY")
-#: The entries that this process saw last, by a state's name: their digest, and they themselves, never to be changed.
-_seen: Final[dict[str, tuple[bytes, Mapping[Any, Any]]]] = {}
+#: What this process has read last, by a state's name: a digest and its entries, which are never changed.
+_newest: Final[dict[str, tuple[bytes, Mapping[Any, Any]]]] = {}
 
 
 class BroadcastState(State, Generic[K, V]):
@@ -48,8 +48,8 @@ class BroadcastState(State, Generic[K, V]):
     _store: ValueStore
     _digest_store: ValueStore
     _entries: Mapping[K, V] | None
-    #: The same as ``_entries`` once they may be changed.
-    _changed: dict[K, V] | None
+    #: What is to be written, the same as ``_entries``; None as long as nothing was changed.
+    _new: dict[K, V] | None
 
     def __init__(self, key_type: str, type: str, *, name: str | None = None) -> None:
         super().__init__(name, None)
@@ -100,31 +100,35 @@ class BroadcastState(State, Generic[K, V]):
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """What its store is declared with."""
+        """What its stores are declared with."""
         return (self._shape, _DIGEST)
+
+    @property
+    def digest_name(self) -> str:
+        """The digest's name in the checkpoint."""
+        return f"{self.name}.digest"
 
     def begin(self) -> None:
         """Forget what was read."""
-        self._entries = self._changed = None
+        self._entries = self._new = None
 
     def flush(self) -> None:
         """Write what has changed."""
-        if self._changed is None:
+        if self._new is None:
             return
-        if not self._changed:
+        if not self._new:
             self._store.clear()
             self._digest_store.clear()
             return
-        # Fitted values are of types whose repr says all of them; Spark does not keep a map's order.
-        entries = sorted(map(repr, self._changed.items()))
+        # The repr of fitted values says all of them. Spark does not keep a map's order.
+        entries = sorted(map(repr, self._new.items()))
         digest = hashlib.blake2b(repr(entries).encode(), digest_size=32).digest()
-        self._store.update(self._shape.pack(self._changed))
+        self._store.update(self._shape.pack(self._new))
         self._digest_store.update(_DIGEST.pack(digest))
-        _seen[self.name] = digest, self._changed
 
     def _open(self, handle: Handle) -> None:
         self._store = handle.value_store(self.name, self._shape, None)
-        self._digest_store = handle.value_store(f"{self.name}.digest", _DIGEST, None)
+        self._digest_store = handle.value_store(self.digest_name, _DIGEST, None)
 
     def _key(self, key: K) -> K:
         if key is None:
@@ -137,24 +141,28 @@ class BroadcastState(State, Generic[K, V]):
     def _read(self) -> Mapping[K, V]:
         if self._entries is None:
             row = self._digest_store.get()
-            digest = None if row is None else _DIGEST.unpack(row)
-            seen, entries = _seen.get(self.name, (None, {}))
-            if digest is None or digest != seen:
-                row = self._store.get()
-                entries = {} if row is None else self._shape.unpack(row)
-                if digest is not None:
-                    _seen[self.name] = digest, entries
-            self._entries = entries
+            self._entries = self._stored() if row is None else self._seen(_DIGEST.unpack(row))
         return self._entries
+
+    def _seen(self, digest: bytes) -> Mapping[K, V]:
+        seen = _newest.get(self.name)
+        if seen is None or seen[0] != digest:
+            # From the store, not from flush(): every process has to see what Spark gives back.
+            seen = _newest[self.name] = digest, self._stored()
+        return seen[1]
+
+    def _stored(self) -> Mapping[K, V]:
+        row = self._store.get()
+        return {} if row is None else cast("Mapping[K, V]", self._shape.unpack(row))
 
     def _written(self) -> dict[K, V]:
         if not self.is_writable:
             raise RefusedError(
                 f"state {self.name}: only process_broadcast_element may change it; else its copies would differ"
             )
-        if self._changed is None:
-            self._entries = self._changed = dict(self._read())
-        return self._changed
+        if self._new is None:
+            self._entries = self._new = dict(self._read())
+        return self._new
 
 
 class BroadcastProcessFunction(ABC, Generic[IN, RULE, OUT]):
@@ -199,6 +207,10 @@ def as_keyed(
     for name, state in states.items():
         if not isinstance(state, BroadcastState):
             raise RefusedError(f"{kind.__name__}: {name} is a {type(state).__name__}; here it must be a BroadcastState")
+        if any(other.name == state.digest_name for other in states.values()):
+            raise RefusedError(
+                f"{kind.__name__}: {state.digest_name} is the digest of {name}; give that state another name"
+            )
     unknown = [name for name in function.control_order_by if name not in control]
     if unknown:
         raise RefusedError(f"{kind.__name__}: {unknown[0]} is no column of the control stream: {', '.join(control)}")

@@ -121,7 +121,7 @@ def _decimal(kind: DataType) -> Fit:
             value = Decimal(value)
         if not value.is_finite() or value.copy_abs() >= limit:
             raise MisfitError(value, kind, f"at most {precision - scale} digits before the point")
-        result = value.quantize(places, context=_DECIMALS)
+        result = _DECIMALS.plus(value.quantize(places, context=_DECIMALS))  # Spark has no -0
         if result != value:
             raise MisfitError(value, kind, "it would be rounded; quantize it")
         return result
@@ -171,12 +171,21 @@ def _timestamp(value: Any) -> Any:
         raise MisfitError(value, "TIMESTAMP")
     if value.tzinfo is None:
         raise MisfitError(value, "TIMESTAMP", "it has no time zone; say tzinfo=datetime.UTC, or declare TIMESTAMP_NTZ")
-    return value.astimezone(dt.UTC)
+    return _exact(value.astimezone(dt.UTC), dt.UTC)
+
+
+def _exact(value: dt.datetime, zone: dt.tzinfo | None) -> dt.datetime:
+    """Return the same time without what Spark does not keep: a subclass, and the fold."""
+    if type(value) is dt.datetime and not value.fold:
+        return value
+    return dt.datetime.combine(value.date(), value.time(), zone).replace(fold=0)
 
 
 def _local_timestamp(value: Any) -> Any:
-    if value is None or (isinstance(value, dt.datetime) and value.tzinfo is None):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, dt.datetime) and value.tzinfo is None:
+        return _exact(value, None)
     raise MisfitError(value, "TIMESTAMP_NTZ", "it has a time zone" if isinstance(value, dt.datetime) else "")
 
 

@@ -28,7 +28,7 @@ class TopicPartition(NamedTuple):
 class Grant(NamedTuple):
     """The right to append to one topic-partition.
 
-    ``sequence`` is the base sequence; ``add`` tells to add the partition to the transaction first.
+    ``sequence`` is the base sequence; ``add`` tells to add the partition to the transaction first, if the task has not.
     """
 
     task: int

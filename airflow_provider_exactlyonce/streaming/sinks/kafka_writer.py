@@ -389,7 +389,7 @@ class _Sender:
         keyless = unsent.pop(count, deque())
         while unsent:
             place, sequence, add = self._turn(topic, list(islice(unsent, CANDIDATES)))
-            if add:
+            if add and place not in self._added:
                 self._add(topic, unsent)
             left = unsent[place.partition]
             body = left.popleft()
@@ -399,7 +399,7 @@ class _Sender:
         while keyless:
             anywhere = [(first + step) % count for step in range(min(count, CANDIDATES))]
             place, sequence, add = self._turn(topic, anywhere)
-            if add:
+            if add and place not in self._added:
                 self._add(topic, [place.partition])
             body = keyless.popleft()
             self._send_one(place, body, sequence, asks_next=bool(keyless))
@@ -410,13 +410,12 @@ class _Sender:
 
     def _add(self, topic: str, partitions: Iterable[int]) -> None:
         """Make the partitions part of the transaction, all that have records in one request."""
-        new = [partition for partition in partitions if TopicPartition(topic, partition) not in self._added]
-        if not new:
-            return
         task = self._task
+        places = {TopicPartition(topic, partition) for partition in partitions} - self._added
+        client, numbers = _client(task.settings.config), [place.partition for place in places]
         with _marked():
-            add_partitions(_client(task.settings.config), task.settings.transactional_id, task.producer, topic, new)
-        self._added.update(TopicPartition(topic, partition) for partition in new)
+            add_partitions(client, task.settings.transactional_id, task.producer, topic, numbers)
+        self._added |= places
 
     def _send_one(self, place: TopicPartition, body: Body, sequence: int, *, asks_next: bool) -> None:
         offset = self._append(place, body, sequence)

@@ -6,6 +6,7 @@ import datetime as dt
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+import pendulum
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -37,6 +38,10 @@ class Average(NamedTuple):
         ("DATE", dt.date(2026, 3, 1), dt.date(2026, 3, 1)),
         ("TIMESTAMP", NOON.astimezone(dt.timezone(dt.timedelta(hours=5))), NOON),
         ("TIMESTAMP_NTZ", NOON.replace(tzinfo=None), NOON.replace(tzinfo=None)),
+        ("TIMESTAMP", pendulum.datetime(2026, 3, 1, 12), NOON),
+        ("TIMESTAMP_NTZ", pendulum.naive(2026, 3, 1, 12), NOON.replace(tzinfo=None)),
+        ("TIMESTAMP_NTZ", NOON.replace(tzinfo=None, fold=1), NOON.replace(tzinfo=None)),
+        ("DECIMAL(4,2)", Decimal("-0"), Decimal("0.00")),
         ("ARRAY<INT>", (1, None), [1, None]),
         ("MAP<STRING, DECIMAL(4,1)>", {"a": 1}, {"a": Decimal("1.0")}),
         ("total DECIMAL(18,2), n BIGINT", [Decimal(3), 2], (Decimal("3.00"), 2)),

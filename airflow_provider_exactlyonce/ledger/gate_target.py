@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from airflow_provider_exactlyonce.ledger.records import CommitRecord
+if TYPE_CHECKING:  # a DAG file imports this module, and the records are dear to import
+    from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
 _EARLIEST_MILLISECONDS: Final = 100_000_000_000  # 1973; a smaller number is seconds by mistake
 

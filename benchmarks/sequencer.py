@@ -118,7 +118,7 @@ class Batch:
     def next(self, task: Task) -> dict[str, object]:
         """Return the question for the next turn, or the end."""
         task.asked = time.perf_counter()
-        return {"ask": ("t", list(islice(task.unsent, CANDIDATES)))} if task.unsent else {"done": True}
+        return {"ask": ("t", list(islice(task.unsent, CANDIDATES))), "most": 1} if task.unsent else {"done": True}
 
     def heard(self, number: int) -> bool:
         """Read an answer, which is one line; tell whether it was the last one."""
@@ -127,8 +127,9 @@ class Batch:
         if answer:
             now = time.perf_counter()
             self.observed.waits.append(now - task.asked)
-            task.sending = answer["partition"], answer["sequence"]
-            heapq.heappush(self.due, (now + task.unsent.pop(answer["partition"]), number))
+            ((partition, sequence, _),) = answer["granted"]
+            task.sending = partition, sequence
+            heapq.heappush(self.due, (now + task.unsent.pop(partition), number))
         elif task.unsent:
             self.say(task, self.next(task))
         else:

@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.exceptions import (
     SettingRefusedError,
 )
 from airflow_provider_exactlyonce.kafka import record_batch
-from airflow_provider_exactlyonce.kafka.retry import until_definite
+from airflow_provider_exactlyonce.kafka.retry import TRANSIENT, until_definite
 from airflow_provider_exactlyonce.kafka.wire import (
     NO_PRODUCER,
     Code,
@@ -164,9 +164,9 @@ class TransactionSession:
         header, payload = record_batch.stamp(
             body, producer_id=self.producer.id, epoch=self.producer.epoch, base_sequence=sequence
         )
-        offset = produce(self.client, self.transactional_id, topic, partition, b"".join((header, payload)))
+        offsets = produce(self.client, self.transactional_id, topic, {partition: b"".join((header, payload))})
         self._written[topic, partition] = record_batch.advance_sequence(sequence, body.records)
-        return offset
+        return offsets[partition]
 
     def write_offsets(self, group: str, offsets: Mapping[tuple[str, int], int], metadata: str = "") -> None:
         """Commit a consumer group's offsets with the attempt: they become visible together with its records.
@@ -275,32 +275,44 @@ def add_partitions(
         raise BatchFailedError(f"{what} answered {describe(code)}")
 
 
-def produce(client: WireClient, transactional_id: str, topic: str, partition: int, records: bytes) -> int:
-    """Append one stamped record batch and return its base offset.
+def produce(client: WireClient, transactional_id: str, topic: str, batches: Mapping[int, bytes]) -> dict[int, int]:
+    """Append a stamped record batch to each of some of a topic's partitions, and return their base offsets.
 
     The same bytes with the same sequence are sent until the answer is definite: the broker removes duplicates.
 
-    :raises BatchFailedError: when the broker refuses it; the attempt can't go on
+    :param batches: {partition: record batch}
+    :raises BatchFailedError: when the broker refuses one; the attempt can't go on
     :raises RecordRefusedError: when it would be refused again, such as a record without a key in a compacted topic
     :raises RefusedError: when the Kafka user lacks a right
     """
-    what, offset, message = f"Produce to {topic}-{partition}", -1, ""
+    offsets: dict[int, int] = {}
+    answered = ""
 
     def send() -> int:
-        nonlocal offset, message
-        code, offset, message = client.produce(transactional_id, topic, partition, records)
-        return code
+        """Send what is not acknowledged; return an error that is definite before one that is not."""
+        nonlocal answered
+        left = {partition: records for partition, records in batches.items() if partition not in offsets}
+        transient: int = Code.NONE
+        for partition, (code, offset, message) in client.produce(transactional_id, topic, left).items():
+            answered = f"Produce to {topic}-{partition} answered {describe(code)} {message}".rstrip()
+            if code == Code.NONE:
+                offsets[partition] = offset
+            elif code in TRANSIENT:
+                transient = code
+            else:
+                return code
+        return transient
 
+    what = "Produce to " + ", ".join(f"{topic}-{partition}" for partition in batches)
     code = _definite(what, send, on_transient=lambda _: client.refresh_leaders(topic))
     _check_rights(code, transactional_id, topic=topic)
-    answered = f"{what} answered {describe(code)} {message}".rstrip()
     if code in (Code.INVALID_RECORD, Code.INVALID_TIMESTAMP):
         raise RecordRefusedError(answered)
     if code in _TAKEN_OVER:
         raise BatchFailedError(f"{answered}: a newer run, or the batch took longer than its transaction time-out")
     if code != Code.NONE:
         raise BatchFailedError(answered)
-    return offset
+    return offsets
 
 
 def _definite(what: str, send: Callable[[], int], on_transient: Callable[[int], None] = lambda code: None) -> int:

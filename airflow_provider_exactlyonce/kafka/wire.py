@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import kafka.errors
 from kafka.admin import KafkaAdminClient
@@ -98,6 +98,14 @@ class TopicMetadata:
 
     topic_id: str
     leaders: Mapping[int, int]
+
+
+class Appended(NamedTuple):
+    """What a broker answers to a record batch: an error code, the base offset, and its message."""
+
+    code: int
+    offset: int
+    message: str
 
 
 class WireClient:
@@ -238,28 +246,35 @@ class WireClient:
             CoordinatorType.TRANSACTION, transactional_id, request, lambda answer: answer.error_code
         )[0]
 
-    def produce(self, transactional_id: str, topic: str, partition: int, records: bytes) -> tuple[int, int, str]:
-        """Append one record batch with acks=all; returns (error code, base offset, the broker's message)."""
-        leader = self.leader(topic, partition)
-        if leader == _NO_LEADER:
-            return Code.LEADER_NOT_AVAILABLE, -1, "the partition has no leader"
-        data = ProduceRequest.TopicProduceData(
-            name=topic,
-            partition_data=[ProduceRequest.TopicProduceData.PartitionProduceData(index=partition, records=records)],
-        )
-        request = ProduceRequest(
-            transactional_id=transactional_id,
-            acks=-1,
-            timeout_ms=_REQUEST_TIMEOUT_MILLISECONDS,
-            topic_data=[data],
-            max_version=11,
-        )
-        try:
-            answer = self._send(request, leader).responses[0].partition_responses[0]
-        except UnansweredError:
-            self._leaders.pop((topic, partition), None)  # it may have moved; the next try asks
-            raise
-        return answer.error_code, answer.base_offset, answer.error_message or ""
+    def produce(self, transactional_id: str, topic: str, batches: Mapping[int, bytes]) -> dict[int, Appended]:
+        """Append a record batch to each of some partitions with acks=all, in one request to each of their leaders.
+
+        :param batches: {partition: record batch}
+        :returns: the answer for each partition; some may have their batch while others have not
+        """
+        by_leader: dict[int, list[int]] = {}
+        for partition in batches:
+            by_leader.setdefault(self.leader(topic, partition), []).append(partition)
+        nowhere = Appended(Code.LEADER_NOT_AVAILABLE, -1, "the partition has no leader")
+        answers = dict.fromkeys(by_leader.pop(_NO_LEADER, []), nowhere)
+        for leader, partitions in by_leader.items():
+            kind = ProduceRequest.TopicProduceData
+            data = [kind.PartitionProduceData(index=partition, records=batches[partition]) for partition in partitions]
+            request = ProduceRequest(
+                transactional_id=transactional_id,
+                acks=-1,
+                timeout_ms=_REQUEST_TIMEOUT_MILLISECONDS,
+                topic_data=[kind(name=topic, partition_data=data)],
+                max_version=11,
+            )
+            try:
+                for answer in self._send(request, leader).responses[0].partition_responses:
+                    answers[answer.index] = Appended(answer.error_code, answer.base_offset, answer.error_message or "")
+            except UnansweredError:
+                for partition in partitions:
+                    self._leaders.pop((topic, partition), None)  # it may have moved; the next try asks
+                raise
+        return answers
 
     def fetch(self, topic: str, partition: int, offset: int) -> bytes:
         """Return what the log holds from an offset on, undecided and aborted batches too; empty at its end.

@@ -1,10 +1,10 @@
 """Who may write to which topic-partition now, and with which sequence numbers. No I/O.
 
 Kafka numbers a producer's records per topic-partition, and all tasks of a batch attempt share one producer. So tasks
-take turns: a task registers, asks for any of the partitions that it has records ready for, gets a grant of one with the
-base sequence, and releases it with the acknowledged offsets. There is one grant a partition at a time, first come first
-served; many partitions at once. Whatever would let a task's records be written twice, or leave it unknown whether they
-were, fails the attempt: from then on there are no more grants.
+take turns: a task registers, asks for any of the partitions that it has records ready for, gets a grant of one or some
+of them with the base sequences, and releases each with the acknowledged offset. There is one grant a partition at a
+time, first come first served; many partitions at once. Whatever would let a task's records be written twice, or leave
+it unknown whether they were, fails the attempt: from then on there are no more grants.
 """
 
 from __future__ import annotations
@@ -88,10 +88,11 @@ class Sequencer:
             raise self._fail(f"task {task} was invoked a second time (attempt {attempt})")
         self._registered.add(task)
 
-    def ask(self, task: int, topic: str, partitions: Sequence[int]) -> Grant | None:
-        """A task wants to append to one of these; None when it has to wait until any of them is free.
+    def ask(self, task: int, topic: str, partitions: Sequence[int], most: int = 1) -> list[Grant]:
+        """A task wants to append to some of these; empty when it has to wait until any of them is free.
 
-        :param partitions: the first of them that is free is granted
+        :param partitions: the first of them that are free are granted
+        :param most: how many; who had to wait is granted one
         :raises AttemptFailedError: when the attempt has failed, the task isn't one that may write, or it already holds
             or waits for what it asks for
         """
@@ -101,13 +102,17 @@ class Sequencer:
         if task in self._waiting:
             raise self._fail(f"task {task} asked for {topic}-{partitions[0]} before it was given what it waits for")
         holders = self._holders.setdefault(topic, {})
+        grants: list[Grant] = []
         for partition in partitions:
             if partition not in holders:
-                return self._grant(task, TopicPartition(topic, partition))
-            if holders[partition] == task:
+                grants.append(self._grant(task, TopicPartition(topic, partition)))
+                if len(grants) == most:
+                    break
+            elif holders[partition] == task:
                 raise self._fail(f"task {task} asked twice for {topic}-{partition}")
-        self._waiting[task] = topic, frozenset(partitions)
-        return None
+        if not grants:
+            self._waiting[task] = topic, frozenset(partitions)
+        return grants
 
     def release(self, task: int, place: TopicPartition, rows: int, first_offset: int) -> Grant | None:
         """A task's records were acknowledged; returns the grant of whoever has waited longest for this place.

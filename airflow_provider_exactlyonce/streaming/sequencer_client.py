@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, TopicPartition
 from airflow_provider_exactlyonce.streaming.sequencer_peer import LINE_BYTES_MAXIMUM
@@ -29,6 +29,14 @@ class Address:
     host: str
     port: int
     secret: str = field(repr=False)
+
+
+class Turn(NamedTuple):
+    """The right to append to a partition; ``add`` tells to add it to the transaction first, if the task has not."""
+
+    partition: int
+    sequence: int
+    add: bool
 
 
 def attempt_secret(key: bytes, attempt: str) -> str:
@@ -107,23 +115,22 @@ class SequencerClient:
         self._lines.close()
         self._socket.close()
 
-    def ask(self, topic: str, partitions: Sequence[int]) -> tuple[int, int, bool]:
-        """Wait for a turn in any of a topic's partitions.
+    def ask(self, topic: str, partitions: Sequence[int], most: int = 1) -> list[Turn]:
+        """Wait for a turn in any of a topic's partitions, or for as many turns as there are at once.
 
-        :param partitions: the first of them that is free is granted
-        :returns: (partition, base sequence, whether to add the partition to the transaction)
+        :param partitions: the first of them that are free are granted
+        :param most: how many
         """
-        self._send({"ask": (topic, partitions)})
-        answer = self._answer()
-        return answer["partition"], answer["sequence"], answer["add"]
+        self._send({"ask": (topic, partitions), "most": most})
+        return [Turn(*granted) for granted in self._answer()["granted"]]
 
-    def release(self, place: TopicPartition, rows: int, first_offset: int, *, asks_next: bool = False) -> None:
-        """Give the turn back after the records were acknowledged.
+    def release(self, place: TopicPartition, rows: int, first_offset: int, *, more: bool = False) -> None:
+        """Give a turn back after the records were acknowledged.
 
-        :param asks_next: the caller asks for the next turn at once, and the release goes along with that
+        :param more: the caller gives another one back or asks for the next at once, and this one goes along with that
         """
         message = {"release": place, "rows": rows, "first": first_offset}
-        if asks_next:
+        if more:
             self._kept += _line(message)
         else:
             self._send(message)

@@ -100,14 +100,14 @@ def _message(line: bytes) -> dict[str, Any]:
     return message
 
 
-def number(message: Mapping[str, Any], name: str) -> int:
-    """Return a message's whole number from 0.
+def number(message: Mapping[str, Any], name: str, least: int = 0) -> int:
+    """Return a message's whole number.
 
-    :raises ProtocolError: when it has none of that name
+    :raises ProtocolError: when it has none of that name, or a smaller one than the least
     """
     value = message.get(name)
-    if type(value) is not int or value < 0:  # a bool is an int, too
-        raise ProtocolError(f"a message whose {name} is not a whole number from 0")
+    if type(value) is not int or value < least:  # a bool is an int, too
+        raise ProtocolError(f"a message whose {name} is not a whole number from {least}")
     return value
 
 

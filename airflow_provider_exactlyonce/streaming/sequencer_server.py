@@ -4,12 +4,14 @@
 
     task                                                    driver
     {"secret": s, "task": 3, "attempt": 0}                  {}
-    {"ask": ["topic", [7, 3, 4]]}                           {"partition": 7, "sequence": 0, "add": true}
+    {"ask": ["topic", [7, 3, 4]], "most": 2}                {"granted": [[7, 0, true], [4, 100, false]]}
     {"release": ["topic", 7], "rows": 10, "first": 42}
+    {"release": ["topic", 4], "rows": 15, "first": 142}
     {"done": true}                                          {}
 
-A task asks for all the partitions that it has records for and gets the first one that is free. It sends a release
-together with what it asks for next, which halves what there is to be received.
+A task asks for all the partitions that it has records for and gets the first ones that are free, each with its base
+sequence and whether to add it to the transaction. It sends its releases together with what it asks for next, which
+halves what there is to be received.
 
 A task that fails says ``{"failed": "…"}`` first if it can. An answer ``{"error": "…"}`` means that the attempt has
 failed; it is given only after a while, so that the task whose failure was the first is also the first that Spark hears
@@ -29,7 +31,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
 from airflow_provider_exactlyonce import failpoints
@@ -220,7 +222,7 @@ class SequencerServer:
         with self._lock:
             try:
                 if "ask" in message:
-                    self._grant(self._sequencer.ask(task, *places(message, "ask")))
+                    self._grant(self._sequencer.ask(task, *places(message, "ask"), number(message, "most", least=1)))
                 elif "release" in message:
                     self._release(task, message)
                 elif "done" in message:
@@ -244,13 +246,16 @@ class SequencerServer:
         following = self._sequencer.release(task, where, number(message, "rows"), number(message, "first"))
         self._deadlines.released(where)
         failpoints.reach("during-send")
-        self._grant(following)
+        if following is not None:
+            self._grant([following])
 
-    def _grant(self, grant: Grant | None) -> None:
-        if grant is not None:
+    def _grant(self, grants: Sequence[Grant]) -> None:
+        """Tell a task what it was granted, if it was."""
+        for grant in grants:
             self._deadlines.granted(grant)
-            answer = {"partition": grant.place.partition, "sequence": grant.sequence, "add": grant.add}
-            self._send(self._tasks[grant.task], answer)
+        if grants:
+            granted = [(grant.place.partition, grant.sequence, grant.add) for grant in grants]
+            self._send(self._tasks[grants[0].task], {"granted": granted})
 
     def _send(self, peer: Peer, message: Mapping[str, Any]) -> None:
         peer.send(message)

@@ -515,5 +515,6 @@ def leave_hanging(config: Mapping[str, str], client: WireClient, topic: str, pro
     record = record_batch.stamp(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=0)
     with unverified(config):
         eventually(
-            lambda: client.produce("straggler", topic, 1, b"".join(record))[0] == Code.NONE, "the straggler writes"
+            lambda: client.produce("straggler", topic, {1: b"".join(record)})[1].code == Code.NONE,
+            "the straggler writes",
         )

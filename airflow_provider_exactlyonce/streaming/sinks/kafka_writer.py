@@ -35,6 +35,7 @@ from airflow_provider_exactlyonce.streaming.sequencer import TopicPartition
 from airflow_provider_exactlyonce.streaming.sequencer_client import (
     Address,
     SequencerClient,
+    Turn,
     attempt_secret,
     first_place,
 )
@@ -51,6 +52,7 @@ FLUSH_BYTES_MAXIMUM: Final = 8 << 20
 _FLUSH_GROWTH_MAXIMUM: Final = 4
 _FLUSHES_QUEUED: Final = 2
 _NO_PARTITION: Final = -1
+REQUEST_BYTES: Final = 1 << 20  # of more than one body; Kafka's own producer has the same limit
 CANDIDATES: Final = 64  # of more, hardly one more is free, and the question gets long
 
 _BYTES: Final = ("key", "value")
@@ -388,28 +390,21 @@ class _Sender:
             unsent.setdefault(body.partition, deque()).append(body)
         keyless = unsent.pop(count, deque())
         while unsent:
-            place, sequence, add = self._turn(topic, list(islice(unsent, CANDIDATES)))
-            if add and place not in self._added:
-                self._add(topic, unsent)
-            left = unsent[place.partition]
-            body = left.popleft()
-            if not left:
-                del unsent[place.partition]
-            self._send_one(place, body, sequence, asks_next=bool(unsent or keyless))
+            offered = list(islice(unsent, CANDIDATES))
+            turns = self._sequencer.ask(topic, offered, most=_together(unsent[partition][0] for partition in offered))
+            self._add(topic, turns, unsent)
+            bodies_in_turn = [unsent[turn.partition].popleft() for turn in turns]
+            unsent = {partition: left for partition, left in unsent.items() if left}
+            self._append(topic, turns, bodies_in_turn, asks_next=bool(unsent or keyless))
         while keyless:
-            anywhere = [(first + step) % count for step in range(min(count, CANDIDATES))]
-            place, sequence, add = self._turn(topic, anywhere)
-            if add and place not in self._added:
-                self._add(topic, [place.partition])
-            body = keyless.popleft()
-            self._send_one(place, body, sequence, asks_next=bool(keyless))
+            turns = self._sequencer.ask(topic, [(first + step) % count for step in range(min(count, CANDIDATES))])
+            self._add(topic, turns, [turn.partition for turn in turns])
+            self._append(topic, turns, [keyless.popleft()], asks_next=bool(keyless))
 
-    def _turn(self, topic: str, partitions: list[int]) -> tuple[TopicPartition, int, bool]:
-        partition, sequence, add = self._sequencer.ask(topic, partitions)
-        return TopicPartition(topic, partition), sequence, add
-
-    def _add(self, topic: str, partitions: Iterable[int]) -> None:
-        """Make the partitions part of the transaction, all that have records in one request."""
+    def _add(self, topic: str, turns: Sequence[Turn], partitions: Iterable[int]) -> None:
+        """Make the turns' partitions part of the transaction, and in the same request all others with records."""
+        if all(not turn.add or TopicPartition(topic, turn.partition) in self._added for turn in turns):
+            return
         task = self._task
         places = {TopicPartition(topic, partition) for partition in partitions} - self._added
         client, numbers = _client(task.settings.config), [place.partition for place in places]
@@ -417,19 +412,28 @@ class _Sender:
             add_partitions(client, task.settings.transactional_id, task.producer, topic, numbers)
         self._added |= places
 
-    def _send_one(self, place: TopicPartition, body: Body, sequence: int, *, asks_next: bool) -> None:
-        offset = self._append(place, body, sequence)
-        self._sequencer.release(place, body.records, offset, asks_next=asks_next)
-        self._sums.setdefault(place, _Sums()).add(body.records, body.digest)
-
-    def _append(self, place: TopicPartition, body: Body, sequence: int) -> int:
+    def _append(self, topic: str, turns: Sequence[Turn], bodies: Sequence[Body], *, asks_next: bool) -> None:
+        """Append each turn's body, all in one request, and give the turns back."""
         task = self._task
-        header, payload = record_batch.stamp(
-            body, producer_id=task.producer.id, epoch=task.producer.epoch, base_sequence=sequence
-        )
-        client = _client(task.settings.config)
+        stamped = {
+            turn.partition: b"".join(
+                record_batch.stamp(
+                    body, producer_id=task.producer.id, epoch=task.producer.epoch, base_sequence=turn.sequence
+                )
+            )
+            for turn, body in zip(turns, bodies, strict=True)
+        }
         with _marked():
-            return produce(client, task.settings.transactional_id, *place, b"".join((header, payload)))
+            offsets = produce(_client(task.settings.config), task.settings.transactional_id, topic, stamped)
+        for number, (turn, body) in enumerate(zip(turns, bodies, strict=True), 1):
+            place = TopicPartition(topic, turn.partition)
+            self._sequencer.release(place, body.records, offsets[turn.partition], more=asks_next or number < len(turns))
+            self._sums.setdefault(place, _Sums()).add(body.records, body.digest)
+
+
+def _together(bodies: Iterable[Body]) -> int:
+    """Return how many of the bodies to send in one request; others wait for their partitions meanwhile."""
+    return max(1, REQUEST_BYTES // max(len(body.payload) for body in bodies))
 
 
 @contextlib.contextmanager

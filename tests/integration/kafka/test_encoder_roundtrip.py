@@ -46,7 +46,7 @@ class Transaction:
             add_partitions(self.client, self.name, self.producer, topic, [body.partition])
         self.sequences[topic, body.partition] = sequence + body.records
         stamped = stamp(body, producer_id=self.producer.id, epoch=self.producer.epoch, base_sequence=sequence)
-        return produce(self.client, self.name, topic, body.partition, b"".join(stamped))
+        return produce(self.client, self.name, topic, {body.partition: b"".join(stamped)})[body.partition]
 
     def end(self) -> None:
         self.client.end_transaction(self.name, self.producer, commit=True)

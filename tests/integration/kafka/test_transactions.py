@@ -240,7 +240,7 @@ def make_hanging(client: WireClient, topic: str) -> None:
         return code
 
     def written() -> bool:
-        return client.produce(name, topic, 1, b"".join(record))[0] == Code.NONE
+        return client.produce(name, topic, {1: b"".join(record)})[1].code == Code.NONE
 
     assert until_definite(ask, timeout_seconds=30) == Code.NONE
     body = record_batch.encode_single(b"k", b"v", int(time.time() * 1000))

@@ -51,7 +51,7 @@ def batch(producer: Producer, value: bytes, sequence: int = 0) -> bytes:
 
 
 def appended(client: WireClient, name: str, topic: str, records: bytes) -> int:
-    return produce(client, name, topic, 0, records)
+    return produce(client, name, topic, {0: records})[0]
 
 
 def test_the_private_names_that_the_adapter_uses_are_there(client: WireClient) -> None:
@@ -145,10 +145,11 @@ def test_partitions_are_added_together_or_not_at_all(client: WireClient, make_to
     name, topic = f"t-{uuid.uuid4()}", make_topic(partitions=2)
     _, producer = initialised(client, name)
     assert client.add_partitions(name, producer, topic, [0, 7, 1]) == Code.UNKNOWN_TOPIC_OR_PARTITION
-    refused = until_definite(lambda: client.produce(name, topic, 0, batch(producer, b"v"))[0], timeout_seconds=30)
-    assert refused in (Code.INVALID_TXN_STATE, TRANSACTION_ABORTABLE), "none of them was"
+    refused = client.produce(name, topic, {0: batch(producer, b"v")})[0]
+    assert refused.code in (Code.INVALID_TXN_STATE, TRANSACTION_ABORTABLE), "none of them was"
     assert client.add_partitions(name, producer, topic, [0, 1]) == Code.NONE
-    assert [produce(client, name, topic, place, batch(producer, b"v")) for place in (0, 1)] == [0, 0]
+    answers = client.produce(name, topic, {1: batch(producer, b"v"), 0: batch(producer, b"w")})
+    assert {partition: answer[:2] for partition, answer in answers.items()} == {0: (Code.NONE, 0), 1: (Code.NONE, 0)}
 
 
 def test_the_same_bytes_sent_twice_are_appended_once(client: WireClient, make_topic: Callable[..., str]) -> None:
@@ -167,7 +168,7 @@ def test_a_fenced_producer_can_neither_write_nor_commit_nor_fence(
     client.add_partitions(name, old, topic, [0])
     _, new = initialised(client, name)
     assert new.epoch > old.epoch
-    assert client.produce(name, topic, 0, batch(old, b"zombie"))[0] in (
+    assert client.produce(name, topic, {0: batch(old, b"zombie")})[0].code in (
         Code.INVALID_PRODUCER_EPOCH,
         Code.PRODUCER_FENCED,
     )

@@ -32,7 +32,7 @@ def rows(start: int) -> pa.RecordBatch:
     )
 
 
-def test_a_task_makes_all_partitions_that_it_has_records_for_part_of_the_transaction_at_once(
+def test_a_task_adds_all_its_partitions_to_the_transaction_at_once_and_fills_them_at_once(
     broker: EmbeddedBroker, kafka_config: Mapping[str, str], make_topic: Callable[..., str]
 ) -> None:
     topic = make_topic(partitions=8)
@@ -65,6 +65,8 @@ def test_a_task_makes_all_partitions_that_it_has_records_for_part_of_the_transac
         session.commit()
         asked = [request for request in proxy.requests if request.api == Api.ADD_PARTITIONS]
         assert len(asked) == 2, "the first task's, whose answer was lost, and its repetition; the second needs none"
+        sent = [request for request in proxy.requests if request.api == Api.PRODUCE]
+        assert len(sent) == 2, "each task's small bodies go in one request"
         assert proxy.pending == 0
         kafka_writer._clients.popitem()[1].close()
     listener.socket.close()

@@ -95,7 +95,8 @@ class CraftedPipeline:
             )
             add_partitions(self.client, self.session.transactional_id, producer, self.sink, [partition])
             stamped = record_batch.stamp(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=0)
-            first = produce(self.client, self.session.transactional_id, self.sink, partition, b"".join(stamped))
+            batches = {partition: b"".join(stamped)}
+            first = produce(self.client, self.session.transactional_id, self.sink, batches)[partition]
             written[partition] = SinkRange(
                 first=first, last=first + len(keys) - 1, rows=len(keys), digest=sum(digests) % 2**64
             )

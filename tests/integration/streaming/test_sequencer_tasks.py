@@ -44,7 +44,7 @@ for line in sys.stdin:
         if step == "register":
             client = SequencerClient(Address(host=host, port=int(port), secret=secret), int(task), 0)
         elif step == "ask":
-            _, sequence, _ = client.ask("t", [int(arguments[0])])
+            ((_, sequence, _),) = client.ask("t", [int(arguments[0])])
         elif step == "release":
             client.release(TopicPartition("t", int(arguments[0])), 1, sequence)
         elif step == "done":
@@ -221,7 +221,7 @@ def test_fifty_tasks_share_forty_partitions_in_the_order_in_which_they_asked() -
             with SequencerClient(attempt.server.address, task, 0) as client:
                 for partition, delay in work[task]:
                     asked = time.monotonic()
-                    _, sequence, add = client.ask("t", [partition])
+                    ((_, sequence, add),) = client.ask("t", [partition])
                     waits.append(time.monotonic() - asked)
                     assert holders[partition] is None, "two grants for one partition"
                     assert (sequence, add) == (ends[partition], ends[partition] == 0)
@@ -262,7 +262,7 @@ NESTED = b"[" * 60_000
         b'{"secret": "\xc3\xa9", "task": 0, "attempt": 0}\n',
         b'{"secret": null}\n',
         b'{"secret": {"a": 1}}\n',
-        b'{"ask": ["t", [0]]}\n',
+        b'{"ask": ["t", [0]], "most": 1}\n',
         b'{"failed": "I say so"}\n',
         b'"text"\n',
         b"\xff\xfe\n",
@@ -275,7 +275,7 @@ def test_a_stranger_is_refused_logged_and_harms_nothing(data: bytes, caplog: pyt
     with attempt_of() as attempt, SequencerClient(attempt.server.address, 0, 0) as task:
         with socket.create_connection((attempt.server.address.host, attempt.server.address.port), 5) as stranger:
             assert hears_the_end(stranger, data), "it is still connected"
-        assert task.ask("t", [0]) == (0, 0, True)
+        assert task.ask("t", [0]) == [(0, 0, True)]
         task.release(A, 1, 0)
         task.done()
         assert attempt.server.result(1)[A].rows == 1
@@ -294,12 +294,15 @@ def hears_the_end(stranger: socket.socket, data: bytes) -> bool:
     "message",
     [
         b'{"ask": "t-0"}',
-        b'{"ask": ["t", 0]}',
-        b'{"ask": ["t", []]}',
-        b'{"ask": ["t", ["0"]]}',
-        b'{"ask": ["t", [0, -1]]}',
-        b'{"ask": ["t", [0, true]]}',
-        b'{"ask": [1, [0]]}',
+        b'{"ask": ["t", 0], "most": 1}',
+        b'{"ask": ["t", []], "most": 1}',
+        b'{"ask": ["t", ["0"]], "most": 1}',
+        b'{"ask": ["t", [0, -1]], "most": 1}',
+        b'{"ask": ["t", [0, true]], "most": 1}',
+        b'{"ask": [1, [0]], "most": 1}',
+        b'{"ask": ["t", [0]]}',
+        b'{"ask": ["t", [0]], "most": 0}',
+        b'{"ask": ["t", [0]], "most": true}',
         b'{"release": ["t", "0"], "rows": 1, "first": 0}',
         b'{"release": ["t", 0], "rows": "many", "first": 0}',
         b'{"release": ["t", 0], "rows": 1}',
@@ -367,7 +370,7 @@ def test_hundreds_of_silent_connections_and_a_storm_of_short_ones_do_not_keep_ta
         try:
             with SequencerClient(attempt.server.address, task, 0) as client:
                 for partition in range(10):
-                    _, sequence, _ = client.ask("t", [partition])
+                    ((_, sequence, _),) = client.ask("t", [partition])
                     client.release(TopicPartition("t", partition), 1, sequence)
                 client.done()
         except BaseException as error:

@@ -17,14 +17,14 @@ def registered(*tasks: int) -> Sequencer:
 
 
 def test_the_first_grant_of_a_partition_starts_at_zero_and_adds_it() -> None:
-    assert registered(0).ask(0, "t", [0]) == Grant(0, A, 0, add=True)
+    assert registered(0).ask(0, "t", [0]) == [Grant(0, A, 0, add=True)]
 
 
 def test_tasks_take_turns_in_the_order_in_which_they_asked() -> None:
     sequencer = registered(0, 1, 2)
-    assert sequencer.ask(2, "t", [0]) is not None
-    assert sequencer.ask(0, "t", [0]) is None
-    assert sequencer.ask(1, "t", [0]) is None
+    assert sequencer.ask(2, "t", [0]) != []
+    assert sequencer.ask(0, "t", [0]) == []
+    assert sequencer.ask(1, "t", [0]) == []
     assert sequencer.release(2, A, rows=5, first_offset=100) == Grant(0, A, 5, add=False)
     assert sequencer.release(0, A, rows=3, first_offset=105) == Grant(1, A, 8, add=False)
     assert sequencer.release(1, A, rows=1, first_offset=108) is None
@@ -32,8 +32,8 @@ def test_tasks_take_turns_in_the_order_in_which_they_asked() -> None:
 
 def test_partitions_do_not_wait_for_each_other() -> None:
     sequencer = registered(0, 1)
-    assert sequencer.ask(0, "t", [0]) is not None
-    assert sequencer.ask(1, "t", [1]) is not None
+    assert sequencer.ask(0, "t", [0]) != []
+    assert sequencer.ask(1, "t", [1]) != []
 
 
 def test_the_result_has_first_and_last_offset_and_rows() -> None:
@@ -103,29 +103,48 @@ def test_misbehaviour_of_a_task_fails_the_attempt() -> None:
 
 def test_who_waits_for_several_partitions_gets_the_first_one_that_is_free() -> None:
     sequencer = registered(0, 1, 2, 3)
-    assert sequencer.ask(0, "t", [0, 1]) == Grant(0, A, 0, add=True)
-    assert sequencer.ask(1, "t", [0, 1]) == Grant(1, B, 0, add=True), "the first of them that is free"
-    assert sequencer.ask(2, "t", [0, 1]) is None
-    assert sequencer.ask(3, "t", [0, 1]) is None
+    assert sequencer.ask(0, "t", [0, 1]) == [Grant(0, A, 0, add=True)]
+    assert sequencer.ask(1, "t", [0, 1]) == [Grant(1, B, 0, add=True)], "the first of them that is free"
+    assert sequencer.ask(2, "t", [0, 1]) == []
+    assert sequencer.ask(3, "t", [0, 1]) == []
     assert sequencer.release(1, B, rows=4, first_offset=0) == Grant(2, B, 4, add=False)
     assert sequencer.release(0, A, rows=7, first_offset=0) == Grant(3, A, 7, add=False), "the other one is served"
     assert sequencer.release(2, B, rows=1, first_offset=4) is None, "nobody waits any longer"
+
+
+def test_who_asks_for_several_at_once_gets_those_that_are_free_and_the_others_go_on() -> None:
+    sequencer = registered(0, 1, 2)
+    assert sequencer.ask(0, "t", [1]) == [Grant(0, B, 0, add=True)]
+    places = [A, TopicPartition("t", 2)]
+    assert sequencer.ask(1, "t", [0, 1, 2, 3], 2) == [Grant(1, place, 0, add=True) for place in places]
+    assert sequencer.ask(2, "t", [2, 0], 2) == []
+    assert sequencer.release(1, A, rows=4, first_offset=0) == Grant(2, A, 4, add=False), "one, as soon as there is one"
+    assert sequencer.release(1, places[1], rows=4, first_offset=0) is None
+    with pytest.raises(AttemptFailedError, match="task 2 says that it is done and still has a turn"):
+        sequencer.done(2)
+
+
+def test_who_asks_for_several_while_it_holds_one_of_them_fails_the_attempt() -> None:
+    sequencer = registered(0)
+    sequencer.ask(0, "t", [1])
+    with pytest.raises(AttemptFailedError, match="task 0 asked twice for t-1"):
+        sequencer.ask(0, "t", [0, 1, 2], 3)
 
 
 def test_a_partition_that_nobody_waits_for_stays_free_for_whoever_asks() -> None:
     sequencer = registered(0, 1, 2)
     sequencer.ask(0, "t", [0])
     sequencer.ask(1, "t", [1])
-    assert sequencer.ask(2, "t", [0]) is None
+    assert sequencer.ask(2, "t", [0]) == []
     assert sequencer.release(1, B, rows=1, first_offset=0) is None, "task 2 has nothing for it"
-    assert sequencer.ask(1, "t", [0, 1]) == Grant(1, B, 1, add=False)
+    assert sequencer.ask(1, "t", [0, 1]) == [Grant(1, B, 1, add=False)]
 
 
 def test_partitions_of_the_same_number_in_two_topics_are_two() -> None:
     sequencer = registered(0, 1)
     sequencer.ask(0, "t", [0])
     sequencer.ask(0, "u", [0])
-    assert sequencer.ask(1, "u", [0]) is None
+    assert sequencer.ask(1, "u", [0]) == []
     assert sequencer.release(0, A, rows=1, first_offset=0) is None
     place = TopicPartition("u", 0)
     assert sequencer.release(0, place, rows=2, first_offset=0) == Grant(1, place, 2, add=False)
@@ -151,7 +170,7 @@ def test_any_interleaving_gives_each_partition_one_writer_and_gapless_sequences(
     }
     sequencer = Sequencer()
     logs: dict[TopicPartition, list[int]] = {}
-    holding: dict[int, Grant] = {}
+    holding: dict[int, list[Grant]] = {}
     waiting: set[int] = set()
     open_tasks = set(work)
     for task in work:
@@ -163,7 +182,9 @@ def test_any_interleaving_gives_each_partition_one_writer_and_gapless_sequences(
         assert able, f"deadlock: {sequencer!r}"
         task = chance.choice(able)
         if task in holding:
-            grant = holding.pop(task)
+            grant = holding[task].pop(chance.randrange(len(holding[task])))
+            if not holding[task]:
+                del holding[task]
             rows = dict(work[task])[grant.place.partition]
             log = logs.setdefault(grant.place, [])
             assert grant.sequence == len(log)
@@ -174,17 +195,18 @@ def test_any_interleaving_gives_each_partition_one_writer_and_gapless_sequences(
             following = sequencer.release(task, grant.place, rows, first)
             if following is not None:
                 waiting.discard(following.task)
-                holding[following.task] = following
+                holding[following.task] = [following]
         elif work[task]:
-            granted = sequencer.ask(task, *offered(work[task]))
-            if granted is None:
-                waiting.add(task)
-            else:
+            granted = sequencer.ask(task, *offered(work[task]), chance.randint(1, 3))
+            if granted:
                 holding[task] = granted
+            else:
+                waiting.add(task)
         else:
             sequencer.done(task)
             open_tasks.discard(task)
-        assert len({grant.place for grant in holding.values()}) == len(holding), "two writers at once"
+        held = [grant.place for grants in holding.values() for grant in grants]
+        assert len(set(held)) == len(held), "two writers at once"
     result = sequencer.result(tasks)
     assert {place: written.rows for place, written in result.items()} == {
         place: len(log) for place, log in logs.items()

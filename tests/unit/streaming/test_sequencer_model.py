@@ -15,6 +15,7 @@ TASKS = st.integers(0, 5)
 TOPICS = st.sampled_from(["a", "b"])
 PLACES = st.builds(TopicPartition, TOPICS, st.integers(0, 2))
 OFFERS = st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True)
+MOST = st.integers(1, 3)
 #: Few of these pass 2^31, after which Kafka's sequence numbers start again.
 ROWS = st.one_of(st.integers(1, 9), st.sampled_from([2**30, 2**31 - 1]))
 WRAPS_AT = 2**31
@@ -63,26 +64,26 @@ class SequencerMachine(RuleBasedStateMachine):
         self.registered.add(task)
 
     @precondition(lambda self: self.registered - self.done)
-    @rule(data=st.data(), topic=TOPICS, partitions=OFFERS)
-    def a_running_task_asks(self, data: st.DataObject, topic: str, partitions: list[int]) -> None:
-        self.ask(data.draw(st.sampled_from(sorted(self.registered - self.done))), topic, partitions)
+    @rule(data=st.data(), topic=TOPICS, partitions=OFFERS, most=MOST)
+    def a_running_task_asks(self, data: st.DataObject, topic: str, partitions: list[int], most: int) -> None:
+        self.ask(data.draw(st.sampled_from(sorted(self.registered - self.done))), topic, partitions, most)
 
-    @rule(task=TASKS, topic=TOPICS, partitions=OFFERS)
-    def any_task_asks(self, task: int, topic: str, partitions: list[int]) -> None:
-        self.ask(task, topic, partitions)
+    @rule(task=TASKS, topic=TOPICS, partitions=OFFERS, most=MOST)
+    def any_task_asks(self, task: int, topic: str, partitions: list[int], most: int) -> None:
+        self.ask(task, topic, partitions, most)
 
-    def ask(self, task: int, topic: str, partitions: list[int]) -> None:
+    def ask(self, task: int, topic: str, partitions: list[int], most: int) -> None:
         places = [TopicPartition(topic, partition) for partition in partitions]
-        free = [place for place in places if self.holder(place) is None]
-        looked_at = places[: places.index(free[0])] if free else places
+        free = [place for place in places if self.holder(place) is None][:most]
+        looked_at = places[: places.index(free[-1])] if len(free) == most else places
         allowed = (
             task in self.registered - self.done
             and all(of != task for of, _ in self.waiting)
             and all(self.holder(place) != task for place in looked_at)
         )
-        answer = self.expect(lambda: self.sequencer.ask(task, topic, partitions), allowed)
+        answer = self.expect(lambda: self.sequencer.ask(task, topic, partitions, most), allowed)
         if not self.failed:
-            assert answer == (self.grant(task, free[0]) if free else None)
+            assert answer == [self.grant(task, place) for place in free]
             if not free:
                 self.waiting.append((task, places))
 

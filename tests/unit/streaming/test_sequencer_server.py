@@ -53,7 +53,7 @@ def test_many_tasks_with_random_delays_write_many_partitions_without_deadlock() 
         try:
             with SequencerClient(server.address, task, 0) as client:
                 for delay, partition in zip(delays[task], places[task], strict=True):
-                    _, sequence, add = client.ask("t", [partition])
+                    ((_, sequence, add),) = client.ask("t", [partition])
                     assert (sequence, add) == (offsets[partition], offsets[partition] == 0)
                     time.sleep(delay)
                     first, offsets[partition] = offsets[partition], offsets[partition] + 3

@@ -1,0 +1,63 @@
+"""What several of these test files start."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.devkit import guard
+from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from airflow_provider_exactlyonce.devkit.configuration import HOST
+from airflow_provider_exactlyonce.devkit.jars import broker_jars
+from airflow_provider_exactlyonce.devkit.java import java_command
+from airflow_provider_exactlyonce.devkit.launch import launch
+from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
+
+
+@pytest.fixture
+def two_brokers(tmp_path: Path) -> Iterator[tuple[EmbeddedBroker, ProcessIdentity]]:
+    """Give a cluster of two brokers, and the process of the second."""
+    settings = {"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"}
+    with EmbeddedBroker(tmp_path / "first", properties=settings, heap_megabytes=256) as first:
+        data = tmp_path / "second"
+        (data / "logs").mkdir(parents=True)
+        properties = {
+            line.partition("=")[0]: line.partition("=")[2]
+            for line in (first.data_directory / "server.properties").read_text().splitlines()
+        }
+        with socket.socket() as free:
+            free.bind((HOST, 0))
+            port = free.getsockname()[1]
+        properties |= {
+            "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
+            "listeners": f"PLAINTEXT://{HOST}:{port}",
+            "log.dirs": str(data / "kafka"),
+            "node.id": "2",
+            "process.roles": "broker",
+        }
+        file = data / "server.properties"
+        file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+        java = java_command(":".join(map(str, broker_jars())), 256, "-XX:TieredStopAtLevel=1")
+        with (data / "logs" / "server.log").open("ab") as log:
+            subprocess.run(
+                [
+                    *(*java, "kafka.tools.StorageTool", "format"),
+                    *("--config", str(file), f"--cluster-id={first.state.cluster_id}"),
+                ],
+                stdout=log,
+                stderr=log,
+                check=True,
+                timeout=60,
+            )
+            supervisor, second = launch([*java, "kafka.Kafka", str(file)], data, log, guard.SUPERVISE)
+        try:
+            yield first, second
+        finally:
+            second.send(9)
+            second.wait_until_gone(10)
+            assert supervisor is not None
+            supervisor.wait(10)

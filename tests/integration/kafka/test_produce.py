@@ -1,0 +1,151 @@
+"""Record batches for several partitions in one request: all are appended once, whatever is answered."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from kafka import TopicPartition
+
+from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from airflow_provider_exactlyonce.exceptions import BatchFailedError
+from airflow_provider_exactlyonce.kafka import record_batch
+from airflow_provider_exactlyonce.kafka.transaction import TransactionSession, add_partitions, produce
+from airflow_provider_exactlyonce.kafka.wire import Appended, Code, UnansweredError, WireClient
+from tests.integration.kafka.proxy import Api, Proxy, cut_after, cut_before, twice
+from tests.integration.streaming.harness import eventually, read_committed
+
+PARTITIONS = range(4)
+
+
+class Client(WireClient):
+    """Notes what it is asked to append; :attr:`faults` are used up, one for each time."""
+
+    def __init__(self, config: Mapping[str, str]) -> None:
+        super().__init__(config)
+        self.asked: list[list[int]] = []
+        self.faults: list[Callable[[str, str, Mapping[int, bytes]], dict[int, Appended]]] = []
+
+    def produce(self, transactional_id: str, topic: str, batches: Mapping[int, bytes]) -> dict[int, Appended]:
+        self.asked.append(list(batches))
+        send = self.faults.pop(0) if self.faults else super().produce
+        return send(transactional_id, topic, batches)
+
+    def takes_one(self, transactional_id: str, topic: str, batches: Mapping[int, bytes]) -> dict[int, Appended]:
+        """The first partition's leader takes its batch; the others have just moved."""
+        first, *others = batches
+        moved = Appended(Code.NOT_LEADER_OR_FOLLOWER, -1, "")
+        return {
+            **super().produce(transactional_id, topic, {first: batches[first]}),
+            **dict.fromkeys(others, moved),
+        }
+
+    def loses_the_answer(self, transactional_id: str, topic: str, batches: Mapping[int, bytes]) -> dict[int, Appended]:
+        super().produce(transactional_id, topic, batches)
+        raise UnansweredError("lost")
+
+
+@pytest.fixture
+def client(kafka_config: Mapping[str, str]) -> Iterator[Client]:
+    with Client(kafka_config) as client:
+        yield client
+
+
+class Writing:
+    """A transaction with all partitions of a topic in it."""
+
+    def __init__(self, client: WireClient, topic: str) -> None:
+        self.client, self.topic = client, topic
+        self.session = TransactionSession(client, f"t-{uuid.uuid4()}", timeout_milliseconds=60_000)
+        self.session.initialise()
+        self.session.begin()
+        add_partitions(client, self.session.transactional_id, self.session.producer, topic, PARTITIONS)
+
+    def batches(self, round_: int, **sequences: int) -> dict[int, bytes]:
+        """One record for each partition."""
+        producer, batches = self.session.producer, {}
+        for partition in PARTITIONS:
+            body = record_batch.encode_single(b"%d" % partition, b"%d" % round_, 0)
+            sequence = sequences.get(f"p{partition}", round_)
+            stamped = record_batch.stamp(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=sequence)
+            batches[partition] = b"".join(stamped)
+        return batches
+
+    def append(self, round_: int, **sequences: int) -> dict[int, int]:
+        return produce(self.client, self.session.transactional_id, self.topic, self.batches(round_, **sequences))
+
+
+def check(config: Mapping[str, str], topic: str, rounds: int) -> None:
+    read = sorted(
+        (record.partition, record.offset, record.key, record.value) for record in read_committed(config, topic)
+    )
+    assert read == [(at, number, b"%d" % at, b"%d" % number) for at in PARTITIONS for number in range(rounds)]
+
+
+def test_only_what_is_not_acknowledged_is_sent_again(
+    client: Client, kafka_config: Mapping[str, str], make_topic: Callable[..., str]
+) -> None:
+    writing = Writing(client, make_topic(partitions=4))
+    client.faults = [client.takes_one, client.loses_the_answer]
+    assert writing.append(0) == dict.fromkeys(PARTITIONS, 0)
+    assert client.asked == [[0, 1, 2, 3], [1, 2, 3], [1, 2, 3]]
+    assert writing.append(1) == dict.fromkeys(PARTITIONS, 1)
+    writing.session.commit()
+    check(kafka_config, writing.topic, rounds=2)
+
+
+@pytest.mark.parametrize("fault", [cut_before, cut_after, twice])
+def test_a_request_that_is_lost_or_doubled_on_the_wire_is_appended_once(
+    broker: EmbeddedBroker,
+    kafka_config: Mapping[str, str],
+    make_topic: Callable[..., str],
+    fault: Callable[..., bytes],
+) -> None:
+    with Proxy(broker.state.port) as proxy, WireClient(proxy.config) as client:
+        writing = Writing(client, make_topic(partitions=4))
+        proxy.on(Api.PRODUCE, fault, times=2)
+        for number in range(3):
+            assert writing.append(number) == dict.fromkeys(PARTITIONS, number)
+        writing.session.commit()
+        assert proxy.pending == 0
+    check(kafka_config, writing.topic, rounds=3)
+
+
+def test_a_batch_that_is_refused_beside_others_is_named(client: Client, make_topic: Callable[..., str]) -> None:
+    writing = Writing(client, make_topic(partitions=4))
+    writing.append(0)
+    with pytest.raises(BatchFailedError, match=rf"Produce to {writing.topic}-2 answered .*OUT_OF_ORDER_SEQUENCE"):
+        writing.append(1, p2=9)
+    writing.session.abort()
+
+
+@pytest.mark.slow
+def test_partitions_of_two_brokers_are_written_and_followed_when_they_move(
+    two_brokers: tuple[EmbeddedBroker, object],
+) -> None:
+    config = {"bootstrap.servers": two_brokers[0].bootstrap_servers}
+    admin = AdminClient(config)
+    eventually(lambda: len(admin.list_topics(timeout=10).brokers) == 2, "both brokers are there")
+    admin.create_topics([NewTopic("spread", len(PARTITIONS), 1)])["spread"].result(30)
+    with Client(config) as client:
+        writing = Writing(client, "spread")
+        assert writing.append(0) == dict.fromkeys(PARTITIONS, 0)
+        before = [client.leader("spread", partition) for partition in PARTITIONS]
+        assert set(before) == {1, 2}
+        client.admin.alter_partition_reassignments(
+            {TopicPartition("spread", partition): [3 - leader] for partition, leader in enumerate(before)}
+        )
+        assert client._leaders["spread", 0] == before[0], "it has not heard of the move"
+        eventually(lambda: moved(client) == [3 - leader for leader in before], "all have moved", timeout_seconds=60)
+        assert writing.append(1) == dict.fromkeys(PARTITIONS, 1)
+        assert len(client.asked) > 2, "first it went where they had been"
+        writing.session.commit()
+    check(config, "spread", rounds=2)
+
+
+def moved(client: WireClient) -> list[int]:
+    described = client.metadata("spread")
+    assert described is not None
+    return [described.leaders[partition] for partition in PARTITIONS]

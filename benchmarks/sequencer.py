@@ -1,11 +1,12 @@
 """Measure what share of a batch's time goes to its tasks' taking turns.
 
 Simulates a batch whose every task sends one body to every partition, as a keyed batch does, with the real server over
-real sockets; only a body's send is a pause. All tasks' ends of the connections are in one other process, which waits
-for what comes next of all of them: a thread or process for each would measure this machine's scheduler. The share is
-what the batch takes beyond its lower bound: no order of turns can end before the task with the longest bodies has sent
-them one after the other, nor before the partition with the longest bodies has taken them so. In it are waiting for
-grants, messages, and how late the simulating process is; that is told beside it.
+real sockets; only a body's send is a pause. Bodies go one by one, as large ones do. All tasks' ends of the connections
+are in one other process, which waits for what comes next of all of them: a thread or process for each would measure
+this machine's scheduler. The share is what the batch takes beyond its lower bound: no order of turns can end before
+the task with the longest bodies has sent them one after the other, nor before the partition with the longest bodies
+has taken them so. In it are waiting for grants, messages, and how late the simulating process is; that is told beside
+it.
 
 It wants two idle cores, one for the server and one for the simulation: look at the load in its answer.
 

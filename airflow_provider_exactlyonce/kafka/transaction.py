@@ -294,17 +294,24 @@ def produce(client: WireClient, transactional_id: str, topic: str, batches: Mapp
         left = {partition: records for partition, records in batches.items() if partition not in offsets}
         transient: int = Code.NONE
         for partition, (code, offset, message) in client.produce(transactional_id, topic, left).items():
-            answered = f"Produce to {topic}-{partition} answered {describe(code)} {message}".rstrip()
             if code == Code.NONE:
                 offsets[partition] = offset
-            elif code in TRANSIENT:
-                transient = code
-            else:
+                continue
+            answered = f"Produce to {topic}-{partition} answered {describe(code)} {message}".rstrip()
+            if code not in TRANSIENT:
                 return code
+            transient = code
         return transient
 
-    what = "Produce to " + ", ".join(f"{topic}-{partition}" for partition in batches)
-    code = _definite(what, send, on_transient=lambda _: client.refresh_leaders(topic))
+    try:
+        code = until_definite(
+            send,
+            timeout_seconds=_REQUEST_PATIENCE_SECONDS,
+            on_transient=lambda _: client.refresh_leaders(topic),
+        )
+    except UnansweredError as error:
+        lacking = f"{len(batches) - len(offsets)} of {len(batches)} partitions of {topic} lack their records"
+        raise BatchFailedError(f"{lacking}: {error}; {answered}") from error
     _check_rights(code, transactional_id, topic=topic)
     if code in (Code.INVALID_RECORD, Code.INVALID_TIMESTAMP):
         raise RecordRefusedError(answered)
@@ -315,9 +322,9 @@ def produce(client: WireClient, transactional_id: str, topic: str, batches: Mapp
     return offsets
 
 
-def _definite(what: str, send: Callable[[], int], on_transient: Callable[[int], None] = lambda code: None) -> int:
+def _definite(what: str, send: Callable[[], int]) -> int:
     try:
-        return until_definite(send, timeout_seconds=_REQUEST_PATIENCE_SECONDS, on_transient=on_transient)
+        return until_definite(send, timeout_seconds=_REQUEST_PATIENCE_SECONDS)
     except UnansweredError as error:
         raise BatchFailedError(f"{what}: {error}") from error
 

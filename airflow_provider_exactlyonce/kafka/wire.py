@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import kafka.errors
 from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError
 from kafka.protocol.consumer import FetchRequest, IsolationLevel, ListOffsetsRequest, OffsetSpec
 from kafka.protocol.metadata import CoordinatorType, MetadataRequest
 from kafka.protocol.producer import ProduceRequest
@@ -250,30 +251,33 @@ class WireClient:
         """Append a record batch to each of some partitions with acks=all, in one request to each of their leaders.
 
         :param batches: {partition: record batch}
-        :returns: the answer for each partition; some may have their batch while others have not
+        :returns: the answer for each partition, NETWORK_EXCEPTION if none came; some may have their batch while others
+            have not
         """
         by_leader: dict[int, list[int]] = {}
-        for partition in batches:
-            by_leader.setdefault(self.leader(topic, partition), []).append(partition)
+        for partition, leader in self.leaders(topic, batches).items():
+            by_leader.setdefault(leader, []).append(partition)
         nowhere = Appended(Code.LEADER_NOT_AVAILABLE, -1, "the partition has no leader")
         answers = dict.fromkeys(by_leader.pop(_NO_LEADER, []), nowhere)
+        kind = ProduceRequest.TopicProduceData
+        requests = {}
         for leader, partitions in by_leader.items():
-            kind = ProduceRequest.TopicProduceData
             data = [kind.PartitionProduceData(index=partition, records=batches[partition]) for partition in partitions]
-            request = ProduceRequest(
+            requests[leader] = ProduceRequest(
                 transactional_id=transactional_id,
                 acks=-1,
                 timeout_ms=_REQUEST_TIMEOUT_MILLISECONDS,
                 topic_data=[kind(name=topic, partition_data=data)],
                 max_version=11,
             )
-            try:
-                for answer in self._send(request, leader).responses[0].partition_responses:
-                    answers[answer.index] = Appended(answer.error_code, answer.base_offset, answer.error_message or "")
-            except UnansweredError:
-                for partition in partitions:
+        for leader, answer in self._send_each(requests).items():
+            if isinstance(answer, KafkaError):
+                for partition in by_leader[leader]:
                     self._leaders.pop((topic, partition), None)  # it may have moved; the next try asks
-                raise
+                    answers[partition] = Appended(Code.NETWORK_EXCEPTION, -1, _text(answer))
+            else:
+                for one in answer.responses[0].partition_responses:
+                    answers[one.index] = Appended(one.error_code, one.base_offset, one.error_message or "")
         return answers
 
     def fetch(self, topic: str, partition: int, offset: int) -> bytes:
@@ -297,7 +301,7 @@ class WireClient:
             forgotten_topics_data=[],
             max_version=11,
         )
-        answer = self._send(request, self.leader(topic, partition)).responses[0].partitions[0]
+        answer = self._send(request, self.leaders(topic, [partition])[partition]).responses[0].partitions[0]
         if answer.error_code != Code.NONE:
             self._leaders.pop((topic, partition), None)
             raise UnansweredError(f"fetch of {topic}-{partition} at {offset}: {describe(answer.error_code)}")
@@ -323,12 +327,11 @@ class WireClient:
             leaders={partition.partition_index: partition.leader_id for partition in answer.partitions},
         )
 
-    def leader(self, topic: str, partition: int) -> int:
-        """Return the node id of a partition's leader from the cache, -1 when it has none."""
-        leader = self._leaders.get((topic, partition), _NO_LEADER)
-        if leader == _NO_LEADER:
+    def leaders(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        """Return the node ids of some partitions' leaders from the cache, -1 for one that has none."""
+        if any(self._leaders.get((topic, partition), _NO_LEADER) == _NO_LEADER for partition in partitions):
             self.refresh_leaders(topic)
-        return self._leaders.get((topic, partition), _NO_LEADER)
+        return {partition: self._leaders.get((topic, partition), _NO_LEADER) for partition in partitions}
 
     def refresh_leaders(self, topic: str) -> None:
         """Ask again who leads the topic's partitions; done after an error that tells of a move."""
@@ -403,11 +406,31 @@ class WireClient:
 
         return self._answered(lambda: self._manager.run(send))
 
+    def _send_each(self, requests: Mapping[int, Any]) -> dict[int, Any]:
+        """Send a request to each of some nodes at once; of one that does not answer the error is returned."""
+
+        async def send() -> dict[int, Any]:
+            sent = {node: self._manager.send(request, node_id=node) for node, request in requests.items()}
+            answers: dict[int, Any] = {}
+            for node, future in sent.items():
+                try:
+                    answers[node] = await future
+                except KafkaError as error:
+                    answers[node] = error
+            return answers
+
+        answers: dict[int, Any] = self._answered(lambda: self._manager.run(send))
+        return answers
+
     def _answered(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except kafka.errors.KafkaError as error:
-            raise UnansweredError(f"{type(error).__name__}: {error}") from error
+        except KafkaError as error:
+            raise UnansweredError(_text(error)) from error
+
+
+def _text(error: KafkaError) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def describe(code: int) -> str:

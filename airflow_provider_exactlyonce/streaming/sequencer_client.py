@@ -116,9 +116,9 @@ class SequencerClient:
         self._socket.close()
 
     def ask(self, topic: str, partitions: Sequence[int], most: int = 1) -> list[Turn]:
-        """Wait for a turn in any of a topic's partitions, or for as many turns as there are at once.
+        """Wait for a turn in any of a topic's partitions.
 
-        :param partitions: the first of them that are free are granted
+        :param partitions: the first of them that are free are granted, the first that gets free if none is
         :param most: how many
         """
         self._send({"ask": (topic, partitions), "most": most})

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -52,8 +52,10 @@ FLUSH_BYTES_MAXIMUM: Final = 8 << 20
 _FLUSH_GROWTH_MAXIMUM: Final = 4
 _FLUSHES_QUEUED: Final = 2
 _NO_PARTITION: Final = -1
-REQUEST_BYTES: Final = 1 << 20  # of more than one body; Kafka's own producer has the same limit
-CANDIDATES: Final = 64  # of more, hardly one more is free, and the question gets long
+REQUEST_BYTES: Final = 1 << 20  # of several bodies; Kafka's own producer has the same limit
+CANDIDATES: Final = (
+    64  # of more, hardly one more is free, and the question gets long; the most bodies of a request, too
+)
 
 _BYTES: Final = ("key", "value")
 
@@ -393,9 +395,11 @@ class _Sender:
             offered = list(islice(unsent, CANDIDATES))
             turns = self._sequencer.ask(topic, offered, most=_together(unsent[partition][0] for partition in offered))
             self._add(topic, turns, unsent)
-            bodies_in_turn = [unsent[turn.partition].popleft() for turn in turns]
-            unsent = {partition: left for partition, left in unsent.items() if left}
-            self._append(topic, turns, bodies_in_turn, asks_next=bool(unsent or keyless))
+            in_turn = [unsent[turn.partition].popleft() for turn in turns]
+            for turn in turns:
+                if not unsent[turn.partition]:
+                    del unsent[turn.partition]
+            self._append(topic, turns, in_turn, asks_next=bool(unsent or keyless))
         while keyless:
             turns = self._sequencer.ask(topic, [(first + step) % count for step in range(min(count, CANDIDATES))])
             self._add(topic, turns, [turn.partition for turn in turns])
@@ -413,7 +417,7 @@ class _Sender:
         self._added |= places
 
     def _append(self, topic: str, turns: Sequence[Turn], bodies: Sequence[Body], *, asks_next: bool) -> None:
-        """Append each turn's body, all in one request, and give the turns back."""
+        """Append each turn's body, all at once, and give the turns back."""
         task = self._task
         stamped = {
             turn.partition: b"".join(
@@ -432,8 +436,9 @@ class _Sender:
 
 
 def _together(bodies: Iterable[Body]) -> int:
-    """Return how many of the bodies to send in one request; others wait for their partitions meanwhile."""
-    return max(1, REQUEST_BYTES // max(len(body.payload) for body in bodies))
+    """Return how many of the bodies, whichever they are, go in one request; others wait for them meanwhile."""
+    largest_first = sorted((len(body.payload) for body in bodies), reverse=True)
+    return max(1, sum(total <= REQUEST_BYTES for total in accumulate(largest_first)))
 
 
 @contextlib.contextmanager

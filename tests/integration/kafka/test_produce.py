@@ -10,10 +10,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import TopicPartition
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
 from airflow_provider_exactlyonce.exceptions import BatchFailedError
-from airflow_provider_exactlyonce.kafka import record_batch
+from airflow_provider_exactlyonce.kafka import record_batch, transaction
 from airflow_provider_exactlyonce.kafka.transaction import TransactionSession, add_partitions, produce
-from airflow_provider_exactlyonce.kafka.wire import Appended, Code, UnansweredError, WireClient
+from airflow_provider_exactlyonce.kafka.wire import Appended, Code, WireClient
 from tests.integration.kafka.proxy import Api, Proxy, cut_after, cut_before, twice
 from tests.integration.streaming.harness import eventually, read_committed
 
@@ -44,7 +45,7 @@ class Client(WireClient):
 
     def loses_the_answer(self, transactional_id: str, topic: str, batches: Mapping[int, bytes]) -> dict[int, Appended]:
         super().produce(transactional_id, topic, batches)
-        raise UnansweredError("lost")
+        return dict.fromkeys(batches, Appended(Code.NETWORK_EXCEPTION, -1, "lost"))
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_a_batch_that_is_refused_beside_others_is_named(client: Client, make_top
 
 @pytest.mark.slow
 def test_partitions_of_two_brokers_are_written_and_followed_when_they_move(
-    two_brokers: tuple[EmbeddedBroker, object],
+    two_brokers: tuple[EmbeddedBroker, ProcessIdentity],
 ) -> None:
     config = {"bootstrap.servers": two_brokers[0].bootstrap_servers}
     admin = AdminClient(config)
@@ -132,20 +133,44 @@ def test_partitions_of_two_brokers_are_written_and_followed_when_they_move(
     with Client(config) as client:
         writing = Writing(client, "spread")
         assert writing.append(0) == dict.fromkeys(PARTITIONS, 0)
-        before = [client.leader("spread", partition) for partition in PARTITIONS]
-        assert set(before) == {1, 2}
-        client.admin.alter_partition_reassignments(
-            {TopicPartition("spread", partition): [3 - leader] for partition, leader in enumerate(before)}
-        )
-        assert client._leaders["spread", 0] == before[0], "it has not heard of the move"
-        eventually(lambda: moved(client) == [3 - leader for leader in before], "all have moved", timeout_seconds=60)
+        leaders = client.leaders("spread", PARTITIONS)
+        assert set(leaders.values()) == {1, 2}
+        first = leaders[0]
+        client.admin.alter_partition_reassignments({TopicPartition("spread", 0): [3 - first]})
+        eventually(lambda: leader_of_the_first(client) == 3 - first, "it has moved", timeout_seconds=60)
+        assert client.leaders("spread", [0]) == {0: first}, "the client has not heard of it"
+        asked = len(client.asked)
         assert writing.append(1) == dict.fromkeys(PARTITIONS, 1)
-        assert len(client.asked) > 2, "first it went where they had been"
+        assert client.asked[asked : asked + 2] == [[0, 1, 2, 3], [0]], "the others' were acknowledged"
         writing.session.commit()
     check(config, "spread", rounds=2)
 
 
-def moved(client: WireClient) -> list[int]:
+def leader_of_the_first(client: WireClient) -> int:
     described = client.metadata("spread")
     assert described is not None
-    return [described.leaders[partition] for partition in PARTITIONS]
+    return described.leaders[0]
+
+
+@pytest.mark.slow
+def test_a_leader_that_does_not_answer_holds_up_none_of_the_others(
+    two_brokers: tuple[EmbeddedBroker, ProcessIdentity], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, second = two_brokers
+    config = {"bootstrap.servers": broker.bootstrap_servers}
+    admin = AdminClient(config)
+    eventually(lambda: len(admin.list_topics(timeout=10).brokers) == 2, "both brokers are there")
+    admin.create_topics([NewTopic("spread", len(PARTITIONS), 1)])["spread"].result(30)
+    with Client(config) as client:
+        writing = Writing(client, "spread")
+        writing.append(0)
+        gone = [partition for partition, leader in client.leaders("spread", PARTITIONS).items() if leader == 2]
+        assert 0 < len(gone) < len(PARTITIONS)
+        second.send(9)
+        asked = len(client.asked)
+        monkeypatch.setattr(transaction, "_REQUEST_PATIENCE_SECONDS", 5)
+        with pytest.raises(
+            BatchFailedError, match=r"2 of 4 partitions of spread lack their records: no definite answer"
+        ):
+            writing.append(1)
+        assert client.asked[asked : asked + 2] == [list(PARTITIONS), gone]

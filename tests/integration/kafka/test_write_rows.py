@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pyarrow as pa
+import pytest
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
-from airflow_provider_exactlyonce.kafka import preflight
+from airflow_provider_exactlyonce.kafka import preflight, record_batch
 from airflow_provider_exactlyonce.kafka.transaction import TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
@@ -32,9 +34,16 @@ def rows(start: int) -> pa.RecordBatch:
     )
 
 
+@pytest.mark.parametrize(("request_bytes", "requests"), [(kafka_writer.REQUEST_BYTES, 2), (1, 16)])
 def test_a_task_adds_all_its_partitions_to_the_transaction_at_once_and_fills_them_at_once(
-    broker: EmbeddedBroker, kafka_config: Mapping[str, str], make_topic: Callable[..., str]
+    broker: EmbeddedBroker,
+    kafka_config: Mapping[str, str],
+    make_topic: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    request_bytes: int,
+    requests: int,
 ) -> None:
+    monkeypatch.setattr(kafka_writer, "REQUEST_BYTES", request_bytes)
     topic = make_topic(partitions=8)
     listener = SequencerListener(SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1"))
     with Proxy(broker.state.port) as proxy, WireClient(kafka_config) as client:
@@ -66,10 +75,22 @@ def test_a_task_adds_all_its_partitions_to_the_transaction_at_once_and_fills_the
         asked = [request for request in proxy.requests if request.api == Api.ADD_PARTITIONS]
         assert len(asked) == 2, "the first task's, whose answer was lost, and its repetition; the second needs none"
         sent = [request for request in proxy.requests if request.api == Api.PRODUCE]
-        assert len(sent) == 2, "each task's small bodies go in one request"
+        assert len(sent) == requests, "each task's small bodies go in one request, large ones in one each"
         assert proxy.pending == 0
         kafka_writer._clients.popitem()[1].close()
     listener.socket.close()
     assert sum(of.rows for of in found.values()) == 2 * ROWS
     read = [(record.key, record.value) for record in read_committed(kafka_config, topic)]
     assert sorted(read) == sorted((b"%d" % number, b"v%d" % number) for number in range(2 * ROWS))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "together"), [([1], 1), ([10] * 5, 5), ([40, 40, 40], 2), ([101, 1, 1], 1), ([90, 5, 5, 5], 3)]
+)
+def test_as_many_bodies_go_together_as_fit_a_request_whichever_are_granted(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], together: int
+) -> None:
+    monkeypatch.setattr(kafka_writer, "REQUEST_BYTES", 100)
+    body = record_batch.encode_single(b"k", b"v", 0)
+    bodies = [replace(body, payload=memoryview(bytes(size))) for size in sizes]
+    assert kafka_writer._together(bodies) == together

@@ -46,18 +46,22 @@ def test_many_tasks_with_random_delays_write_many_partitions_without_deadlock() 
     tasks, partitions, chance = 50, 40, random.Random(7)
     offsets = [0] * partitions
     delays = [[chance.random() / 500 for _ in range(6)] for _ in range(tasks)]
-    places = [[chance.randrange(partitions) for _ in range(6)] for _ in range(tasks)]
+    places = [[chance.sample(range(partitions), chance.randint(1, 5)) for _ in range(6)] for _ in range(tasks)]
+    together: list[int] = []
     errors: list[BaseException] = []
 
     def work(server: SequencerServer, task: int) -> None:
         try:
             with SequencerClient(server.address, task, 0) as client:
-                for delay, partition in zip(delays[task], places[task], strict=True):
-                    ((_, sequence, add),) = client.ask("t", [partition])
-                    assert (sequence, add) == (offsets[partition], offsets[partition] == 0)
+                for delay, offered in zip(delays[task], places[task], strict=True):
+                    turns = client.ask("t", offered, most=2)
+                    together.append(len(turns))
                     time.sleep(delay)
-                    first, offsets[partition] = offsets[partition], offsets[partition] + 3
-                    client.release(TopicPartition("t", partition), 3, first)
+                    for partition, sequence, add in turns:
+                        assert partition in offered
+                        assert (sequence, add) == (offsets[partition], offsets[partition] == 0)
+                        first, offsets[partition] = offsets[partition], offsets[partition] + 3
+                        client.release(TopicPartition("t", partition), 3, first, more=partition != turns[-1].partition)
                 client.done()
         except BaseException as error:
             errors.append(error)
@@ -71,6 +75,7 @@ def test_many_tasks_with_random_delays_write_many_partitions_without_deadlock() 
         assert not errors
         written = server.result(tasks)
     assert {place.partition: of.rows for place, of in written.items()} == {p: n for p, n in enumerate(offsets) if n}
+    assert set(together) == {1, 2}
 
 
 @pytest.mark.parametrize(

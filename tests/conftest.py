@@ -115,8 +115,7 @@ def spark_classes(kafka_config: dict[str, str]) -> None:
 @pytest.fixture(scope="session")
 def make_topic(kafka_config: dict[str, str]) -> MakeTopic:
     """Give ``make(partitions=4, **{"max.message.bytes": "9"})``, which creates a topic and returns its new name."""
-    from confluent_kafka import TopicPartition
-    from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+    from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient(dict(kafka_config))
     numbers = itertools.count(1)
@@ -125,9 +124,8 @@ def make_topic(kafka_config: dict[str, str]) -> MakeTopic:
         name = f"test-{next(numbers)}-{uuid.uuid4().hex[:6]}"
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
         admin.create_topics([topic])[name].result(30)
-        ends = {TopicPartition(name, partition): OffsetSpec.latest() for partition in range(partitions)}
-        while any(answer.exception(30) for answer in admin.list_offsets(ends).values()):
-            time.sleep(0.01)  # the broker leads the new partitions a little later
+        while admin.list_topics(name, timeout=30).topics[name].error:  # the broker learns of it a little later
+            time.sleep(0.01)
         return name
 
     return make

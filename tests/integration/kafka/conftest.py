@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,26 @@ from airflow_provider_exactlyonce.devkit.jars import broker_jars
 from airflow_provider_exactlyonce.devkit.java import java_command
 from airflow_provider_exactlyonce.devkit.launch import launch
 from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
+from airflow_provider_exactlyonce.kafka.retry import until_definite
+from airflow_provider_exactlyonce.kafka.wire import Code, WireClient
+
+
+@pytest.fixture
+def make_led_topic(make_topic: Callable[..., str], kafka_config: Mapping[str, str]) -> Iterator[Callable[..., str]]:
+    """Give ``make(partitions=2)``, which creates a topic and waits until its partitions take records at once."""
+    with WireClient(kafka_config) as client:
+
+        def make(partitions: int) -> str:
+            topic = make_topic(partitions=partitions)
+
+            def ask() -> int:
+                client.stable_offsets(topic)
+                return Code.NONE
+
+            until_definite(ask, timeout_seconds=30)
+            return topic
+
+        yield make
 
 
 @pytest.fixture

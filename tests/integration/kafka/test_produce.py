@@ -86,9 +86,9 @@ def check(config: Mapping[str, str], topic: str, rounds: int) -> None:
 
 
 def test_only_what_is_not_acknowledged_is_sent_again(
-    client: Client, kafka_config: Mapping[str, str], make_topic: Callable[..., str]
+    client: Client, kafka_config: Mapping[str, str], make_led_topic: Callable[..., str]
 ) -> None:
-    writing = Writing(client, make_topic(partitions=4))
+    writing = Writing(client, make_led_topic(partitions=4))
     client.faults = [client.takes_one, client.loses_the_answer]
     assert writing.append(0) == dict.fromkeys(PARTITIONS, 0)
     assert client.asked == [[0, 1, 2, 3], [1, 2, 3], [1, 2, 3]]
@@ -101,11 +101,11 @@ def test_only_what_is_not_acknowledged_is_sent_again(
 def test_a_request_that_is_lost_or_doubled_on_the_wire_is_appended_once(
     broker: EmbeddedBroker,
     kafka_config: Mapping[str, str],
-    make_topic: Callable[..., str],
+    make_led_topic: Callable[..., str],
     fault: Callable[..., bytes],
 ) -> None:
     with Proxy(broker.state.port) as proxy, WireClient(proxy.config) as client:
-        writing = Writing(client, make_topic(partitions=4))
+        writing = Writing(client, make_led_topic(partitions=4))
         proxy.on(Api.PRODUCE, fault, times=2)
         for number in range(3):
             assert writing.append(number) == dict.fromkeys(PARTITIONS, number)
@@ -114,8 +114,8 @@ def test_a_request_that_is_lost_or_doubled_on_the_wire_is_appended_once(
     check(kafka_config, writing.topic, rounds=3)
 
 
-def test_a_batch_that_is_refused_beside_others_is_named(client: Client, make_topic: Callable[..., str]) -> None:
-    writing = Writing(client, make_topic(partitions=4))
+def test_a_batch_that_is_refused_beside_others_is_named(client: Client, make_led_topic: Callable[..., str]) -> None:
+    writing = Writing(client, make_led_topic(partitions=4))
     writing.append(0)
     with pytest.raises(BatchFailedError, match=rf"Produce to {writing.topic}-2 answered .*OUT_OF_ORDER_SEQUENCE"):
         writing.append(1, p2=9)

@@ -141,8 +141,8 @@ def test_the_broker_accepts_offsets_of_a_group_that_has_members(
     consumer.close()
 
 
-def test_partitions_are_added_together_or_not_at_all(client: WireClient, make_topic: Callable[..., str]) -> None:
-    name, topic = f"t-{uuid.uuid4()}", make_topic(partitions=2)
+def test_partitions_are_added_together_or_not_at_all(client: WireClient, make_led_topic: Callable[..., str]) -> None:
+    name, topic = f"t-{uuid.uuid4()}", make_led_topic(partitions=2)
     _, producer = initialised(client, name)
     assert client.add_partitions(name, producer, topic, [0, 7, 1]) == Code.UNKNOWN_TOPIC_OR_PARTITION
     refused = client.produce(name, topic, {0: batch(producer, b"v")})[0]
@@ -161,9 +161,9 @@ def test_the_same_bytes_sent_twice_are_appended_once(client: WireClient, make_to
 
 
 def test_a_fenced_producer_can_neither_write_nor_commit_nor_fence(
-    client: WireClient, make_topic: Callable[..., str]
+    client: WireClient, make_led_topic: Callable[..., str]
 ) -> None:
-    name, topic = f"t-{uuid.uuid4()}", make_topic(partitions=1)
+    name, topic = f"t-{uuid.uuid4()}", make_led_topic(partitions=1)
     _, old = initialised(client, name)
     client.add_partitions(name, old, topic, [0])
     _, new = initialised(client, name)
@@ -188,8 +188,8 @@ def test_metadata_names_partitions_and_topic_id_and_a_topic_that_is_not_there(
     assert client.metadata(f"absent-{uuid.uuid4()}") is None
 
 
-def test_requests_may_come_from_many_threads(client: WireClient, make_topic: Callable[..., str]) -> None:
-    topic, found = make_topic(partitions=2), []
+def test_requests_may_come_from_many_threads(client: WireClient, make_led_topic: Callable[..., str]) -> None:
+    topic, found = make_led_topic(partitions=2), []
 
     def ask() -> None:
         found.extend(client.stable_offsets(topic) for _ in range(20))

@@ -38,13 +38,13 @@ def rows(start: int) -> pa.RecordBatch:
 def test_a_task_adds_all_its_partitions_to_the_transaction_at_once_and_fills_them_at_once(
     broker: EmbeddedBroker,
     kafka_config: Mapping[str, str],
-    make_topic: Callable[..., str],
+    make_led_topic: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
     request_bytes: int,
     requests: int,
 ) -> None:
     monkeypatch.setattr(kafka_writer, "REQUEST_BYTES", request_bytes)
-    topic = make_topic(partitions=8)
+    topic = make_led_topic(partitions=8)
     listener = SequencerListener(SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1"))
     with Proxy(broker.state.port) as proxy, WireClient(kafka_config) as client:
         session = TransactionSession(client, f"t-{uuid.uuid4()}", timeout_milliseconds=60_000)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from airflow_provider_exactlyonce.devkit import guard
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
@@ -18,6 +19,7 @@ from airflow_provider_exactlyonce.devkit.launch import launch
 from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
 from airflow_provider_exactlyonce.kafka.retry import until_definite
 from airflow_provider_exactlyonce.kafka.wire import Code, WireClient
+from tests.integration.streaming.harness import eventually
 
 
 @pytest.fixture
@@ -75,6 +77,8 @@ def two_brokers(tmp_path: Path) -> Iterator[tuple[EmbeddedBroker, ProcessIdentit
             )
             supervisor, second = launch([*java, "kafka.Kafka", str(file)], data, log, guard.SUPERVISE)
         try:
+            admin = AdminClient({"bootstrap.servers": first.bootstrap_servers})
+            eventually(lambda: len(admin.list_topics(timeout=10).brokers) == 2, "both brokers are there")
             yield first, second
         finally:
             second.send(9)

@@ -198,7 +198,6 @@ def test_on_two_brokers_one_replica_is_refused_and_missing_in_sync_replicas_are_
     first, second = two_brokers
     config = {"bootstrap.servers": first.bootstrap_servers}
     admin = AdminClient(config)
-    eventually(lambda: len(admin.list_topics(timeout=10).brokers) == 2, "both brokers are there")
     both = NewTopic("both", 2, 2, config={"min.insync.replicas": "2"})
     for future in admin.create_topics([NewTopic("single", 1, 1), both]).values():
         future.result(30)

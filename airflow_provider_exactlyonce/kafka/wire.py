@@ -254,9 +254,7 @@ class WireClient:
         :returns: the answer for each partition, NETWORK_EXCEPTION if none came; some may have their batch while others
             have not
         """
-        by_leader: dict[int, list[int]] = {}
-        for partition, leader in self.leaders(topic, batches).items():
-            by_leader.setdefault(leader, []).append(partition)
+        by_leader = _by_leader(self.leaders(topic, batches))
         nowhere = Appended(Code.LEADER_NOT_AVAILABLE, -1, "the partition has no leader")
         answers = dict.fromkeys(by_leader.pop(_NO_LEADER, []), nowhere)
         kind = ProduceRequest.TopicProduceData
@@ -351,11 +349,8 @@ class WireClient:
         described = self.metadata(topic)
         if described is None:
             raise UnansweredError(f"topic {topic} does not exist")
-        by_leader: dict[int, list[int]] = {}
-        for partition, leader in described.leaders.items():
-            by_leader.setdefault(leader, []).append(partition)
         offsets: dict[int, int] = {}
-        for leader, partitions in by_leader.items():
+        for leader, partitions in _by_leader(described.leaders).items():
             asked = [
                 ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(partition_index=partition, timestamp=spec)
                 for partition in partitions
@@ -427,6 +422,14 @@ class WireClient:
             return call()
         except KafkaError as error:
             raise UnansweredError(_text(error)) from error
+
+
+def _by_leader(leaders: Mapping[int, int]) -> dict[int, list[int]]:
+    """Return {leader: its partitions} of {partition: leader}."""
+    found: dict[int, list[int]] = {}
+    for partition, leader in leaders.items():
+        found.setdefault(leader, []).append(partition)
+    return found
 
 
 def _text(error: KafkaError) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -204,4 +205,4 @@ def test_the_airflow_half_loads_no_spark_and_no_kafka_client_and_costs_a_dag_fil
     cost = ([], imports)
     rule = (list(HEAVY), names_of(AIRFLOW_HALF))
     seconds = seconds_to_import(tmp_path, ["airflow.sdk"], [cost, cost, cost, cost, cost, rule])
-    assert min(seconds[:5]) < 0.100, seconds  # what a trial takes beyond the fastest is the machine's, not ours
+    assert statistics.median(seconds[:5]) < 0.100, seconds

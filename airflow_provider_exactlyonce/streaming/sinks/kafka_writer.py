@@ -53,9 +53,7 @@ _FLUSH_GROWTH_MAXIMUM: Final = 4
 _FLUSHES_QUEUED: Final = 2
 _NO_PARTITION: Final = -1
 REQUEST_BYTES: Final = 1 << 20  # of several bodies; Kafka's own producer has the same limit
-CANDIDATES: Final = (
-    64  # of more, hardly one more is free, and the question gets long; the most bodies of a request, too
-)
+CANDIDATES: Final = 64  # also the most bodies of a request; of more, hardly one is free, and the question gets long
 
 _BYTES: Final = ("key", "value")
 

@@ -122,13 +122,19 @@ def test_a_batch_that_is_refused_beside_others_is_named(client: Client, make_led
     writing.session.abort()
 
 
+def config_with_topic(broker: EmbeddedBroker, topic: str) -> dict[str, str]:
+    """Create the topic, whose partitions Kafka spreads over the brokers; return the clients' configuration."""
+    config = {"bootstrap.servers": broker.bootstrap_servers}
+    admin = AdminClient(config)
+    admin.create_topics([NewTopic(topic, len(PARTITIONS), 1)])[topic].result(30)
+    return config
+
+
 @pytest.mark.slow
 def test_partitions_of_two_brokers_are_written_and_followed_when_they_move(
     two_brokers: tuple[EmbeddedBroker, ProcessIdentity],
 ) -> None:
-    config = {"bootstrap.servers": two_brokers[0].bootstrap_servers}
-    admin = AdminClient(config)
-    admin.create_topics([NewTopic("spread", len(PARTITIONS), 1)])["spread"].result(30)
+    config = config_with_topic(two_brokers[0], "spread")
     with Client(config) as client:
         writing = Writing(client, "spread")
         assert writing.append(0) == dict.fromkeys(PARTITIONS, 0)
@@ -156,9 +162,7 @@ def test_a_leader_that_does_not_answer_holds_up_none_of_the_others(
     two_brokers: tuple[EmbeddedBroker, ProcessIdentity], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker, second = two_brokers
-    config = {"bootstrap.servers": broker.bootstrap_servers}
-    admin = AdminClient(config)
-    admin.create_topics([NewTopic("spread", len(PARTITIONS), 1)])["spread"].result(30)
+    config = config_with_topic(broker, "spread")
     with Client(config) as client:
         writing = Writing(client, "spread")
         writing.append(0)

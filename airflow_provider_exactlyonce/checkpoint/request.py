@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.control import commands, drivers
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.commands import SavepointRequest
 from airflow_provider_exactlyonce.control.home import Home, Lineage, read_lineage
+from airflow_provider_exactlyonce.control.waiting import Wait
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     ExactlyOnceError,
@@ -27,7 +28,6 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
 _POLL_SECONDS: Final = 0.2
-_RESTART_GRACE_SECONDS: Final = 120.0  # a supervisor that was lost between death and restart leaves its trace, too
 
 
 class Taking:
@@ -56,8 +56,8 @@ class Taking:
         self._label: Final = label
         self._stops: Final = stops
 
-    def advance(self) -> Savepoint | None:
-        """Ask the driver if that is to be done, and return what it has answered; None when it has not.
+    def advance(self) -> Savepoint | Wait:
+        """Ask the driver if that is to be done, and return what it has answered, or what has to happen before.
 
         Never waits for an answer. Of a pipeline that is stopped the savepoint is taken here.
 
@@ -71,16 +71,18 @@ class Taking:
             if answer.savepoint is None:
                 raise ExactlyOnceError(f"the driver of {self._pipeline} took no savepoint: {answer.error}")
             return Savepoints(self._home.savepoints).get(answer.savepoint)
-        token = self.asked()
-        if token is not None and drivers.is_there(self._home, token):
-            return None
+        asked = commands.savepoint_request(self._home, self._request)
+        if asked is not None and drivers.is_there(self._home, asked.token):
+            return Wait(token=asked.token, request=self._request)
         taken = self._taken()
         if taken is not None:
             self.forget()
             return taken
         driver = drivers.find(self._home)
         if driver is None:
-            return None if self._restarts_soon() else self._take_without_driver()
+            if drivers.restarts_soon(self._home):  # it would fail if we held the pipeline meanwhile
+                return Wait(token=None, request=self._request)
+            return self._take_without_driver()
         if driver.silent and driver.token == self._holder:  # an earlier try of ours, on a host that is lost
             return self._take_without_driver()
         if driver.silent:
@@ -92,17 +94,7 @@ class Taking:
             request=self._request, token=driver.token, label=self._label, stop=self._stops(driver.token)
         )
         commands.request_savepoint(self._home, asked)
-        return None
-
-    def _restarts_soon(self) -> bool:
-        """Whether a supervisor is about to start a driver, which would fail if we held the pipeline meanwhile."""
-        dead = drivers.awaiting_restart(self._home)
-        return dead is not None and time.time() - dead.died < _RESTART_GRACE_SECONDS
-
-    def asked(self) -> str | None:
-        """Return the start token of the driver that is asked, None when none is."""
-        asked = commands.savepoint_request(self._home, self._request)
-        return asked.token if asked else None
+        return Wait(token=driver.token, request=self._request)
 
     def forget(self) -> None:
         """Ask no longer."""
@@ -141,10 +133,10 @@ def take(
     deadline = time.monotonic() + timeout_seconds
     asked: str | None = None
     try:
-        while (taken := taking.advance()) is None:
-            asked = taking.asked() or asked
+        while isinstance(taken := taking.advance(), Wait):
+            asked = taken.token or asked
             if time.monotonic() > deadline:
-                raise not_answered(home, asked)
+                raise not_answered(home, taken.token)
             time.sleep(_POLL_SECONDS)
         while stop and asked is not None and drivers.is_there(home, asked) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -155,10 +147,9 @@ def take(
 
 def not_answered(home: Home, token: str | None) -> NotAnsweredError:
     """Return the error of a driver that has taken no savepoint in time."""
-    who = drivers.describe(home, token) if token else "the driver"
     return NotAnsweredError(
-        f"{who} has not answered in time; its batch may be long, or it has not committed any yet. Ask again with a "
-        "longer timeout"
+        f"{drivers.describe(home, token)} has not answered in time; its batch may be long, or it has not committed any "
+        "yet. Ask again with a longer timeout"
     )
 
 

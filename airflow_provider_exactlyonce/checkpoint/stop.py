@@ -63,7 +63,7 @@ class Stop:
         :raises ExactlyOnceError: when the savepoint can't be taken
         """
         target = self._stop.target()
-        taking, taken = None, None
+        taken: Savepoint | Wait | None = None
         if self._savepoint is not False:  # asked for before the stop, so that the driver saves before it ends
             taking = Taking(
                 self._home,
@@ -75,9 +75,9 @@ class Stop:
             )
             taken = taking.advance()
         ended = self._stop.advance()
-        if taking is not None and taken is None:
-            return Wait(token=taking.asked() or "", request=self._request)
-        return Stopped(token=target, savepoint=taken) if ended else Wait(token=target or "")
+        if isinstance(taken, Wait):
+            return taken
+        return Stopped(token=target, savepoint=taken) if ended else Wait(token=self._stop.target())
 
 
 def stop(
@@ -101,7 +101,7 @@ def stop(
     return found
 
 
-def not_stopped(home: Home, pipeline: str, token: str, timeout_seconds: float) -> NotAnsweredError:
+def not_stopped(home: Home, pipeline: str, token: str | None, timeout_seconds: float) -> NotAnsweredError:
     """Return the error of a driver that has not ended in time."""
     return NotAnsweredError(
         f"{drivers.describe(home, token)} of {pipeline} has not stopped within {timeout_seconds:g} s. It stops when "

@@ -18,8 +18,10 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Lease, Life
 from airflow_provider_exactlyonce.control.status import ENDED, DriverState
+from airflow_provider_exactlyonce.control.waiting import Wait
 
 _START_GRACE_SECONDS: Final = 120.0  # from intent to lease on another host: submit, JVM, Spark session
+_RESTART_GRACE_SECONDS: Final = 120.0  # a supervisor that was lost between death and restart leaves its trace, too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,25 @@ def awaiting_restart(home: Home) -> Death | None:
     return dead if commands.stop_requested(home, dead.token) is None else None
 
 
+def restarts_soon(home: Home) -> bool:
+    """Whether a supervisor is about to start the next driver, and no other may hold the pipeline meanwhile."""
+    dead = awaiting_restart(home)
+    return dead is not None and time.time() - dead.died < _RESTART_GRACE_SECONDS
+
+
+def has_happened(home: Home, wait: Wait) -> bool:
+    """Whether what somebody waits for has happened, or never will. Cheap, and never waits."""
+    if wait.request is not None and commands.savepoint_answer(home, wait.request) is not None:
+        return True
+    if wait.token is None:
+        return not restarts_soon(home)
+    status = verdict.status_of(home, wait.token)
+    if wait.commits is not None and status is not None and status.state is DriverState.RUNNING:
+        replays = status.replay is not None and status.replay.pending
+        return not replays and status.commits_of_run >= wait.commits
+    return not is_there(home, wait.token)
+
+
 def _unnoticed(home: Home) -> Death | None:
     intent = intents.read(home.intent)
     if intent is None or is_there(home, intent.token):
@@ -127,8 +148,13 @@ def _unnoticed(home: Home) -> Death | None:
     return Death(token=intent.token, series=intent.series, died=beat if status is None else max(beat, status.updated))
 
 
-def describe(home: Home, token: str) -> str:
-    """Return who a driver is and when it was heard of last, for an error's message."""
+def describe(home: Home, token: str | None) -> str:
+    """Return who a driver is and when it was heard of last, for an error's message.
+
+    :param token: its start token, None for one that is about to be started
+    """
+    if token is None:
+        return "the driver that its supervisor is about to start again"
     held = leases.read(home.lease)
     if held is None or held.token != token:
         intent = intents.read(home.intent)

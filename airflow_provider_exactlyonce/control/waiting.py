@@ -9,13 +9,14 @@ from dataclasses import dataclass
 class Wait:
     """What has to happen before there is something to do.
 
-    :param token: start token of the driver that is asked
+    :param token: start token of the driver that is asked; None between a driver's death and its restart: the next
+        driver has no token yet
     :param request: the savepoint that it is asked for, None when its end is waited for
     :param commits: or that it runs and has made so many commits, None when its end alone is waited for
     :param seconds: after so many there is something to do in any case
     """
 
-    token: str
+    token: str | None
     request: str | None = None
     commits: int | None = None
     seconds: float = 60.0

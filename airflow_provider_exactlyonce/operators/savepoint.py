@@ -160,9 +160,8 @@ class SavepointOperator(_AskingOperator):
         self.savepoint_label = label  # Airflow has a label of its own
 
     def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | Wait:
-        taking = self._taking(home, pipeline, request)
-        taken = taking.advance()
-        return _facts(home, taken) if taken else Wait(token=taking.asked() or "", request=request)
+        found = self._taking(home, pipeline, request).advance()
+        return found if isinstance(found, Wait) else _facts(home, found)
 
     def _too_late(self, home: Home, pipeline: str, request: str, wait: Wait) -> NotAnsweredError:
         from airflow_provider_exactlyonce.checkpoint.request import not_answered

@@ -18,13 +18,15 @@ class DriverTrigger(BaseTrigger):
     ``dag.test()`` forgets all other arguments of a task that was deferred.
 
     :param home: the pipeline's home, a path
-    :param token: start token of the driver
+    :param token: start token of the driver; None, or empty in older ones, for one that is about to be started again
     :param request: the savepoint that it is asked for, None to wait for its end
     :param poll_interval: seconds between two looks
     :param deadline: seconds since the epoch
     """
 
-    def __init__(self, *, home: str, token: str, request: str | None, poll_interval: float, deadline: float) -> None:
+    def __init__(
+        self, *, home: str, token: str | None, request: str | None, poll_interval: float, deadline: float
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.home = home
         self.token = token
@@ -54,9 +56,9 @@ class DriverTrigger(BaseTrigger):
         yield TriggerEvent({"deadline": self.deadline})  # type: ignore[no-untyped-call]
 
     def _is_waiting(self) -> bool:
-        from airflow_provider_exactlyonce.control import commands, drivers
+        from airflow_provider_exactlyonce.control import drivers
         from airflow_provider_exactlyonce.control.home import Home
+        from airflow_provider_exactlyonce.control.waiting import Wait
 
-        home = Home(self.home)
-        answered = self.request is not None and commands.savepoint_answer(home, self.request) is not None
-        return not answered and drivers.is_there(home, self.token)
+        wait = Wait(token=self.token or None, request=self.request)
+        return not drivers.has_happened(Home(self.home), wait)

@@ -17,7 +17,7 @@ class UpgradeTrigger(BaseTrigger):
     looks for itself, so that an event that came late or twice changes nothing.
 
     :param home: the pipeline's home, a path
-    :param token: start token of the driver
+    :param token: start token of the driver; None, or empty in older ones, for one that is about to be started again
     :param request: the savepoint that it is asked for, None for none
     :param commits: how many commits it has to make, None to wait for its end
     :param poll_interval: seconds between two looks
@@ -28,7 +28,7 @@ class UpgradeTrigger(BaseTrigger):
         self,
         *,
         home: str,
-        token: str,
+        token: str | None,
         request: str | None,
         commits: int | None,
         poll_interval: float,
@@ -56,15 +56,9 @@ class UpgradeTrigger(BaseTrigger):
         yield TriggerEvent({})  # type: ignore[no-untyped-call]
 
     def _is_waiting(self) -> bool:
-        from airflow_provider_exactlyonce.control import commands, drivers, verdict
+        from airflow_provider_exactlyonce.control import drivers
         from airflow_provider_exactlyonce.control.home import Home
-        from airflow_provider_exactlyonce.control.status import DriverState
+        from airflow_provider_exactlyonce.control.waiting import Wait
 
-        home = Home(self.home)
-        if self.request is not None and commands.savepoint_answer(home, self.request) is not None:
-            return False
-        status = verdict.status_of(home, self.token)
-        if self.commits is not None and status is not None and status.state is DriverState.RUNNING:
-            replays = status.replay is not None and status.replay.pending
-            return replays or status.commits_of_run < self.commits
-        return drivers.is_there(home, self.token)
+        wait = Wait(token=self.token or None, request=self.request, commits=self.commits)
+        return not drivers.has_happened(Home(self.home), wait)

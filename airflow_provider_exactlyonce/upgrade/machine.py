@@ -177,11 +177,11 @@ class Upgrade:
         if good is not None:
             return good
         taking = Taking(self._home, plan.pipeline, self._tools.config, request=f"{plan.id}a", label="before an upgrade")
-        taken = taking.advance()
-        if taken is not None:
-            return taken
-        self._limit(plan, plan.options.stop_timeout, not_answered(self._home, taking.asked()))
-        return Wait(token=taking.asked() or "", request=f"{plan.id}a", seconds=plan.options.stop_timeout)
+        found = taking.advance()
+        if not isinstance(found, Wait):
+            return found
+        self._limit(plan, plan.options.stop_timeout, not_answered(self._home, found.token))
+        return replace(found, seconds=plan.options.stop_timeout)
 
     def _limit(self, plan: Plan, seconds: float, error: ExactlyOnceError) -> None:
         """Raise when a step has taken longer; the next try has as long again."""
@@ -286,9 +286,10 @@ class Upgrade:
         if isinstance(found, Wait):
             if time.time() - plan.entered <= plan.options.stop_timeout:
                 return replace(found, seconds=plan.options.stop_timeout)
-            stopping.ask_and_enforce(self._home, found.token, reason=reason, timeout_seconds=0)
-            if drivers.is_there(self._home, found.token):
-                raise not_stopped(self._home, plan.pipeline, found.token, plan.options.stop_timeout)
+            if found.token is not None:
+                stopping.ask_and_enforce(self._home, found.token, reason=reason, timeout_seconds=0)
+                if drivers.is_there(self._home, found.token):
+                    raise not_stopped(self._home, plan.pipeline, found.token, plan.options.stop_timeout)
         elif plan.application is None:  # a rollback by hand; what an upgrade has found is known
             was_stopped = found.token is None
         return replace(plan, step=Step.RESTORE, was_stopped=was_stopped)

@@ -192,11 +192,11 @@ def test_it_defers_until_the_driver_has_answered_and_goes_on_from_there(home: Ho
     assert found["commit"] == 3
 
 
-def events(of: DriverTrigger) -> list[Any]:
+def events(of: DriverTrigger, seconds: float = 30) -> list[Any]:
     async def collect() -> list[Any]:
         return [event.payload async for event in of.run()]
 
-    return asyncio.run(asyncio.wait_for(collect(), 30))
+    return asyncio.run(asyncio.wait_for(collect(), seconds))
 
 
 def test_the_drivers_own_words_are_in_the_error(home: Home) -> None:
@@ -364,6 +364,32 @@ def test_a_savepoint_between_a_crash_and_the_restart_is_left_to_the_next_driver(
         execute(save(home, timeout=0.2))
     assert lease.read(home.lease) is None
     with serving(home, "u"):
+        assert execute(save(home))["commit"] == 3
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["the dead driver was asked", "none was asked"])
+def test_a_savepoint_between_a_crash_and_the_restart_waits_in_the_triggerer_for_the_next_driver(
+    home: Home, asked: bool
+) -> None:
+    task = save(home, deferrable=True, timeout=60)
+    if asked:
+        with lease.holding(home.lease, "p", "t"), pytest.raises(TaskDeferred):
+            execute(task)
+    died = restarts.Restart(
+        series="t", number=1, token="t", run=1, commit=3, cause="killed", exit_code=-9, died=time.time()
+    )
+    restarts.append(home.restarts, died)
+    with pytest.raises(TaskDeferred) as deferred:
+        execute(task)
+    trigger = deferred.value.trigger
+    assert isinstance(trigger, DriverTrigger)
+    older = DriverTrigger(**{**trigger.serialize()[1], "token": ""})  # as 0.1.0 has left it
+    for one in (trigger, older):
+        with pytest.raises(TimeoutError):
+            events(one, seconds=0.4)
+    with serving(home, "u"):
+        restarts.relaunched(home.restarts, "t", time.time())
+        assert len(events(trigger)) == 1
         assert execute(save(home))["commit"] == 3
 
 

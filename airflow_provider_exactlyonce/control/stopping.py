@@ -6,6 +6,8 @@ because Airflow gives a killed task about ten seconds before it kills its proces
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import os
 import signal
 import sys
@@ -49,7 +51,15 @@ def detach(home: Home, token: str, *, reason: str, timeout_seconds: float) -> No
     commands.request_stop(home, token, reason=reason)  # at once: the process below needs a moment to start
     command = [sys.executable, "-m", __name__, str(home.path), token, str(timeout_seconds), reason]
     null = [(os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_RDWR, 0) for descriptor in (0, 1, 2)]
-    os.posix_spawn(sys.executable, command, os.environ, file_actions=null, setsid=True)
+    child = os.posix_spawn(sys.executable, command, os.environ, file_actions=null, setsid=True)
+    # A triggerer lives for months, and each task that is killed in it would leave a zombie. Not threading.Thread: this
+    # is called in signal handlers, too, and what they have interrupted may hold its lock.
+    _thread.start_new_thread(_reap, (child,))
+
+
+def _reap(child: int) -> None:
+    with contextlib.suppress(ChildProcessError):  # somebody waits for all children here
+        os.waitpid(child, 0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from airflow_provider_exactlyonce.control import processes
+import psutil
+
+from airflow_provider_exactlyonce.control import processes, stopping
+from airflow_provider_exactlyonce.control.home import Home
+from tests.unit.control.test_supervisor import wait_for
 
 STARTER = """
 import sys
@@ -16,6 +20,13 @@ from airflow_provider_exactlyonce.control import processes
 folder = Path(sys.argv[1])
 processes.start(["sleep", "60"], token="left", environment={}, directory=folder, log=folder / "driver.log")
 """
+
+
+def test_who_stops_a_driver_in_the_triggerer_leaves_no_zombie_there(tmp_path: Path) -> None:
+    before = set(psutil.Process().children())
+    stopping.detach(Home(tmp_path), "nobody", reason="the task was killed", timeout_seconds=0)
+    [enforcer] = set(psutil.Process().children()) - before
+    wait_for(lambda: not psutil.pid_exists(enforcer.pid), seconds=60)
 
 
 def test_a_driver_that_is_left_behind_is_nothing_that_python_warns_of(tmp_path: Path) -> None:

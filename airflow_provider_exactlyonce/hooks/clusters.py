@@ -23,6 +23,8 @@ LABEL: Final = "exactlyonce-token"
 _ATTEMPTS: Final = "spark.yarn.maxAppAttempts"
 _TIMEOUT_SECONDS: Final = 10
 _YARN_ACTIVE: Final = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED", "RUNNING"})
+_YARN_ENDED: Final = frozenset({"FINISHED", "FAILED", "KILLED"})
+_POD_ACTIVE: Final = frozenset({"Pending", "Running"})
 _POD_ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 _log = logging.getLogger(__name__)
@@ -47,23 +49,23 @@ class YarnCluster(Cluster):
             ) from error
 
     def state(self, token: str) -> ClusterState:
-        """Look the application up by its tag, and ask for its state."""
+        """Look the application up by its tag; not with the hook, for which a state that it does not know has failed."""
         try:
-            states = {self._hook.query_yarn_application_status(found) for found in self._find(token)}
+            states = {str(app["state"]) for app in self._find(token)}
         except Exception as error:
             _log.warning("the YARN resource manager does not say whether driver %s runs: %s", token, error)
             return ClusterState.UNKNOWN
-        return ClusterState.ACTIVE if states & _YARN_ACTIVE else ClusterState.GONE
+        return _judged(states, active=_YARN_ACTIVE, ended=_YARN_ENDED)
 
     def kill(self, token: str) -> None:
         """Kill the application with this tag."""
         try:
             for found in self._find(token):
-                self._hook._kill_yarn_application(found)
+                self._hook._kill_yarn_application(str(found["id"]))
         except Exception as error:
             _log.warning("driver %s could not be killed on YARN: %s", token, error)
 
-    def _find(self, token: str) -> list[str]:
+    def _find(self, token: str) -> list[dict[str, Any]]:
         import requests
 
         answer = requests.get(
@@ -74,7 +76,7 @@ class YarnCluster(Cluster):
         )
         answer.raise_for_status()
         apps = answer.json()["apps"] or {}
-        return [str(app["id"]) for app in apps.get("app", ())]
+        return list(apps.get("app", ()))
 
 
 class KubernetesCluster(Cluster):
@@ -95,9 +97,7 @@ class KubernetesCluster(Cluster):
         except Exception as error:
             _log.warning("Kubernetes does not say whether driver %s runs: %s", token, error)
             return ClusterState.UNKNOWN
-        if phases <= _POD_ENDED:
-            return ClusterState.GONE
-        return ClusterState.UNKNOWN if phases - _POD_ENDED == {"Unknown"} else ClusterState.ACTIVE
+        return _judged(phases, active=_POD_ACTIVE, ended=_POD_ENDED)
 
     def kill(self, token: str) -> None:
         """Delete the driver's pod; its executors go with it."""
@@ -117,6 +117,12 @@ class KubernetesCluster(Cluster):
         selector = f"{LABEL}={token}"
         found = client.list_namespaced_pod(self._namespace, label_selector=selector, _request_timeout=_TIMEOUT_SECONDS)
         return list(found.items)
+
+
+def _judged(states: set[str], *, active: frozenset[str], ended: frozenset[str]) -> ClusterState:
+    if states & active:
+        return ClusterState.ACTIVE
+    return ClusterState.GONE if states <= ended else ClusterState.UNKNOWN
 
 
 def cluster_of(hook: SparkSubmitHook) -> Cluster | None:

@@ -214,6 +214,9 @@ def yarn(server: Server, connect: Callable[..., None]) -> Cluster:
     return found
 
 
+STATELESS = {"apps": {"app": [{"id": "application_1_0001"}]}}
+
+
 def resource_manager(state: str, final: str = "UNDEFINED") -> Callable[[str, dict[str, list[str]]], tuple[int, object]]:
     """Answer as YARN does, which has one application, with our tag."""
     app = {"id": "application_1_0001", "state": state, "finalStatus": final, "diagnostics": ""}
@@ -234,6 +237,8 @@ def resource_manager(state: str, final: str = "UNDEFINED") -> Callable[[str, dic
         ("FINISHED", "SUCCEEDED", ClusterState.GONE),
         ("FINISHED", "FAILED", ClusterState.GONE),
         ("KILLED", "KILLED", ClusterState.GONE),
+        ("FAILED", "FAILED", ClusterState.GONE),
+        ("HIBERNATED", "UNDEFINED", ClusterState.UNKNOWN),  # no state that is listed has ended
     ],
 )
 def test_yarn_is_asked_by_the_tag(
@@ -245,7 +250,7 @@ def test_yarn_is_asked_by_the_tag(
     assert cluster.state("another") is ClusterState.GONE, "never submitted"
 
 
-@pytest.mark.parametrize("answer", [(500, {}), (200, "no JSON"), (200, {}), (401, {})])
+@pytest.mark.parametrize("answer", [(500, {}), (200, "no JSON"), (200, {}), (401, {}), (200, STATELESS)])
 def test_a_yarn_that_does_not_answer_as_expected_says_nothing(
     server: Server, connect: Callable[..., None], answer: tuple[int, object]
 ) -> None:
@@ -300,6 +305,8 @@ def api(*phases: str) -> Callable[[str, dict[str, list[str]]], tuple[int, object
         (["Pending"], ClusterState.ACTIVE),
         (["Running"], ClusterState.ACTIVE),
         (["Unknown"], ClusterState.UNKNOWN),
+        (["Hibernated"], ClusterState.UNKNOWN),
+        (["Failed", "Hibernated"], ClusterState.UNKNOWN),
         (["Failed"], ClusterState.GONE),
         (["Succeeded"], ClusterState.GONE),
         (["Failed", "Running"], ClusterState.ACTIVE),

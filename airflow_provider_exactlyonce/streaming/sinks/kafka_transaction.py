@@ -283,8 +283,8 @@ class KafkaTransaction(TransactionalSink):
     @override
     def recover(self) -> None:
         self._run.reclaim(self._stop_requested)
-        newest = self._run.tail.commit
-        self._others.claim(self._run.number, newest, newest.commit + 1 if newest else 1)
+        at_hand = self._run.lineage.commit_of(self._open_batch().number)  # a replay may be far behind the ledger
+        self._others.claim(self._run.number, self._run.tail.commit, at_hand)
 
     def _check_topics(self) -> None:
         """Check that all topics are those that the attempt began with; later attempts see added partitions.

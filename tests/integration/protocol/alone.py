@@ -1,0 +1,213 @@
+"""A pipeline in this thread: the real run, coordinator and sinks, and one task instead of Spark's."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.kafka import preflight
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming.batch import Batch, planned_batch
+from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sinks import kafka_writer, share_tasks
+from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
+from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
+from airflow_provider_exactlyonce.streaming.sinks.shares import DIGEST_FIELD, column_of
+from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkContext
+from airflow_provider_exactlyonce.streaming.start_checks import first_repeated, reconcile
+from tests.integration.protocol.tasks import arrow, digest, encoded
+
+
+class Frame:
+    """A batch's rows, and what the Spark job that computes them is told."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+        self.rows, self.properties = rows, dict[str, Any]()
+        self.sparkSession = self.sparkContext = self
+
+    def setLocalProperty(self, name: str, value: str | None) -> None:  # noqa: N802 - Spark's name
+        self.properties[name] = value
+
+
+class OneTask(KafkaTransaction):
+    """All sinks, written by one task in the driver's thread."""
+
+    def take(self, others: OtherSinks) -> None:
+        self._tasks = others.tasks()
+
+    def recompute(self, frame: Any) -> tuple[int, int]:
+        self._hand_out(frame)
+        return (0, 0) if self._definition is None else _sums(frame)
+
+    def _cancel_tasks(self, frame: Any, tag: str) -> None:
+        pass
+
+    def _run_tasks(self, frame: Any, server: Any, tag: str) -> Any:
+        self._hand_out(frame)
+        return [kafka_writer.write_rows(arrow(encoded(frame.rows)), self._write_task(server.address), 0, 0)]
+
+    def _run_job(self, stage: Any, tag: str, *_: Any) -> Any:
+        self._hand_out(stage)
+        return [{}]
+
+    def _hand_out(self, frame: Any) -> None:
+        told = frame.properties.get(share_tasks.SHARES_PROPERTY)
+        rows = [{**row, DIGEST_FIELD: digest(json.dumps(row).encode())} for row in frame.rows]
+        batch = pa.record_batch({column_of(number): pa.array(rows) for number in range(len(self._tasks))})
+        with share_tasks.Tee(self._tasks, told, 0) as tee:
+            for _ in tee.passing(iter([batch])) if rows else ():
+                pass
+            self._others.answered([tee.finish()])
+
+
+def _sums(frame: Frame) -> tuple[int, int]:
+    return len(frame.rows), sum(digest(value) for _, value in encoded(frame.rows)) % 2**64
+
+
+def offsets_text(topic: str, ends: Mapping[int, int], *, batch: int = 0) -> str:
+    header = {"batchWatermarkMs": 0, "batchTimestampMs": 1_700_000_000_000 + batch, "conf": {}}
+    return "\n".join(("v1", json.dumps(header), json.dumps({topic: {str(at): end for at, end in ends.items()}})))
+
+
+@dataclass(kw_only=True)
+class Alone:
+    """One pipeline; batch N reads records N*10 to N*10+9 of its source's partition 0, unless a test plans otherwise."""
+
+    config: Mapping[str, str]
+    name: str
+    source: str
+    home: Home
+    sinks: Sequence[Sink] = ()
+    kafka: KafkaSink | None = None
+    rows: Any = field(default=lambda offset: {"id": offset, "k": f"k{offset % 7}", "v": offset / 4})
+
+    @contextmanager
+    def life(self, *, version: str = "v", accept: bool = False, diverged: Any = None) -> Iterator[Life]:
+        """Start a run; its end is that of a process which dies."""
+        options = RunOptions(
+            config=dict(self.config), token=str(uuid.uuid4()), version=version, transaction_timeout_milliseconds=60_000
+        )
+        with ExitStack() as stack:
+            run = Run(self.home, self.name, options)
+            stack.callback(run.close)
+            listener = stack.enter_context(SequencerListener(settings.sequencer_endpoint(lambda name: None, "local")))
+            context = SinkContext(pipeline=self.name, home=self.home.path)
+            committers = {sink.name: sink.open(context) for sink in self.sinks}
+            for committer in committers.values():
+                stack.callback(committer.close)
+            others = OtherSinks(self.name, committers, accept_nondeterminism=accept)
+            tail = run.check()
+            others.check(tail.commit if tail else None, first_repeated(self.home, self.home.current()))
+            topics = self.kafka.topics if self.kafka else []
+            sink = OneTask(
+                self.kafka,
+                run,
+                targets=preflight.check_topics(run.client, sinks=topics) if topics else {},
+                listener=listener,
+                stop_requested=lambda: False,
+                others=others,
+            )
+            sink.take(others)
+            run.start()
+            yield Life(self, run, sink, others, diverged)
+
+    def lineage_at(self, commit: int) -> Lineage:
+        """Make a lineage that goes on after a commit, as a restore does, and point the home to it."""
+        old = self.home.current()
+        with LedgerReader(self.config, self.name) as reader:
+            tail = reader.tail()
+        assert old is not None and tail is not None
+        batch = old.batch_of(commit)
+        lineage = replace(
+            old,
+            id=str(uuid.uuid4()),
+            base_batch=batch,
+            base_commit=commit,
+            parent=old.id,
+            parent_run=tail.place.run,
+            parent_commit=tail.place.commit,
+        )
+        target, source = self.home.checkpoint(lineage.id), self.home.checkpoint(old.id)
+        for log in ("offsets", "commits"):
+            (target / log).mkdir(parents=True)
+            for number in range(batch + 1):
+                (target / log / str(number)).write_bytes((source / log / str(number)).read_bytes())
+        (target / "sources/0").mkdir(parents=True)
+        (target / "sources/0/0").write_bytes((source / "sources/0/0").read_bytes())
+        self.home.remember(lineage)
+        self.home.use(lineage.id)
+        return lineage
+
+
+class Life:
+    """One run of a pipeline, from its claim on."""
+
+    def __init__(self, alone: Alone, run: Run, sink: OneTask, others: OtherSinks, diverged: Any) -> None:
+        self.alone, self.run, self.sink, self.others = alone, run, sink, others
+        self.checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
+        self.recorded: CommitRecord | None = None
+        self.told: list[tuple[int, bool]] = []
+        refuse = {} if diverged is None else {"diverged": diverged}
+        self.coordinator = CommitCoordinator(
+            sink,
+            Callbacks(
+                plan=self.plan,
+                stop_reason=lambda: None,
+                committed=lambda record, _, before: self.told.append((record.commit, before)),
+                **refuse,
+            ),
+            max_batch_attempts=3,
+        )
+
+    def fit(self) -> bool:
+        """Do what a start does after its claim; returns whether commits have to be replayed."""
+        needs_replay = reconcile(self.checkpoint, self.run.lineage, self.run.tail)
+        first = first_repeated(self.run.home, self.run.lineage)
+        self.others.claim(self.run.number, self.run.tail.commit, first)
+        return needs_replay
+
+    def plan(self, number: int) -> Batch:
+        batch = planned_batch(self.checkpoint, self.run.client, self.run.lineage.id, number)
+        return replace(batch, recorded=self.recorded)
+
+    def batch(
+        self, number: int, *, end: int | None = None, noted: bool = True, recorded: CommitRecord | None = None
+    ) -> None:
+        """Do what Spark does with a batch: plan it, unless that was done, call back, note that it is done.
+
+        :param end: where it ends in the source, when it is planned now
+        :param noted: whether Spark comes to note it
+        :param recorded: the commit that a replay finds for it
+        """
+        initial = self.checkpoint.path / "sources/0/0"
+        if not initial.exists():
+            initial.parent.mkdir(parents=True)
+            initial.write_text("v1\n" + json.dumps({self.alone.source: {"0": 0}}))
+        if recorded is not None:
+            self.checkpoint.write_offsets(number, recorded.offsets)
+        if self.checkpoint.offsets(number) is None:
+            ends = {0: number * 10 + 10 if end is None else end}
+            self.checkpoint.write_offsets(number, offsets_text(self.alone.source, ends, batch=number))
+        self.recorded = recorded
+        start, stop = self.plan(number).source[self.alone.source][0]
+        self.coordinator.process(Frame([self.alone.rows(offset) for offset in range(start, stop)]), number)  # type: ignore[arg-type]
+        if noted:
+            self.note(number)
+
+    def note(self, number: int) -> None:
+        """Note that a batch is done."""
+        (self.checkpoint.path / "commits").mkdir(exist_ok=True)
+        (self.checkpoint.path / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import lease as leases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,9 @@ class Intent:
     :param restarts: restarts before this start, in its series
     :param log: the driver's output on its host
     :param clears: how often the owner's DAG run had been cleared
-    :param host: where it is started
+    :param host: name of the host, or of the cluster, where it is started
+    :param machine: where ``pid`` and ``starter`` mean these processes, as in the lease: hosts may have equal names. The
+        name of a cluster; empty in an intent of release 0.1.0
     :param written: seconds since the epoch
     :param pid: the process that was started, 0 before the start; it leads its process group
     :param process_started: its start time in clock ticks since boot, so that a recycled pid isn't taken for it
@@ -47,11 +50,12 @@ class Intent:
     process_started: int = 0
     starter: int = 0
     starter_started: int = 0
+    machine: str = ""
 
     @property
     def is_here(self) -> bool:
-        """Whether the driver was started on this host."""
-        return self.host == socket.gethostname()
+        """Whether the driver was started where this process sees it."""
+        return self.machine == leases.this_machine() if self.machine else self.host == socket.gethostname()
 
 
 def write(path: Path, intent: Intent) -> None:

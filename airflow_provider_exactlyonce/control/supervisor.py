@@ -24,6 +24,7 @@ from typing import Final
 from airflow_provider_exactlyonce import until as untils
 from airflow_provider_exactlyonce.control import commands, launching, processes, restarts, stopping, verdict
 from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.clusters import Cluster, ClusterDriver
 from airflow_provider_exactlyonce.control.finding import Attached, Finder, IfRunning
 from airflow_provider_exactlyonce.control.home import Home
@@ -209,6 +210,7 @@ class Supervisor:
             log=str(log),
             clears=self._clears,
             host=self._cluster.name if self._cluster is not None else socket.gethostname(),
+            machine=self._cluster.name if self._cluster is not None else leases.this_machine(),
         )
         self.log = log
         driver = launching.start(self.home, launch, intent, announced=self._heed_stop)

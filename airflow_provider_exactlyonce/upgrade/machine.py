@@ -22,6 +22,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.stop import Stop, not_stopped
 from airflow_provider_exactlyonce.control import drivers, launching, releases, stopping, upgrade_plan, verdict
 from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.processes import ChildDriver
@@ -354,7 +355,13 @@ class Upgrade:
         """Start the driver that the plan names, unless an earlier try has; returns where its output is."""
         token, log = str(plan.token), launching.next_log(self._home)
         intent = Intent(
-            token=token, owner=f"upgrade {plan.id}", until="forever", series=token, restarts=0, log=str(log)
+            token=token,
+            owner=f"upgrade {plan.id}",
+            until="forever",
+            series=token,
+            restarts=0,
+            log=str(log),
+            machine=leases.this_machine(),
         )
         known = intents.read(self._home.intent)
         if drivers.is_there(self._home, token) or verdict.status_of(self._home, token) is not None:

@@ -343,9 +343,18 @@ def test_a_driver_that_runs_for_ever_can_not_be_waited_for(home: Home) -> None:
     assert processes.leader(intent.token) is None
 
 
-def test_a_driver_that_may_be_starting_on_another_host_is_waited_for(home: Home) -> None:
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"host": "elsewhere"},
+        {"machine": lease.this_machine().replace(" ", " another-boot-", 1)},
+        {"machine": f"{lease.this_machine()}0"},
+    ],
+    ids=["of another name", "of the same name", "in another container of the same name on this host"],
+)
+def test_a_driver_that_may_be_starting_on_another_host_is_waited_for(home: Home, place: dict[str, str]) -> None:
     elsewhere = Intent(
-        token="t", owner="shop/stream/run1/-1", until="available", series="t", restarts=0, log="", host="elsewhere"
+        token="t", owner="shop/stream/run1/-1", until="available", series="t", restarts=0, log="", **place
     )
     intents.write(home.intent, elsewhere)
     ends_there = Status(pipeline="shop", token="t", state=DriverState.FAILED)

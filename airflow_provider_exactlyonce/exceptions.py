@@ -156,6 +156,10 @@ class CommitUnknownError(ExactlyOnceError):
     decision = Decision.ASK_LEDGER
 
 
+class ClaimFailedError(ExactlyOnceError):
+    """A claim does not succeed, and nothing is attempted before one has. The next start claims again."""
+
+
 class StopRequestedError(ExactlyOnceError):
     """A stop was asked for; the next run goes on from what the ledger says."""
 

@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
     BatchTimedOutError,
+    ClaimFailedError,
     CommitUnknownError,
     DivergedError,
     ExactlyOnceError,
@@ -90,10 +91,10 @@ class CommitCoordinator:
             attempt_began = time.monotonic()
             try:
                 record, before = self._attempt(frame, self._callbacks.plan(number))
-            except (BatchFailedError, ProducerLostError) as error:
+            except (BatchFailedError, CommitUnknownError, ProducerLostError) as error:
                 log.warning("batch %d, attempt %d of %d failed: %s", number, attempt, self._max_batch_attempts, error)
                 timed_out += time.monotonic() - attempt_began >= self._sink.time_limit_seconds
-                if isinstance(error, ProducerLostError):
+                if not isinstance(error, BatchFailedError):
                     self._recover(number)
                 if attempt == self._max_batch_attempts:
                     if timed_out == attempt:
@@ -118,11 +119,13 @@ class CommitCoordinator:
                 log.info("batch %d is commit %d already; rebuilding its state", batch.number, known.commit)
                 recorded = known  # for mypy, which forgets in the lambda that it is not None
                 self._sink.rebuild(frame, recorded, lambda error: self._callbacks.diverged(recorded, error))
+        except CommitUnknownError:
+            raise  # what may have been committed is not aborted
         except Exception:
-            self._sink.abort()
+            self._abort()
             raise
         if known is not None:
-            self._sink.abort()
+            self._abort()
             return known, True
         try:
             self._sink.commit()
@@ -133,19 +136,41 @@ class CommitCoordinator:
                 raise BatchFailedError(f"the commit did not take place: {error}") from error
         return record, False
 
-    def _recover(self, number: int) -> None:
-        """Recover the sink; a stop ends the wait, and leaves the question to the ledger of the next run."""
+    def _abort(self) -> None:
+        """Abort the attempt; when that fails, what it has left is settled by a claim, too."""
         try:
-            self._sink.recover()
-        except FencedError:
+            self._sink.abort()
+        except (FencedError, ProducerLostError):
             raise
-        except ExactlyOnceError as error:
-            reason = self._callbacks.stop_reason()
-            if reason is None:
+        except Exception as error:
+            raise ProducerLostError(f"the attempt may not be aborted: {type(error).__name__}: {error}") from error
+
+    def _recover(self, number: int) -> None:
+        """Recover the sink; nothing is attempted before that has succeeded, or a batch would be written twice.
+
+        A stop ends the wait, and leaves the question to the ledger of the next run.
+        """
+        for attempt in range(1, self._max_batch_attempts + 1):
+            try:
+                self._sink.recover()
+                return
+            except FencedError:
                 raise
-            raise StopRequestedError(
-                f"{reason}; the next run's ledger tells whether batch {number} is committed: {error}"
-            ) from error
+            except ExactlyOnceError as error:
+                reason = self._callbacks.stop_reason()
+                if reason is not None:
+                    raise StopRequestedError(
+                        f"{reason}; the next run's ledger tells whether batch {number} is committed: {error}"
+                    ) from error
+                if not isinstance(error, BatchFailedError):
+                    raise
+                if attempt == self._max_batch_attempts:
+                    raise ClaimFailedError(
+                        f"what was committed of batch {number} could not be found out in {attempt} tries; the next "
+                        f"start finds out: {error}"
+                    ) from error
+                log.warning("batch %d: what was committed of it is not known yet: %s", number, error)
+            self._pause(attempt)
 
     def _too_long(self, number: int, attempts: int) -> BatchTimedOutError:
         return BatchTimedOutError(

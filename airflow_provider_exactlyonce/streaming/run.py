@@ -28,8 +28,8 @@ from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     BatchFailedError,
+    ClaimFailedError,
     CommitUnknownError,
-    ExactlyOnceError,
     FencedError,
     invariant,
 )
@@ -257,7 +257,7 @@ class Run:
         if self.session.state is State.OPEN:
             with contextlib.suppress(ProducerLostError):
                 self.session.abort()
-        raise ExactlyOnceError(f"pipeline {self.pipeline} could not be claimed in {attempt} tries; start it again")
+        raise ClaimFailedError(f"pipeline {self.pipeline} could not be claimed in {attempt} tries; start it again")
 
     def _hold(self) -> None:
         """Take the lease for the claim that is now the newest; a slower starter may have taken it in between."""

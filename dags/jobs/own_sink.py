@@ -57,7 +57,8 @@ class SqliteCommitter(StagedCommitter):
         return None if found is None else SinkEntry.from_json(found[0])
 
     def take_over(self, run: int) -> None:
-        self.database.execute("CREATE TABLE IF NOT EXISTS ledger (pipeline, sink, number, entry)")
+        columns = "pipeline, sink, number, entry, PRIMARY KEY (pipeline, sink, number)"
+        self.database.execute(f"CREATE TABLE IF NOT EXISTS ledger ({columns})")
         self.database.execute("CREATE TABLE IF NOT EXISTS runs (pipeline, sink, run, PRIMARY KEY (pipeline, sink))")
         with self.transaction(run):
             self.database.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?)", (*self.key, run))

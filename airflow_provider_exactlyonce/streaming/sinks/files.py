@@ -15,6 +15,7 @@ from typing_extensions import override
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
     CommitUnknownError,
+    ExactlyOnceError,
     FencedError,
     RefusedError,
     invariant,
@@ -27,6 +28,7 @@ from airflow_provider_exactlyonce.streaming.sinks.file_log import (
     FileLog,
     LogRecord,
     folder_of,
+    live_files,
 )
 from airflow_provider_exactlyonce.streaming.sinks.file_table import FileTable
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
@@ -186,11 +188,12 @@ class FileCommitter(SinkCommitter):
 
     @override
     def claim(self, run: int) -> SinkEntry | None:
+        self._run, self._last, self._attempt = run, None, None
         with self._answering():
             self._storage.check_exclusive(self._folder)
             mine = self._claimed(run)
-            self._run, self._last, self._attempt = run, mine, None
-            self._sweep()
+            self._sweep(mine)
+        self._last = mine
         return mine.entry
 
     @override
@@ -226,8 +229,13 @@ class FileCommitter(SinkCommitter):
         while (taken := self._appended(record)) is not None:
             if taken.attempt == name:
                 break  # an answer was lost on the way, and this was written at the first try
-            if taken.run > self._run or taken.kind != COMPACTION:
+            if taken.run > self._run:
                 raise self._fenced(self._run, taken)
+            if taken.kind != COMPACTION:
+                raise CommitUnknownError(
+                    f"{self._log.place(taken.position)} is a {taken.kind} of run {taken.run} itself, which its last "
+                    "claim has not seen"
+                )
             record = taken.after(kind=COMMIT, entry=entry, attempt=name, files=self._staged)
         self._last, self._attempt = record, None
         self._committed[name] = self._staged
@@ -275,27 +283,37 @@ class FileCommitter(SinkCommitter):
             return mine
 
     def _appended(self, record: LogRecord) -> LogRecord | None:
-        """Append a record; returns what is at its position when that is taken."""
+        """Append a record; returns what is at its position when that is taken.
+
+        The position may be taken by this very record, whose answer was lost: until it is read, nobody knows.
+        """
+        place = self._log.place(record.position)
         try:
             self._log.append(record)
+        except RefusedError:
+            raise
         except FileExistsError:
-            with self._answering():
-                return self._log.read(record.position)
-        except OSError as error:
-            raise CommitUnknownError(f"{self._log.place(record.position)} may be written or not: {error}") from error
-        return None
+            pass
+        except Exception as error:  # object stores have errors of their own
+            raise CommitUnknownError(f"{place} may be written or not: {error}") from error
+        else:
+            return None
+        try:
+            return self._log.read(record.position)
+        except Exception as error:
+            raise CommitUnknownError(f"{place} is taken, and can't be read: {error}") from error
 
-    def _sweep(self) -> None:
-        """Remove what attempts have left that can't be committed any more."""
+    def _sweep(self, mine: LogRecord) -> None:
+        """Remove what attempts have left that can't be committed any more, now that a claim is in the log."""
         for name in self._storage.names(f"{self._folder}/attempts"):
             attempt = name.removesuffix(".json")
             marker = json.loads(self._storage.read(self._marker(attempt)))
-            found = self._committed_as(attempt, marker["position"])
-            if found is None:
+            files = self._committed_as(attempt, marker["position"], mine)
+            if files is None:
                 self._storage.remove(self._data(attempt))
                 self._aborted[attempt] = marker["began"]
             else:
-                self._committed[attempt] = found.files
+                self._committed[attempt] = files
         self._tidy()
 
     def _tidy(self) -> None:
@@ -313,25 +331,31 @@ class FileCommitter(SinkCommitter):
                 self._storage.remove(self._marker(attempt))
                 del self._aborted[attempt]
 
-    def _committed_as(self, attempt: str, begun_at: int) -> LogRecord | None:
-        """Return the record that an attempt was committed with, None when it was not.
+    def _committed_as(self, attempt: str, begun_at: int, last: LogRecord) -> tuple[DataFile, ...] | None:
+        """Return the files that an attempt was committed with, None when it was not.
 
         :param begun_at: the last position when it began
+        :param last: the last record
         """
-        for position in [one for one in self._log.positions() if one > begun_at]:
+        positions = self._log.positions()
+        for position in [one for one in positions if one > begun_at]:
             record = self._log.read(position)
             if record.kind == COMMIT and record.attempt == attempt:
-                return record
-        return None
+                return record.files
+        if positions[0] <= begun_at + 1:
+            return None
+        # Its record may be forgotten; what is still read of it is in the newest compaction.
+        live = live_files(self._log, last, positions[0])
+        return tuple(file for file in live if file.name.startswith(f"{self._data(attempt)}/")) or None
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
-        """Tell a file system that does not answer from a name that is taken."""
+        """Tell a file system that does not answer from a name that is taken; object stores have errors of their own."""
         try:
             yield
-        except FileExistsError:
+        except (ExactlyOnceError, FileExistsError):
             raise
-        except OSError as error:
+        except Exception as error:
             raise BatchFailedError(f"sink {self._sink.name}: {self._sink.path} does not answer: {error}") from error
 
     def _known(self) -> LogRecord:

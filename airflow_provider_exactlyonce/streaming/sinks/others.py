@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce import failpoints
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, DivergedError, RefusedError, invariant
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    CommitUnknownError,
+    DivergedError,
+    ExactlyOnceError,
+    RefusedError,
+    invariant,
+)
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink
 from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.sinks import share_tasks
@@ -55,6 +62,7 @@ class OtherSinks:
         self._joined_after: dict[str, int] = {}  # a sink that is new gets what is committed from now on
         self._forgotten = 0  # before this commit
         self._run = 0
+        self._claimed = False
         self._attempted: _Attempted | None = None
 
     @property
@@ -77,22 +85,29 @@ class OtherSinks:
         :raises RefusedError: when a sink was set back too far, or is ahead of the ledger
         """
         for name, committer in self._committers.items():
-            self._fits(name, committer.tail(), newest, first_repeated)
+            with _answering(name, "reading its ledger"):
+                entry = committer.tail()
+            self._fits(name, entry, newest, first_repeated)
 
     def claim(self, run: int, newest: CommitRecord | None, first_repeated: int) -> None:
         """Claim all sinks for a run, see :meth:`airflow_provider_exactlyonce.streaming.sinks.spi.SinkCommitter.claim`.
 
+        Nothing is attempted before that has succeeded for all of them.
+
         :raises FencedError: when a higher run has claimed one
         :raises RefusedError: as :meth:`check`
+        :raises BatchFailedError: when one does not answer; claim again
         """
-        self._run, self._attempted, self._forgotten = run, None, 0
+        self._run, self._claimed, self._attempted, self._forgotten = run, False, None, 0
         for name, committer in self._committers.items():
-            entry = committer.claim(run)
+            with _answering(name, f"claiming it for run {run}"):
+                entry = committer.claim(run)
             failpoints.reach("after-sink-claim")
             self._fits(name, entry, newest, first_repeated)
             self._newest[name] = entry
             if entry is None and (newest is None or name not in newest.others):
                 self._joined_after[name] = newest.commit if newest else 0
+        self._claimed = True
         if newest is not None:
             self.settled(newest)  # whoever committed it may have died before it could say so
 
@@ -102,6 +117,7 @@ class OtherSinks:
         :raises RefusedError: when one has it with other input
         :raises BatchFailedError: when one does not answer
         """
+        invariant(self._claimed or not self._committers, "no batch is attempted before the sinks' claim has succeeded")
         self._attempted = attempted = _Attempted(batch=batch, commit=commit)
         for name, committer in self._committers.items():
             if self._has(name, commit):
@@ -109,7 +125,8 @@ class OtherSinks:
                 continue
             attempt = SinkAttempt(name=uuid.uuid4().hex, pipeline=self._pipeline, commit=commit, run=self._run)
             attempted.writing[name] = attempt
-            committer.begin(attempt)
+            with _answering(name, f"beginning commit {commit}"):
+                committer.begin(attempt)
 
     @contextmanager
     def told_to_tasks(self, frame: DataFrame) -> Iterator[None]:
@@ -172,7 +189,8 @@ class OtherSinks:
         if not self._committers:
             return
         for name, told in self._open().told.items():
-            self._committers[name].pre_commit(told)
+            with _answering(name, f"pre-commit of commit {self._open().commit}"):
+                self._committers[name].pre_commit(told)
             failpoints.reach("after-sink-pre-commit")
 
     def commit(self) -> None:
@@ -180,33 +198,41 @@ class OtherSinks:
 
         :raises FencedError: when a higher run has claimed one
         :raises BatchFailedError: when one has not committed; those before it have
-        :raises CommitUnknownError: claim next
+        :raises CommitUnknownError: nobody knows whether one has; claim next
         """
         if not self._committers:
             return
         attempted = self._open()
         for name in list(attempted.writing):
             entry = self._entry(name)
-            self._committers[name].commit(entry)
+            try:
+                with _answering(name, f"commit {entry.commit}", CommitUnknownError):
+                    self._committers[name].commit(entry)
+            except CommitUnknownError:
+                del attempted.writing[name]  # an abort would take back what may be committed
+                self._claimed = False
+                raise
             del attempted.writing[name]
             self._newest[name] = entry
             failpoints.reach("after-sink-commit")
 
     def abort(self) -> None:
-        """End the open attempts."""
+        """End the open attempts, but for one whose commit may have taken place."""
         if self._attempted is not None:
-            for name in self._attempted.writing:
-                self._committers[name].abort()
-            self._attempted.writing.clear()
+            for name in list(self._attempted.writing):
+                with _answering(name, "abort"):
+                    self._committers[name].abort()
+                del self._attempted.writing[name]
 
     def settled(self, record: CommitRecord) -> None:
         """Tell all that the pipeline's ledger has this commit, and which it has forgotten."""
         forgets = record.before.oldest - self._forgotten >= _FORGOTTEN_AT_ONCE or self._forgotten == 0
         for name, committer in self._committers.items():
             try:
-                committer.settled(record.commit)
-                if forgets:
-                    committer.forget(record.before.oldest)
+                with _answering(name, f"after commit {record.commit}"):
+                    committer.settled(record.commit)
+                    if forgets:
+                        committer.forget(record.before.oldest)
             except BatchFailedError as error:
                 log.warning("sink %s, after commit %d: %s", name, record.commit, error)
         if forgets:
@@ -270,6 +296,20 @@ class OtherSinks:
                 f": the sink was set back. Restore a savepoint at or before commit {has}, and what it lacks is written "
                 f"into it alone: exactlyonce restore {self._pipeline} --commit {has}"
             )
+
+
+@contextmanager
+def _answering(name: str, what: str, unanswered: type[ExactlyOnceError] = BatchFailedError) -> Iterator[None]:
+    """Take an error that is none of the project's, as a sink of a user's own may raise, for a sink without an answer.
+
+    :param unanswered: what is raised in its place
+    """
+    try:
+        yield
+    except ExactlyOnceError:
+        raise
+    except Exception as error:
+        raise unanswered(f"sink {name}, {what}: {type(error).__name__}: {error}") from error
 
 
 def different(what: str, commit: int, recorded: OtherSink, found: OtherSink) -> str:

@@ -157,13 +157,17 @@ class UpsertCommitter(SinkCommitter):
 
     @override
     def commit(self, entry: SinkEntry) -> None:
-        with self._connected(f"noting commit {entry.commit}") as connection:
-            self._lock(connection)
-            connection.execute(COMMITS.insert(), {**self._key, "number": entry.commit, "entry": entry.to_json()})
-            try:
+        is_sent = False
+        try:
+            with self._connected(f"noting commit {entry.commit}") as connection:
+                self._lock(connection)
+                connection.execute(COMMITS.insert(), {**self._key, "number": entry.commit, "entry": entry.to_json()})
+                is_sent = True
                 connection.commit()
-            except sa.exc.DBAPIError as error:
-                raise CommitUnknownError(f"commit {entry.commit} of sink {self._sink.name}: {error}") from error
+        except Exception as error:
+            if not is_sent:
+                raise
+            raise CommitUnknownError(f"commit {entry.commit} of sink {self._sink.name}: {error}") from error
 
     @override
     def abort(self) -> None:

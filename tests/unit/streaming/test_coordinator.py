@@ -11,6 +11,7 @@ from airflow_provider_exactlyonce.exceptions import (
     BadRecordError,
     BatchFailedError,
     BatchTimedOutError,
+    ClaimFailedError,
     CommitUnknownError,
     ExactlyOnceError,
     FencedError,
@@ -141,6 +142,21 @@ def processed(
         ({"write": [FAILED], "abort": [LOST]}, [], ["begin", "write", "abort", "recover", *ONCE], False),
         ({"commit": [UNKNOWN]}, [False, True], [*ONCE, "recover"], False),
         ({"commit": [UNKNOWN]}, [False, False, False], [*ONCE, "recover", *ONCE], False),
+        ({"commit": [UNKNOWN], "recover": [FAILED]}, [False, True], [*ONCE, "recover", "recover"], False),
+        (
+            {"begin": [LOST], "recover": [FAILED, FAILED]},
+            [],
+            ["begin", "recover", "recover", "recover", *ONCE],
+            False,
+        ),
+        ({"write": [UNKNOWN]}, [False, True], ["begin", "write", "recover", "begin", "rebuild", "abort"], True),
+        (
+            {"rebuild": [UNKNOWN]},
+            [True, True],
+            ["begin", "rebuild", "recover", "begin", "rebuild", "abort"],
+            True,
+        ),
+        ({"write": [FAILED], "abort": [OSError("?")]}, [], ["begin", "write", "abort", "recover", *ONCE], False),
         ({"abort": [LOST]}, [True, True], ["begin", "rebuild", "abort", "recover", "begin", "rebuild", "abort"], True),
     ],
 )
@@ -162,6 +178,8 @@ def test_a_batch_is_committed_in_the_end(
         ({"begin": [LOST], "recover": [FencedError("by run 2")]}, FencedError, ["begin", "recover"]),
         ({"commit": [UNKNOWN], "recover": [FencedError("by run 2")]}, FencedError, [*ONCE, "recover"]),
         ({"write": [FAILED] * 3}, BatchFailedError, ["begin", "write", "abort"] * 3),
+        ({"commit": [UNKNOWN], "recover": [FAILED] * 3}, ClaimFailedError, [*ONCE, *["recover"] * 3]),
+        ({"rebuild": [UNKNOWN], "recover": [FAILED] * 3}, ClaimFailedError, ["begin", "rebuild", *["recover"] * 3]),
         (
             {"write": [FAILED] * 3, "abort": [None, None, LOST], "recover": [FencedError("by run 2")]},
             FencedError,
@@ -176,7 +194,7 @@ def test_what_can_not_be_repeated_ends_the_query_with_its_own_error(
     calls: list[str],
 ) -> None:
     script = {name: list(steps) for name, steps in script.items()}
-    found, told, made, raised = processed(monkeypatch, script)
+    found, told, made, raised = processed(monkeypatch, script, ["rebuild" in script])
     assert (found, told) == (calls, [])
     assert type(raised) is error
     assert made.failure is raised

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -20,6 +21,7 @@ from pyspark.sql.types import LongType, StructType, VariantType
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks import delivery
 from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
 from airflow_provider_exactlyonce.streaming.sinks.delivery import Target
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkContext, SinkEntry
@@ -258,3 +260,153 @@ def test_settings_that_cannot_be_are_refused_by_name(changed: dict[str, Any], sa
     given = {"name": "log", "path": "/tmp/x", "target": AppendingTarget(Path("/tmp/y"))}
     with pytest.raises(RefusedError, match=said):
         WriteAheadLogSink(**{**given, **changed})
+
+
+@dataclass(frozen=True)
+class AskedTarget(AppendingTarget):
+    """Knows what it has by the number of each commit, kept beside the lines."""
+
+    @override
+    def deliver(self, entry: SinkEntry, rows: Iterator[pa.RecordBatch]) -> None:
+        super().deliver(entry, rows)
+        with self.file.with_suffix(".commits").open("a") as opened:
+            opened.write(f"{entry.commit}\n")
+
+    @override
+    def has(self, entry: SinkEntry) -> bool | None:
+        return entry.commit in self.commits()
+
+    def commits(self) -> list[int]:
+        file = self.file.with_suffix(".commits")
+        return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+@dataclass(frozen=True)
+class SilentTarget(AskedTarget):
+    """Can be asked, and often does not know."""
+
+    @override
+    def has(self, entry: SinkEntry) -> bool | None:
+        answers = self.file.with_suffix(".asked")
+        with answers.open("a") as opened:
+            opened.write("?")
+        return None if answers.stat().st_size % 3 else super().has(entry)
+
+
+def asked_sink(tmp_path: Path, kind: type[AskedTarget] = AskedTarget, name: str = "wal") -> WriteAheadLogSink:
+    return WriteAheadLogSink(
+        name="log", path=str(tmp_path / name), target=kind(tmp_path / "lines"), wait_seconds=30, drain_seconds=30
+    )
+
+
+def test_a_log_that_was_set_back_delivers_no_commit_again(tmp_path: Path) -> None:
+    sink = asked_sink(tmp_path)
+    for until_commit, run in ((4, 1), (6, 2)):
+        with closing(open_run(sink, tmp_path, run)) as committer:
+            for number in range(1 if run == 1 else 5, until_commit + 1):
+                commit(committer, number, run)
+        if run == 1:
+            shutil.copytree(sink.path, tmp_path / "backup")
+    shutil.rmtree(sink.path)
+    shutil.move(tmp_path / "backup", sink.path)
+    with closing(open_run(sink, tmp_path, 3)) as committer:
+        for number in (5, 6, 7):
+            commit(committer, number, 3)
+    assert sink.target.commits() == [1, 2, 3, 4, 5, 6, 7]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kept", ["log", "delivered"], ids=["its notes are lost", "its notes are newer than it"])
+def test_notes_that_do_not_belong_to_the_log_lose_no_commit_and_deliver_none_again(tmp_path: Path, kept: str) -> None:
+    sink = asked_sink(tmp_path)
+    with closing(open_run(sink, tmp_path, 1)) as committer:
+        for number in (1, 2):
+            commit(committer, number)
+    backup = shutil.copytree(sink.path, tmp_path / "backup")
+    with closing(open_run(sink, tmp_path, 2)) as committer:
+        for number in (3, 4):
+            commit(committer, number, 2)
+    folder = Path(sink.path) / "_exactlyonce" / f"{PIPELINE}.log"
+    first = 5
+    if kept == "log":
+        shutil.rmtree(folder / "delivered")
+    else:
+        shutil.rmtree(folder / "log")
+        shutil.copytree(backup / folder.relative_to(sink.path) / "log", folder / "log")
+        first = 3
+    for run in (3, 4):  # more claims, so that positions are others than before
+        open_run(sink, tmp_path, run).close()
+    with closing(open_run(sink, tmp_path, 5)) as committer:
+        for number in range(first, 7):
+            commit(committer, number, 5)
+    assert sink.target.commits() == [1, 2, 3, 4, 5, 6]  # type: ignore[attr-defined]
+
+
+def test_a_target_that_does_not_know_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_FIRST_PAUSE_SECONDS", 0.01)
+    sink = asked_sink(tmp_path, SilentTarget)
+    with closing(open_run(sink, tmp_path, 1)) as committer:
+        for number in (1, 2):
+            commit(committer, number)
+    shutil.rmtree(Path(sink.path) / "_exactlyonce" / f"{PIPELINE}.log" / "delivered")
+    with closing(open_run(sink, tmp_path, 2)) as committer:
+        commit(committer, 3, 2)
+    assert sink.target.commits() == [1, 2, 3]  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class HoldingTarget(AskedTarget):
+    """Is frozen after it has taken a commit, until a file is gone."""
+
+    @override
+    def deliver(self, entry: SinkEntry, rows: Iterator[pa.RecordBatch]) -> None:
+        super().deliver(entry, rows)
+        until(lambda: not self.file.with_suffix(".hold").exists())
+
+
+def test_a_superseded_run_that_thaws_in_a_delivery_does_not_set_the_note_back(tmp_path: Path) -> None:
+    old = open_run(
+        WriteAheadLogSink(
+            name="log", path=str(tmp_path / "wal"), target=HoldingTarget(tmp_path / "lines"), wait_seconds=0
+        ),
+        tmp_path,
+        1,
+    )
+    hold = tmp_path / "lines.hold"
+    hold.touch()
+    commit(old, 1)
+    sink = asked_sink(tmp_path)
+    until(lambda: sink.target.commits() == [1])  # type: ignore[attr-defined]
+    with closing(open_run(sink, tmp_path, 2)) as new:
+        new.settled(1)
+        for number in (2, 3, 4):
+            commit(new, number, 2)
+    assert sink.delivered(PIPELINE).commit == 4
+    hold.unlink()
+    old.close()
+    assert sink.delivered(PIPELINE).commit == 4
+    unasked = WriteAheadLogSink(
+        name="log", path=sink.path, target=AppendingTarget(tmp_path / "others"), wait_seconds=30
+    )
+    with closing(open_run(unasked, tmp_path, 3)) as last:
+        commit(last, 5, 3)
+    assert sink.target.commits() == [1, 2, 3, 4]  # type: ignore[attr-defined]
+    assert (tmp_path / "others").read_text().split() == [str(number) for number in range(50, 60)]
+
+
+def test_a_note_of_version_0_1_0_is_read(tmp_path: Path) -> None:
+    sink = asked_sink(tmp_path)
+    with closing(open_run(sink, tmp_path, 1)) as committer:
+        for number in (1, 2):
+            commit(committer, number)
+    folder = Path(sink.path) / "_exactlyonce" / f"{PIPELINE}.log"
+    (note,) = (folder / "delivered").iterdir()
+    position, number = note.stem.split("-")
+    note.unlink()
+    (folder / "delivered.json").write_text(json.dumps({"commit": int(number), "position": int(position)}))
+    assert sink.delivered(PIPELINE) == delivery.Note(commit=2, position=int(position))
+    unasked = WriteAheadLogSink(
+        name="log", path=sink.path, target=AppendingTarget(tmp_path / "others"), wait_seconds=30
+    )
+    with closing(open_run(unasked, tmp_path, 2)) as committer:
+        commit(committer, 3, 2)
+    assert (tmp_path / "others").read_text().split() == [str(number) for number in range(30, 40)]

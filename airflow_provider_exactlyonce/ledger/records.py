@@ -123,7 +123,9 @@ class CommitRecord:
     :param digest: sum modulo 2**64 of all records' xxhash64
     :param started: when the batch attempt began, milliseconds since the epoch
     :param committed: when the record was written, milliseconds since the epoch
-    :param sink_topic_ids: {topic: id} of every topic in ``sink``, to notice a recreated one
+    :param sink_topic_ids: {topic: id} of every topic that it wrote to, to notice a recreated one
+    :param earlier_sink_topics: {topic: (id, the newest commit that wrote to it)} of the sink's topics that it did not
+        write to; a release before 0.2.0 did not tell them
     :param bad_records: rows that were diverted to the topic for bad records; in ``sink`` under it, not in ``rows`` or
         ``digest``
     :param reemits_from: of the first commit after a restore that writes again what followed an older commit: that
@@ -155,6 +157,7 @@ class CommitRecord:
     committed: int
     before: Place
     sink_topic_ids: Mapping[str, str] = field(default_factory=dict)
+    earlier_sink_topics: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     bad_records: int = 0
     reemits_from: int | None = None
     others: Mapping[str, OtherSink] = field(default_factory=dict)
@@ -297,7 +300,10 @@ def decode(value: bytes) -> Record:
             name: OtherSink(rows=rows, digest=int(digest, 16))
             for name, (rows, digest) in body.get("others", {}).items()
         }
-        return CommitRecord(**body)
+        earlier = body.pop("earlier_sink_topics", {})
+        return CommitRecord(
+            **body, earlier_sink_topics={topic: (of, commit) for topic, (of, commit) in earlier.items()}
+        )
     raise RefusedError(f"ledger record of kind {kind!r}; this release reads 'commit', 'backfill' and 'run'. Upgrade it")
 
 

@@ -111,6 +111,12 @@ class Run:
         return self._tail  # type: ignore[return-value]
 
     @property
+    def newest_own(self) -> CommitRecord | None:
+        """The newest commit; None when another backfill, whose topics are others, wrote it."""
+        commit = self.tail.commit
+        return commit if commit is not None and commit.backfill == self.options.backfill else None
+
+    @property
     def lineage(self) -> Lineage:
         """The lineage in use."""
         invariant(self._lineage is not None, "the run has no lineage yet")

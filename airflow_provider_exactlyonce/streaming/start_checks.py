@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError, parse_offsets
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger import topic_identity
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
@@ -153,18 +154,14 @@ def _foreign_ledger(pipeline: str, home_path: str, lineage: Lineage | None, tail
 
 
 def check_topic_ids(topic_ids: Mapping[str, str], tail: LedgerTail | None) -> None:
-    """Check that topics are still those that the last commit used.
+    """Check that topics are still those that the last commits used.
 
     :param topic_ids: {topic: id} as the cluster has them
     :raises RefusedError: naming the first that was recreated
     """
-    known = {**tail.commit.source_topic_ids, **tail.commit.sink_topic_ids} if tail and tail.commit else {}
-    for name, topic_id in topic_ids.items():
-        if known.get(name, topic_id) != topic_id:
-            raise RefusedError(
-                f"topic {name} was recreated: its id is {topic_id}, and the last commit had {known[name]}. "
-                "What it held is gone, and the checkpoint's offsets mean nothing in it; start a new pipeline"
-            )
+    commit = tail.commit if tail else None
+    topic_identity.check_sources(topic_ids, topic_identity.known_sources(commit))
+    topic_identity.check_sinks(topic_ids, topic_identity.known_sinks(commit))
 
 
 def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> bool:

@@ -70,6 +70,11 @@ class KafkaAtLeastOnce(KafkaTransaction):
     def _sums(self) -> Sums:
         return self._written
 
+    @override
+    def _topic_ids_written(self, written: Sums) -> dict[str, str]:
+        """Return those of the topics that the job declares: Spark's own sink does not tell which it wrote to."""
+        return {topic: target.topic_id for topic, target in self._targets.items()} if written.rows + written.bad else {}
+
     def _summed_up(self, frame: DataFrame) -> Sums:
         with _errors_known():
             return _sums(frame.agg(*self._summed(frame)).collect()[0].asDict())

@@ -28,6 +28,7 @@ from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink, SinkRange, SourceRanges
+from airflow_provider_exactlyonce.ledger.topic_identity import check_sinks, check_sources, known_sources
 from airflow_provider_exactlyonce.streaming import marked_errors, plans, spark_errors
 from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.run import Run
@@ -42,6 +43,7 @@ from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
 from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks, different
 from airflow_provider_exactlyonce.streaming.sinks.shares import Shares
 from airflow_provider_exactlyonce.streaming.sinks.spi import Share
+from airflow_provider_exactlyonce.streaming.sinks.written_topics import WrittenTopics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -110,6 +112,7 @@ class KafkaTransaction(TransactionalSink):
         self._mark: Final = mark
         self._arrow_rows: Final = ArrowRows()
         self._targets = dict(targets)
+        self._written_topics: Final = WrittenTopics(run, definition)
         self._batch: Batch | None = None
         self._sink: dict[str, dict[int, SinkRange]] = {}
         self._pre_committed: tuple[CommitRecord, int] | None = None
@@ -152,6 +155,7 @@ class KafkaTransaction(TransactionalSink):
         newest = self._run.tail.place.commit
         commit = self._run.lineage.commit_of(batch.number)
         if commit > newest:
+            check_sources(batch.source_topic_ids, known_sources(self._run.newest_own))
             return None
         record = batch.recorded or (self._run.tail.commit if commit == newest else None)
         if record is None:
@@ -166,6 +170,7 @@ class KafkaTransaction(TransactionalSink):
                 f"{batch.offsets.kafka_ends()}: the checkpoint was rolled back or changed. Skipping the batch would "
                 "lose data"
             )
+        check_sources(batch.source_topic_ids, known_sources(record))
         return record
 
     @override
@@ -223,6 +228,7 @@ class KafkaTransaction(TransactionalSink):
         self._others.pre_commit()
         before, expired = run.tail.place, run.expired()
         written = self._sums()
+        topic_ids = self._topic_ids_written(written)
         record = CommitRecord(
             pipeline=run.pipeline,
             commit=before.commit + 1,
@@ -233,7 +239,8 @@ class KafkaTransaction(TransactionalSink):
             source=batch.source,
             source_topic_ids=batch.source_topic_ids,
             sink=self._sink,
-            sink_topic_ids={topic: self._targets[topic].topic_id for topic in self._sink},
+            sink_topic_ids=topic_ids,
+            earlier_sink_topics=self._written_topics.earlier(topic_ids),
             offsets=batch.offsets.text,
             watermark=batch.offsets.watermark,
             batch_timestamp=batch.offsets.timestamp,
@@ -300,6 +307,11 @@ class KafkaTransaction(TransactionalSink):
         if new := self._sink.keys() - known.keys():
             allowed = self._run.options.allow_single_replica
             self._targets |= preflight.check_topics(self._run.client, sinks=new, allow_single_replica=allowed)
+        check_sinks({topic: target.topic_id for topic, target in self._targets.items()}, self._written_topics.known)
+
+    def _topic_ids_written(self, written: Sums) -> dict[str, str]:
+        """Return {topic: id} of those that the attempt has written to."""
+        return {topic: self._targets[topic].topic_id for topic in self._sink}
 
     def _sums(self) -> Sums:
         """Return what was written in the attempt."""

@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import Kafka
 from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
 from airflow_provider_exactlyonce.streaming.sinks.shares import DIGEST_FIELD, column_of
 from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkContext
-from airflow_provider_exactlyonce.streaming.start_checks import first_repeated, reconcile
+from airflow_provider_exactlyonce.streaming.start_checks import check_topic_ids, first_repeated, reconcile
 from tests.integration.protocol.tasks import arrow, digest, encoded
 
 
@@ -57,7 +57,7 @@ class OneTask(KafkaTransaction):
 
     def _run_tasks(self, frame: Any, server: Any, tag: str) -> Any:
         self._hand_out(frame)
-        return [kafka_writer.write_rows(arrow(encoded(frame.rows)), self._write_task(server.address), 0, 0)]
+        return [kafka_writer.write_rows(_for_kafka(frame), self._write_task(server.address), 0, 0)]
 
     def _run_job(self, stage: Any, tag: str, *_: Any) -> Any:
         self._hand_out(stage)
@@ -71,6 +71,13 @@ class OneTask(KafkaTransaction):
             for _ in tee.passing(iter([batch])) if rows else ():
                 pass
             self._others.answered([tee.finish()])
+
+
+def _for_kafka(frame: Frame) -> Iterator[pa.RecordBatch]:
+    """Yield a row at a time, with its topic if it names one."""
+    for row, record in zip(frame.rows, encoded(frame.rows), strict=True):
+        for batch in arrow([record]):
+            yield batch.append_column("topic", pa.array([row["topic"]])) if "topic" in row else batch
 
 
 def _sums(frame: Frame) -> tuple[int, int]:
@@ -111,11 +118,13 @@ class Alone:
             others = OtherSinks(self.name, committers, accept_nondeterminism=accept)
             tail = run.check()
             others.check(tail.commit if tail else None, first_repeated(self.home, self.home.current()))
-            topics = self.kafka.topics if self.kafka else []
+            named = self.kafka.topics if self.kafka else []
+            topics = preflight.check_topics(run.client, sources=[self.source], sinks=named)
+            check_topic_ids({name: of.topic_id for name, of in topics.items()}, tail)
             sink = OneTask(
                 self.kafka,
                 run,
-                targets=preflight.check_topics(run.client, sinks=topics) if topics else {},
+                targets={name: topics[name] for name in named},
                 listener=listener,
                 stop_requested=lambda: False,
                 others=others,

@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.ledger.records import (
     shown,
 )
 from airflow_provider_exactlyonce.ledger.topic import check_settings
+from airflow_provider_exactlyonce.ledger.topic_identity import KnownTopic, known_sinks
 
 BEFORE = Place(commit=6, commit_offset=17, run=2, run_offset=3, oldest=4)
 RUN = RunRecord(
@@ -74,6 +75,7 @@ def commit_of(partitions: int) -> CommitRecord:
         committed=2,
         before=BEFORE,
         sink_topic_ids={"totals": "BBBBBBBBBBBBBBBBBBBBBB"},
+        earlier_sink_topics={"corrections": ("CCCCCCCCCCCCCCCCCCCCCC", 3)},
         bad_records=3,
     )
 
@@ -87,6 +89,14 @@ def test_a_claim_of_before_guarantees_were_told_is_of_exactly_once() -> None:
     body = json.loads(encode(RUN))
     del body["guarantee"], body["lost"]
     assert decode(json.dumps(body).encode()) == RUN
+
+
+def test_a_commit_of_before_earlier_topics_were_told_has_those_that_it_wrote_to() -> None:
+    body = json.loads(encode(commit_of(1)))
+    del body["earlier_sink_topics"]
+    found = decode(json.dumps(body).encode())
+    assert found == replace(commit_of(1), earlier_sink_topics={})
+    assert known_sinks(found) == {"totals": KnownTopic("BBBBBBBBBBBBBBBBBBBBBB", 7)}  # type: ignore[arg-type]
 
 
 def test_a_claim_tells_which_source_ranges_may_be_lost() -> None:

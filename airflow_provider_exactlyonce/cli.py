@@ -112,7 +112,7 @@ def submit_command(
         from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
 
         command += ["--jars", ",".join(map(str, spark_connector_jars()))]
-    return [*command, job, *arguments]
+    return [*command, *settings.program_of(job), *arguments]
 
 
 def _add_status(subparsers: Any) -> None:

@@ -68,7 +68,7 @@ def build_command(conn_id: str, submission: Submission) -> Command:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
     from airflow_provider_exactlyonce.devkit.jars import cache_directory
-    from airflow_provider_exactlyonce.streaming.settings import submit_settings
+    from airflow_provider_exactlyonce.streaming.settings import program_of, submit_settings
 
     connected = _hook(conn_id)
     cluster = clusters.cluster_of(connected)
@@ -79,15 +79,17 @@ def build_command(conn_id: str, submission: Submission) -> Command:
         conf.setdefault("spark.pyspark.driver.python", sys.executable)  # the executors' may have another place
     else:
         conf |= clusters.settings_for(cluster, conf, submission.environment)
+    # A cluster fetches the file that it runs, and no other.
+    application, *job = program_of(submission.application) if cluster is None else [submission.application]
     hook = SparkSubmitHook(
         conf=conf,
         conn_id=conn_id,
         jars=jars,
         packages=submission.packages,
         name=submission.name,
-        application_args=list(submission.arguments),
+        application_args=[*job, *submission.arguments],
     )
-    program, *rest = hook._build_spark_submit_command(submission.application)
+    program, *rest = hook._build_spark_submit_command(application)
     return Command(arguments=(_executable(program), *rest), printable=hook._mask_cmd([program, *rest]))
 
 

@@ -15,6 +15,7 @@ from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import SourceRanges, check_pipeline_name
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, LedgerRetention
+from airflow_provider_exactlyonce.streaming import job_process
 from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointConfig, CheckpointingMode
 from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
@@ -34,6 +35,8 @@ AnySink = KafkaSink | Sink | Share
 _ONE_SOURCE: Final = ""
 _MAX_BATCH_ATTEMPTS: Final = 3
 _DEFAULT_CHECKPOINT: Final = CheckpointConfig()
+
+job_process.watch()
 
 
 @dataclass(frozen=True, kw_only=True)

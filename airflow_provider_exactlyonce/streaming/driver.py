@@ -31,7 +31,14 @@ from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges, ledger_topic
-from airflow_provider_exactlyonce.streaming import determinism, guarantees, settings, spark_errors
+from airflow_provider_exactlyonce.streaming import (
+    determinism,
+    driver_log,
+    guarantees,
+    job_process,
+    settings,
+    spark_errors,
+)
 from airflow_provider_exactlyonce.streaming.batch import Batch, planned_batch
 from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointingMode, OnCancellation, Pause
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
@@ -79,11 +86,8 @@ _LOG_UPDATE_CONFLICT: Final = "CONCURRENT_STREAM_LOG_UPDATE"
 
 def main(pipeline: Pipeline, arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a pipeline and exit with the code of what happened; see :mod:`airflow_provider_exactlyonce.exceptions`."""
-    logging.basicConfig(
-        stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
-    )
-    for noisy in ("py4j", "kafka"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
+    job_process.driver_begins()
+    driver_log.configure()
     try:
         options = parse_arguments(pipeline.name, arguments)
     except RefusedError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.streaming.definition import Pipeline
+from airflow_provider_exactlyonce.streaming.job_mistakes import first_line, place
 
 _MODULE: Final = "exactlyonce_job"
 
@@ -48,14 +48,14 @@ def blamed(job: str, doing: str) -> Iterator[None]:
     try:
         yield
     except ExactlyOnceError as error:
-        raise RefusedError(f"{_place(job, error)}: {error}") from error
+        raise RefusedError(f"{place(job, error)}: {error}") from error
     except SystemExit as error:
         raise RefusedError(
-            f"{_place(job, error)}: {doing} ends the process; put what runs the job under if __name__ == '__main__'"
+            f"{place(job, error)}: {doing} ends the process; put what runs the job under if __name__ == '__main__'"
         ) from error
     except Exception as error:
-        told = (str(error).splitlines() or [""])[0]
-        raise RefusedError(f"{_place(job, error)}: {doing} fails: {type(error).__name__}: {told}") from error
+        told = f"{type(error).__name__}: {first_line(error)}"
+        raise RefusedError(f"{place(job, error)}: {doing} fails: {told}") from error
 
 
 def _module(file: Path) -> ModuleType:
@@ -77,12 +77,3 @@ def _module(file: Path) -> ModuleType:
     finally:
         sys.argv = arguments
     return module
-
-
-def _place(job: str, error: BaseException) -> str:
-    """Return the innermost line of the job that led to an error."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [one.lineno for one in frames if one.filename == job]
-    return f"{job}:{lines[-1]}" if lines else job

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka import config
@@ -59,6 +61,17 @@ def submit_settings(given: Mapping[str, str]) -> dict[str, str]:
     check(given.get, absent_is_refused=False)
     required = {name: value for name, (value, _) in REQUIRED.items()}
     return {**DEFAULTS, **given, **required}
+
+
+def program_of(job: str) -> list[str]:
+    """Return what spark-submit is given to run a job here: the program that tells a mistake in the job from a failure.
+
+    :param job: the job's file; one that Spark has to fetch first, and a program of this package, run by themselves
+    """
+    here = Path(__file__).parent
+    if urlsplit(job).scheme or here.parent in Path(job).absolute().parents:
+        return [job]
+    return [str(here / "job_main.py"), job]
 
 
 def pairs(items: Sequence[str]) -> dict[str, str]:

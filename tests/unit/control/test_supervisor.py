@@ -38,7 +38,7 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.health import HealthRules
 from airflow_provider_exactlyonce.restart import RestartStrategy
-from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE
+from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE, program_of
 from tests.unit.control.alarms import after, alarm
 
 SCRIPT = Path(__file__).with_name("contract_driver.py")
@@ -739,3 +739,11 @@ def test_an_exponential_delay_grows_over_supervisors(home: Home) -> None:
     assert last.due == pytest.approx(last.died + 1.6)
     assert last.relaunched is not None
     assert last.relaunched >= last.due
+
+
+def test_a_job_with_a_mistake_is_refused_at_its_first_start_in_the_jobs_own_words(home: Home, tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text("import absent_package\n")
+    with pytest.raises(RefusedError, match=rf"{job}:1: running it fails: ModuleNotFoundError"):
+        list(supervisor(home, command=[sys.executable, *program_of(str(job))]).run())
+    assert len(list(home.logs.iterdir())) == 1, "no restart"

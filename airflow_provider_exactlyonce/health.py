@@ -22,9 +22,13 @@ class HealthRules:
     no_commit_within: timedelta | None = None
 
     def __post_init__(self) -> None:
+        if self.max_restarts is not None and not isinstance(self.max_restarts, int):
+            raise ValueError(f"max_restarts={self.max_restarts!r}: a whole number")
         if self.max_restarts is not None and self.max_restarts < 0:
             raise ValueError(f"max_restarts={self.max_restarts}: not negative")
         for name in ("restart_window", "no_commit_within"):
             value = getattr(self, name)
+            if value is not None and not isinstance(value, timedelta):
+                raise ValueError(f"{name}={value!r}: a timedelta, such as timedelta(minutes=10)")
             if value is not None and value <= timedelta(0):
                 raise ValueError(f"{name}={value}: above 0")

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from types import UnionType
 from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
@@ -110,6 +111,7 @@ class FixedDelay(RestartStrategy):
     pause: timedelta
 
     def __post_init__(self) -> None:
+        _check_number("attempts", self.attempts, int)
         if self.attempts < 1:
             raise ValueError(f"attempts={self.attempts}: at least 1 restart; for none use RestartStrategy.none()")
         _check_pause("delay", self.pause)
@@ -129,6 +131,10 @@ class ExponentialDelay(RestartStrategy):
     reset_after: timedelta
 
     def __post_init__(self) -> None:
+        for name in ("initial", "maximum"):
+            _check_pause(name, getattr(self, name))
+        for name in ("multiplier", "jitter"):
+            _check_number(name, getattr(self, name), int | float)
         if not timedelta(0) < self.initial <= self.maximum:
             raise ValueError(f"initial={self.initial}: above 0 and at most maximum={self.maximum}")
         if self.multiplier < 1:
@@ -158,6 +164,8 @@ class FailureRate(RestartStrategy):
     pause: timedelta
 
     def __post_init__(self) -> None:
+        _check_number("max_failures", self.max_failures, int)
+        _check_pause("interval", self.interval)
         if self.max_failures < 1:
             raise ValueError(f"max_failures={self.max_failures}: at least 1; for none use RestartStrategy.none()")
         if self.interval <= timedelta(0):
@@ -178,5 +186,12 @@ class NoRestart(RestartStrategy):
 
 
 def _check_pause(name: str, value: timedelta) -> None:
+    if not isinstance(value, timedelta):
+        raise ValueError(f"{name}={value!r}: a timedelta, such as timedelta(seconds=10)")
     if value < timedelta(0):
         raise ValueError(f"{name}={value}: not negative")
+
+
+def _check_number(name: str, value: object, kind: type | UnionType) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise ValueError(f"{name}={value!r}: a number")

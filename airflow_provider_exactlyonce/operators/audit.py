@@ -9,6 +9,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.hooks import arguments
 from airflow_provider_exactlyonce.links.audit import AuditReportLink
 from airflow_provider_exactlyonce.links.pushed import xcom_page
 
@@ -60,6 +61,7 @@ class AuditPipelineOperator(BaseOperator):
         self.to_commit = to_commit
         self.allow_foreign = allow_foreign
         self.patience = patience
+        arguments.check(self, self._options, "from_commit", "to_commit", "patience")
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Judge the pipeline's output.
@@ -91,11 +93,12 @@ class AuditPipelineOperator(BaseOperator):
         from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
         from airflow_provider_exactlyonce.hooks.kafka import client_config
 
-        options = AuditOptions(
-            first=int(self.from_commit),
-            last=int(self.to_commit),
-            allow_foreign=self.allow_foreign,
-            patience_seconds=float(self.patience),
-            progress=self.log.info,
-        )
+        options = AuditOptions(**self._options(), allow_foreign=self.allow_foreign, progress=self.log.info)
         return audit(client_config(self.kafka_conn_id), self.pipeline, options)
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "first": int(self.from_commit),
+            "last": int(self.to_commit),
+            "patience_seconds": float(self.patience),
+        }

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, DriverFailedError, RefusedError
+from airflow_provider_exactlyonce.hooks import arguments
 from airflow_provider_exactlyonce.links import pipeline as links
 from airflow_provider_exactlyonce.links.audit import AuditReportLink
 from airflow_provider_exactlyonce.links.pushed import xcom_page
@@ -128,6 +129,10 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         self.state = state
         self.warm_up = warm_up
         self.output_to = output_to
+        arguments.check(self, lambda: _check_until(str(self.until)), "until")
+        ranges = ("commits", "offsets", "watermark", "start", "end")
+        if any(getattr(self, name) is not None for name in ranges):  # else it is the run's data interval
+            arguments.check(self, lambda: self._request({}), *ranges, "state", "warm_up", "output_to")
 
     def home(self, context: Context) -> Home:
         """Return the home of the request, which is made below the pipeline's.
@@ -160,8 +165,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.hooks.launch import DriverSettings, build_launch, find_application
 
-        if until != "available":
-            raise RefusedError(f"until={until!r} of a backfill: it ends with its range")
+        _check_until(until)
         asked, dag = homes.asked_of(home), self.get_dag()
         if self.application:
             application = find_application(self.application, dag.fileloc if dag is not None else None)
@@ -204,7 +208,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
             )
         return result
 
-    def _request(self, context: Context) -> BackfillRequest:
+    def _request(self, context: Context | Mapping[str, Any]) -> BackfillRequest:
         from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 
         start, end = self.start, self.end
@@ -226,3 +230,8 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
             warm_up=self.warm_up,
             output=self.output_to,
         )
+
+
+def _check_until(until: str) -> None:
+    if until != "available":
+        raise RefusedError(f"until={until!r} of a backfill: it ends with its range")

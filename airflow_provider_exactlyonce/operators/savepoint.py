@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_exactlyonce.control.waiting import Wait
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, NotAnsweredError
+from airflow_provider_exactlyonce.hooks import arguments
 from airflow_provider_exactlyonce.links.pipeline import SavepointLink
 from airflow_provider_exactlyonce.links.pushed import xcom_page
 from airflow_provider_exactlyonce.triggers.driver import DriverTrigger
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
     from airflow_provider_exactlyonce.checkpoint.request import Taking
+    from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.task_request import TaskRequest
 
@@ -79,6 +81,7 @@ class _AskingOperator(_PipelineOperator):
         self.timeout = timeout
         self.deferrable = deferrable
         self.poll_interval = poll_interval
+        arguments.check_spans(self, "timeout", "poll_interval")
         self.pushed_links: dict[str, str] = {}
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -263,6 +266,7 @@ class CleanUpSavepointsOperator(_PipelineOperator):
         super().__init__(**kwargs)
         self.count = count
         self.days = days
+        arguments.check(self, self._retention, "count", "days")
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Delete them.
@@ -270,17 +274,22 @@ class CleanUpSavepointsOperator(_PipelineOperator):
         :raises AirflowFailException: when there is no such pipeline, or a number is negative
         :raises ExactlyOnceError: when the cluster does not answer
         """
-        from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
+        from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 
         try:
             home, pipeline = self._home()
             savepoints = Savepoints(home.savepoints)
-            deleted = savepoints.clean_up(SavepointRetention(count=int(self.count), days=float(self.days)))
+            deleted = savepoints.clean_up(self._retention())
         except ExactlyOnceError as error:
             _raise(error)
         kept = [one.id for one in savepoints.list()]
         self.log.info("%s: %d savepoints deleted, %d kept", pipeline, len(deleted), len(kept))
         return {"pipeline": pipeline, "deleted": list(deleted), "kept": kept}
+
+    def _retention(self) -> SavepointRetention:
+        from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
+
+        return SavepointRetention(count=int(self.count), days=float(self.days))
 
 
 def _request_of(home: Home, context: Context) -> TaskRequest:

@@ -19,6 +19,7 @@ from airflow_provider_exactlyonce.exceptions import (
     WorkerShutdownError,
 )
 from airflow_provider_exactlyonce.health import HealthRules
+from airflow_provider_exactlyonce.hooks import arguments
 from airflow_provider_exactlyonce.hooks.lineage import PipelineLineage
 from airflow_provider_exactlyonce.links import pipeline as links
 from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
@@ -174,15 +175,23 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
         self._signalled = False
 
     def _check_choices(self) -> None:
-        for name, choices in (("if_running", _IF_RUNNING), ("on_worker_shutdown", _ON_SHUTDOWN)):
-            value = getattr(self, name)
-            if value not in choices:
-                raise ValueError(f"{self.task_id}: {name}={value!r}: one of {', '.join(choices)}")
+        arguments.check_choice(self, "if_running", _IF_RUNNING)
+        arguments.check_choice(self, "on_worker_shutdown", _ON_SHUTDOWN)
+        arguments.check_kind(self, "restart_strategy", RestartStrategy, "RestartStrategy.exponential()")
+        arguments.check_kind(self, "health", HealthRules, "HealthRules(max_restarts=20)")
+        arguments.check_spans(self, "stop_timeout", "poll_interval")
+        arguments.check(self, lambda: untils.text_of(self.until), "until")
+        arguments.check(self, self._check_checkpoint, "checkpoint")
         if self.on_worker_shutdown == "detach" and not self.retries:
             raise ValueError(
                 f"{self.task_id}: on_worker_shutdown='detach' needs retries of at least 1: without a next try nobody "
                 "would supervise the driver that goes on"
             )
+
+    def _check_checkpoint(self) -> None:
+        from airflow_provider_exactlyonce.control.home import Home
+
+        Home(self.checkpoint)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Supervise the driver to its end, or defer.

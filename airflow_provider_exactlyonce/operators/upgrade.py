@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from airflow.sdk import BaseOperator, conf
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.hooks import arguments
 from airflow_provider_exactlyonce.hooks.lineage import PipelineLineage
 from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
 from airflow_provider_exactlyonce.triggers.upgrade import UpgradeTrigger
@@ -29,6 +30,7 @@ __all__ = ["RollbackPipelineOperator", "UpgradePipelineOperator"]
 
 #: A step that failed for the cluster's sake is taken again after so long.
 _RETRY_DELAY: Final = timedelta(seconds=30)
+_ON_UNSTABLE: Final = ("rollback", "fail")
 #: Airflow's own time-out of the deferral comes this much after ours.
 _BACKSTOP_SECONDS: Final = 60.0
 
@@ -88,6 +90,7 @@ class _PlanOperator(PipelineLineage, BaseOperator):
         self.deferrable = deferrable
         self.poll_interval = poll_interval
         self.retry_policy = self.retry_policy or StreamingRetryPolicy(_RETRY_DELAY)
+        arguments.check_spans(self, "stop_timeout", "poll_interval")
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Take the plan's steps to its end, or defer where it waits.
@@ -244,6 +247,10 @@ class UpgradePipelineOperator(_PlanOperator):
         self.stable_after = stable_after
         self.stable_timeout = stable_timeout
         self.on_unstable = on_unstable
+        arguments.check_choice(self, "on_unstable", _ON_UNSTABLE)
+        arguments.check_spans(self, "stable_timeout")
+        for name in ("shadow_commits", "stable_after"):
+            arguments.check(self, partial(_whole, name, getattr(self, name)), name)
 
     def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
         from airflow_provider_exactlyonce.hooks.launch import find_application

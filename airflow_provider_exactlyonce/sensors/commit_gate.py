@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_exactlyonce.ledger.gate_target import check_one
+from airflow_provider_exactlyonce.hooks import arguments
+from airflow_provider_exactlyonce.ledger.gate_target import GateTarget, check_one
 from airflow_provider_exactlyonce.sensors.polling import PollingSensor
 from airflow_provider_exactlyonce.triggers.commit_gate import TARGETS, CommitGateTrigger, gate_of
 
@@ -74,6 +75,7 @@ class CommitGateSensor(PollingSensor):
         self.up_to_now = up_to_now or None
         self.idle_after = idle_after.total_seconds() if isinstance(idle_after, timedelta) else idle_after
         check_one(self.task_id, self._target())
+        arguments.check(self, lambda: GateTarget.parse(**self._target()), *TARGETS)
         if start_from_trigger and (timestamp is not None or up_to_now):
             raise ValueError(
                 f"{self.task_id}: start_from_trigger=True does not go with timestamp and up_to_now: retries keep the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_exactlyonce.hooks import arguments
 from airflow_provider_exactlyonce.sensors.polling import PollingSensor
 from airflow_provider_exactlyonce.triggers.kafka_transactions import KafkaTransactionsTrigger
 
@@ -35,6 +36,7 @@ class KafkaTransactionsSensor(PollingSensor):
     def __init__(self, *, topics: Sequence[str] | str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.topics = topics
+        arguments.check(self, self._check_topics, "topics")
 
     def prepare(self, context: Context) -> dict[str, Any]:
         """Take the high watermarks, or find those of an earlier try.
@@ -42,15 +44,18 @@ class KafkaTransactionsSensor(PollingSensor):
         :raises RefusedError: when no topic is given
         :raises ExactlyOnceError: when one does not exist, or the cluster does not answer
         """
-        from airflow_provider_exactlyonce.exceptions import RefusedError
-
-        if not self._topics():
-            raise RefusedError(f"topics={self.topics!r}: give at least one")
+        self._check_topics()
         return self.kept(context) or self.keep(context, {"targets": self._present()})
 
     def asked_for(self) -> dict[str, Any]:
         """Return the topics."""
         return {"topics": self._topics()}
+
+    def _check_topics(self) -> None:
+        from airflow_provider_exactlyonce.exceptions import RefusedError
+
+        if not self._topics() or not all(self._topics()):
+            raise RefusedError(f"topics={self.topics!r}: give at least one")
 
     def _topics(self) -> list[str]:
         return [self.topics] if isinstance(self.topics, str) else [str(topic) for topic in self.topics]

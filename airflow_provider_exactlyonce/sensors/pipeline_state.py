@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_exactlyonce.hooks import arguments
 from airflow_provider_exactlyonce.sensors.polling import PollingSensor
 from airflow_provider_exactlyonce.triggers.pipeline_state import PipelineStateTrigger, states_of
 
@@ -50,6 +51,7 @@ class PipelineStateSensor(PollingSensor):
         self.pipeline = pipeline
         self.checkpoint = checkpoint
         self.states = states
+        arguments.check(self, lambda: states_of(self.states), "states")
         if start_from_trigger:
             self.start_without_worker({"pipeline": pipeline, "checkpoint": checkpoint, "states": states})
 

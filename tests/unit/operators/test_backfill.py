@@ -45,10 +45,16 @@ def test_without_a_range_it_is_the_data_interval(tmp_path: Path) -> None:
     assert operator(tmp_path, state="empty", output_to="topic=t").home(context()).path == made.path
 
 
-@pytest.mark.parametrize("given", [{}, {"start": "2026-01-01 10:00:00+00:00", "end": "2026-01-01 10:00:00+00:00"}])
-def test_an_interval_without_length_is_refused_with_the_reason(tmp_path: Path, given: dict[str, str]) -> None:
-    with pytest.raises(RefusedError, match=r"a cron expression as schedule gives one moment. Use schedule=CronDataInt"):
-        operator(tmp_path, **given).home(context(end=TEN))
+def test_an_interval_without_length_is_refused_with_the_reason(tmp_path: Path) -> None:
+    said = r"a cron expression as schedule gives one moment. Use schedule=CronDataInt"
+    with pytest.raises(RefusedError, match=said):
+        operator(tmp_path).home(context(end=TEN))
+    with pytest.raises(ValueError, match=said):
+        operator(tmp_path, start="2026-01-01 10:00:00+00:00", end="2026-01-01 10:00:00+00:00")
+    task = operator(tmp_path, start="{{ data_interval_start }}", end="{{ data_interval_end }}")
+    task.start = task.end = "2026-01-01 10:00:00+00:00"  # what they render to
+    with pytest.raises(RefusedError, match=said):
+        task.home(context())
 
 
 def test_a_run_without_an_interval_needs_a_range(tmp_path: Path) -> None:

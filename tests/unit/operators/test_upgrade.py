@@ -275,8 +275,10 @@ def test_a_stream_runs_the_version_in_use_whatever_its_own_file_is(
 
 @pytest.mark.parametrize("name", ["shadow_commits", "stable_after"])
 def test_a_number_that_is_none_is_refused(home: Home, job: str, name: str) -> None:
+    task = upgrade(home, job, **{name: "{{ params.number }}"})
+    setattr(task, name, "a few")  # what it renders to
     with pytest.raises(RefusedError, match=rf"{name}='a few'"):
-        execute(upgrade(home, job, **{name: "a few"}))
+        execute(task)
 
 
 def test_a_dag_with_a_deadline_is_stored_with_its_upgrade(job: str) -> None:

@@ -118,10 +118,16 @@ def events(of: Any) -> list[Any]:
     return asyncio.run(asyncio.wait_for(collect(), 30))
 
 
+def rendered(task: PipelineStateSensor, **values: object) -> PipelineStateSensor:
+    """Give fields the values that their templates have rendered to."""
+    vars(task).update(values)
+    return task
+
+
 def test_what_never_can_be_is_refused_at_once(home: Home, tmp_path: Path) -> None:
     for deferrable in (False, True):
         with pytest.raises(AirflowFailException, match=r"states=\('runing',\): one or more of absent, starting"):
-            sensor(home, "runing", deferrable=deferrable).execute({})
+            rendered(sensor(home, "{{ params.state }}", deferrable=deferrable), states=("runing",)).execute({})
         with pytest.raises(AirflowFailException, match="is the home of pipeline p, not of shop"):
             sensor(home, "running", pipeline="shop", deferrable=deferrable).execute({})
     with pytest.raises(AirflowFailException, match="no driver"):

@@ -75,7 +75,9 @@ def test_what_may_pass_by_itself_is_no_refusal_and_the_jobs_own_exit_code_stays(
 def test_a_job_imports_what_lies_beside_it_and_is_main(tmp_path: Path) -> None:
     (tmp_path / "settings.py").write_text("EXIT_CODE = 5\n")  # as one of our own modules is called
     job = tmp_path / "job.py"
-    job.write_text("import sys, settings\nif __name__ == '__main__' and sys.argv == [__file__, '--x']:\n    sys.exit(5)\n")
+    job.write_text(
+        "import sys, settings\nif __name__ == '__main__' and sys.argv == [__file__, '--x']:\n    sys.exit(5)\n"
+    )
     assert ended([*by_hand(job), "--x"]) == (5, [])
 
 

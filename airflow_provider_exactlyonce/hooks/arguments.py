@@ -1,0 +1,81 @@
+"""Checks of operators' arguments when a DAG is parsed: a mistake is shown there, and not by the task at night.
+
+What a template or another task gives is known later only; the task checks it again then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+
+_JINJA: Final = ("{{", "{%", "{#")
+
+
+def check(task: BaseOperator, read: Callable[[], object], *names: str) -> None:
+    """Check arguments, unless one is to be known later.
+
+    :param read: reads them as the task will
+    :param names: of the attributes that it reads
+    :raises ValueError: when it can't
+    """
+    dag = task.get_dag()
+    if dag is not None and dag.jinja_environment_kwargs:  # its templates may look otherwise
+        return
+    if any(is_open(getattr(task, name)) for name in names):
+        return
+    try:
+        read()
+    except (ValueError, TypeError, AttributeError, RefusedError) as error:
+        given = "" if "=" in str(error) else ", ".join(f"{name}={getattr(task, name)!r}" for name in names) + ": "
+        raise ValueError(f"{task.task_id}: {given}{error}") from error
+
+
+def is_open(value: Any) -> bool:
+    """Whether a value, or something in it, is known at run time only: a template, or the output of a task."""
+    if isinstance(value, str):
+        return any(mark in value for mark in _JINJA)
+    if isinstance(value, Mapping):
+        return any(is_open(one) for pair in value.items() for one in pair)
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes):
+        return any(is_open(one) for one in value)
+    if callable(getattr(value, "resolve", None)):
+        return True
+    return any(is_open(getattr(value, name)) for name in getattr(value, "template_fields", ()))
+
+
+def check_choice(task: BaseOperator, name: str, choices: Sequence[str]) -> None:
+    """Check an argument that has a few values only.
+
+    :raises ValueError: naming them
+    """
+    value = getattr(task, name)
+    if value not in choices:
+        raise ValueError(f"{task.task_id}: {name}={value!r}: one of {', '.join(choices)}")
+
+
+def check_kind(task: BaseOperator, name: str, kind: type, example: str) -> None:
+    """Check what an argument is.
+
+    :raises ValueError: with an example
+    """
+    value = getattr(task, name)
+    if not isinstance(value, kind):
+        raise ValueError(f"{task.task_id}: {name}={value!r}: a {kind.__name__}, such as {example}")
+
+
+def check_spans(task: BaseOperator, *names: str) -> None:
+    """Check times that something may take.
+
+    :raises ValueError: when one is neither a timedelta nor a number of seconds, or is negative
+    """
+    for name in names:
+        value = getattr(task, name)
+        seconds = value.total_seconds() if isinstance(value, timedelta) else value
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+            raise ValueError(f"{task.task_id}: {name}={value!r}: a timedelta, or a number of seconds, not negative")

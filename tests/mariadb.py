@@ -35,7 +35,7 @@ def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("mariadb")
     options = ["--no-defaults", f"--datadir={folder / 'data'}", f"--user={getpass.getuser()}"]
     made = ["mariadb-install-db", *options, "--auth-root-authentication-method=normal", "--skip-test-db"]
-    subprocess.run(made, check=True, capture_output=True, timeout=120)
+    subprocess.run(made, check=True, capture_output=True)
     socket = folder / "socket"
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(["mariadbd", *options, f"--socket={socket}", "--skip-networking"], stderr=log)
@@ -45,4 +45,4 @@ def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait()

@@ -195,7 +195,7 @@ class Pipeline:
         for pid in {self.driver.process.pid, *self.workers()}:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL) if pid == self.driver.process.pid else os.kill(pid, signal.SIGKILL)
-        self.driver.process.wait(20)
+        self.driver.process.wait()
         self.driver = None
         self.plan.unlink(missing_ok=True)
         self.hold.unlink(missing_ok=True)

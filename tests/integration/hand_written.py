@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.ledger.records import (
     ledger_topic,
 )
 from tests.integration.streaming.harness import end_offsets
+from tests.waiting import eventually
 
 
 class HandWrittenPipeline:
@@ -106,10 +107,11 @@ class HandWrittenPipeline:
     def _wait_until_readable(self, offset: int) -> None:
         """A commit is answered before the coordinator has written its markers."""
         ledger = ledger_topic(self.name)
-        deadline = time.monotonic() + 30
-        while end_offsets(self.config, ledger, IsolationLevel.READ_COMMITTED)[0] <= offset:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        eventually(
+            lambda: end_offsets(self.config, ledger, IsolationLevel.READ_COMMITTED)[0] > offset,
+            f"{ledger} can be read up to {offset}",
+            poll_seconds=0.01,
+        )
 
     def send(self, topic: str, records: Mapping[int, list[tuple[bytes, bytes]]]) -> dict[int, list[int]]:
         """Send and return the offsets by partition."""

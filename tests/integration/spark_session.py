@@ -40,5 +40,5 @@ def end_jvm() -> None:
     if gateway is not None:
         gateway.shutdown()
         gateway.proc.stdin.close()  # the JVM ends with its parent's pipe
-        gateway.proc.wait(30)
+        gateway.proc.wait()
         SparkContext._gateway = SparkContext._jvm = None

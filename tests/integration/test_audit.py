@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.audit.findings import Report
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import SinkRange, backfill_pipeline
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
-from tests.integration.streaming.harness import eventually
+from tests.waiting import eventually
 
 
 @pytest.fixture

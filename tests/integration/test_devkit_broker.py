@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from airflow_provider_exactlyonce.devkit.metadata_log import METADATA_FOLDER
 from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
 from airflow_provider_exactlyonce.devkit.state import STATE_NAME, BrokerState
 from airflow_provider_exactlyonce.devkit.storage import is_taken_for_alive
+from tests.waiting import HANG_SECONDS, eventually
 
 Run = Callable[..., tuple[int, dict[str, object]]]
 
@@ -124,10 +124,9 @@ def test_a_killed_broker_comes_back_on_the_same_port_with_what_was_committed(tmp
 def test_the_metadata_log_tells_a_killed_broker_from_a_stopped_one(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, properties={"metadata.log.max.record.bytes.between.snapshots": "1"}) as broker:
         create_topic(broker.bootstrap_servers, "events")
-        deadline = time.monotonic() + 30
-        while not (snapshots := list((tmp_path / "kafka" / METADATA_FOLDER).glob("*.checkpoint"))):
-            assert time.monotonic() < deadline, "the broker took no snapshot"
-            time.sleep(0.1)
+        snapshots = eventually(
+            lambda: list((tmp_path / "kafka" / METADATA_FOLDER).glob("*.checkpoint")), "the broker takes a snapshot"
+        )
         broker.kill()
         assert snapshots
         assert is_taken_for_alive(tmp_path)
@@ -180,7 +179,7 @@ def test_a_broker_does_not_outlive_a_test_run_that_is_killed(tmp_path: Path) -> 
         state = BrokerState.load_living(tmp_path)
         assert state is not None
         owner.kill()
-    assert state.process.wait_until_gone(10)
+    assert state.process.wait_until_gone(HANG_SECONDS)
 
 
 def test_the_command_line_starts_finds_and_stops_a_broker_in_the_background(run: Run, tmp_path: Path) -> None:

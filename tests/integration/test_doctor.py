@@ -39,7 +39,6 @@ from tests.integration.streaming.harness import World, check_counts
 
 __all__ = ["jvm", "world"]  # the fixtures
 
-pytestmark = pytest.mark.timeout(300)
 
 #: fault: (what is found, what remains after --fix)
 FOUND: dict[Callable[[Patient], None], tuple[set[str], set[str]]] = {
@@ -371,14 +370,14 @@ def test_what_a_killed_driver_leaves_is_told_and_mended_and_everything_is_writte
 ) -> None:
     world.send(1500)
     driver = world.start(failpoints=f"{failpoint}:batch=2")
-    assert driver.wait(180) == -9, driver.output()[-3000:]
+    assert driver.wait() == -9, driver.output()[-3000:]
     found = examine(world.pipeline, world.config, None)
     assert {one.name for one in found.findings} == expected, found.findings
     found = examine(world.pipeline, world.config, None, fix=True)
     assert {one.name for one in found.findings} == remaining, found
     assert found.is_healthy
     again = world.start()
-    assert again.wait(180) == 0, again.output()[-3000:]
+    assert again.wait() == 0, again.output()[-3000:]
     check_counts(world)
     assert examine(world.pipeline, world.config, None).findings == []
 

@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.sensors.kafka_transactions import KafkaTransactionsSensor
 from airflow_provider_exactlyonce.triggers.kafka_transactions import KafkaTransactionsTrigger
+from tests.waiting import HANG_SECONDS
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +65,7 @@ def events(of: Any) -> list[Any]:
     async def collect() -> list[Any]:
         return [event.payload async for event in of.run()]
 
-    return asyncio.run(asyncio.wait_for(collect(), 60))
+    return asyncio.run(asyncio.wait_for(collect(), HANG_SECONDS))
 
 
 def test_it_waits_for_what_is_open_now_and_for_nothing_later(

@@ -121,7 +121,7 @@ def test_all_that_can_defer_follow_airflows_default(tmp_path: Path) -> None:
     names = [f"{one.__module__}.{one.__name__}" for one in able]
     environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE": "True"}
     command = [sys.executable, "-c", SHOW_DEFAULTS, json.dumps(names)]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert json.loads(shown.stdout.splitlines()[-1]) == dict.fromkeys(names, True)
     assert {parameters(one)["deferrable"].default for one in able} == {False}, "Airflow's own default, in this process"
 

@@ -59,7 +59,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(DAGS)]),
     }
     command = [sys.executable, "-c", LOAD, files, str(TRIALS)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
     assert len(rows) == TRIALS * len(EXAMPLES)

@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_exactlyonce import failpoints
+from tests.waiting import eventually
 
 PROGRAM = """
 from airflow_provider_exactlyonce import failpoints
@@ -28,7 +28,6 @@ def outcome(value: str) -> tuple[int, str]:
         text=True,
         start_new_session=True,
         check=False,
-        timeout=20,
     )
     return done.returncode, done.stdout.strip()
 
@@ -67,12 +66,9 @@ def test_a_held_step_tells_who_waits_and_goes_on_when_the_file_is_gone_once_only
     assert process.stdin
     process.stdin.write("\n")
     process.stdin.flush()
-    deadline = time.monotonic() + 20
-    while not hold.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(hold.exists, "it is held", poll_seconds=0.01)
     assert int(hold.read_text()) == process.pid
     assert not plan.exists(), "it fires once"
     assert process.poll() is None
     hold.unlink()
-    assert process.communicate(timeout=20)[0].strip() == "alive"
+    assert process.communicate()[0].strip() == "alive"

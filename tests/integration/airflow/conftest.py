@@ -35,7 +35,7 @@ class Airflow:
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "airflow", *arguments]
 
-    def run(self, command: list[str], environment: Mapping[str, str], timeout_seconds: float = 150) -> None:
+    def run(self, command: list[str], environment: Mapping[str, str], timeout_seconds: float = 3000) -> None:
         """Run a program of Airflow to its end, again if its write was refused beside the scheduler's."""
         for _ in range(MOST_TRIES):
             code, output = self._run(command, environment, timeout_seconds)

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE
 from tests.integration.airflow.conftest import Airflow
 from tests.integration.airflow.test_scheduler import processes_of
+from tests.waiting import eventually
 
 CONTRACT_DRIVER = Path(__file__).parents[2] / "unit" / "control" / "contract_driver.py"
 DAGS = Path(__file__).with_name("dags_supervised")
@@ -35,14 +36,6 @@ import os, sys
 at = sys.argv.index({str(CONTRACT_DRIVER)!r})
 os.execv(sys.executable, [sys.executable, *sys.argv[at:]])
 """
-
-
-def eventually(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.2)
-    return found
 
 
 def free_port() -> int:
@@ -123,7 +116,7 @@ class Parts:
         for process in tree if number is signal.SIGKILL else [part]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
-        part.wait(60)
+        part.wait()
 
     def close(self) -> None:
         for name in list(self.running):
@@ -171,7 +164,7 @@ class Parts:
                 return False
             return True
 
-        eventually(log_in, "the API server answers", 120)
+        eventually(log_in, "the API server answers", poll_seconds=0.2)
 
     def output(self) -> str:
         return "\n".join(f"== {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.folder.glob("*.log")))
@@ -199,13 +192,13 @@ class Stream:
         found: dict[str, Any] = self.parts.call("GET", f"{self._path}/stream")
         return found
 
-    def wait_for(self, *states: str, seconds: float = 90) -> dict[str, Any]:
+    def wait_for(self, *states: str) -> dict[str, Any]:
         def look() -> dict[str, Any] | None:
             task = self.task()
             return task if task["state"] in states else None
 
         try:
-            found: dict[str, Any] = eventually(look, f"the task is {' or '.join(states)}", seconds)
+            found: dict[str, Any] = eventually(look, f"the task is {' or '.join(states)}", poll_seconds=0.2)
         except AssertionError as error:
             told = f"{self.task()}\n{self.log()}\n{self.parts.output()}"
             raise AssertionError(f"{error}\n{told}") from error
@@ -239,7 +232,7 @@ class Stream:
             committing = self.home.status.exists() and '"commit": 0' not in self.home.status.read_text()
             return str(started[-1]["token"]) if started and committing else None
 
-        found: str = eventually(token, "a commit", 90)
+        found: str = eventually(token, "a commit")
         return found
 
     def notes(self, event: str) -> list[dict[str, Any]]:

@@ -27,7 +27,6 @@ assert run.state == sys.argv[3], run.state
 """
 
 
-@pytest.mark.timeout(180)
 def test_a_killed_driver_costs_nothing_and_the_gate_lets_through_what_is_readable(
     airflow: Airflow, world: World, tmp_path: Path
 ) -> None:
@@ -80,7 +79,6 @@ def test_a_killed_driver_costs_nothing_and_the_gate_lets_through_what_is_readabl
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_deferred_stream_makes_as_many_commits_as_were_asked_for_over_a_restart(
     airflow: Airflow, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,7 +108,6 @@ def test_a_deferred_stream_makes_as_many_commits_as_were_asked_for_over_a_restar
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_stream_is_stopped_by_its_teardown_when_what_follows_it_fails(
     airflow: Airflow, world: World, tmp_path: Path
 ) -> None:

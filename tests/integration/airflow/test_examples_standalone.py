@@ -50,7 +50,7 @@ def stream_for_ever(home: Path, kafka: Mapping[str, str], log: Path) -> Iterator
             start_new_session=True,
         )
     try:
-        eventually(lambda: state_of(Home(home))[0] is PipelineState.RUNNING, "the driver runs", log, 180)
+        eventually(lambda: state_of(Home(home))[0] is PipelineState.RUNNING, "the driver runs", log)
         yield
     finally:
         if process.poll() is None:
@@ -78,7 +78,7 @@ def extra_links(airflow: Airflow, address: str, dag: str, run: str, task: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_the_stream_and_its_maintenance_window_go_through_a_real_airflow(
     airflow: Airflow, kafka: Mapping[str, str], spark_classes: None, tmp_path: Path
 ) -> None:
@@ -95,14 +95,13 @@ def test_the_stream_and_its_maintenance_window_go_through_a_real_airflow(
                 lambda: airflow.query("SELECT 1 FROM serialized_dag WHERE dag_id = ?", dag),
                 "the DAG is known",
                 output,
-                90,
             )
             airflow.run(airflow.command("dags", "unpause", dag), environment)
 
         def ended(dag: str, what: str) -> str:
             """Wait until a run has succeeded; return which: near its time, the schedule makes one beside ours."""
             over = "SELECT run_id, state FROM dag_run WHERE dag_id = ? AND state IN ('success', 'failed')"
-            eventually(lambda: airflow.query(over, dag), what, output, 300)
+            eventually(lambda: airflow.query(over, dag), what, output)
             [(run, state)] = airflow.query(over, dag)
             assert state == "success", airflow.task_logs()
             return str(run)

@@ -17,9 +17,9 @@ from airflow_provider_exactlyonce.control import restarts, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
 from tests.integration.airflow.conftest import Airflow
-from tests.integration.airflow.parts import Parts, Stream, eventually
+from tests.integration.airflow.parts import Parts, Stream
+from tests.waiting import eventually
 
-pytestmark = pytest.mark.timeout(300)
 FOREVER = "take-lease commit until-stop"
 
 
@@ -61,7 +61,7 @@ def test_a_lost_worker_leaves_the_driver_to_the_next_try(parts: Parts, tmp_path:
     worker.send_signal(number)
     if number is signal.SIGKILL:
         task.send_signal(number)
-    eventually(lambda: stream.task()["try_number"] == 2 and stream.task()["state"] == "running", "the next try", 120)
+    eventually(lambda: stream.task()["try_number"] == 2 and stream.task()["state"] == "running", "the next try")
     ends_well(stream, token, tries=2)
 
 
@@ -74,7 +74,7 @@ def test_what_a_driver_did_while_no_worker_watched_is_the_next_tries_result(part
     assert worker is not None
     for process in (worker, task):
         process.kill()
-    done = stream.wait_for("success", "failed", seconds=120)
+    done = stream.wait_for("success", "failed")
     assert (done["state"], done["try_number"]) == ("success", 2), stream.log()
     assert stream.result()["commit"] == 1
     assert [note["token"] for note in stream.notes("started")] == [token]
@@ -88,7 +88,7 @@ def test_a_deferred_stream_survives_its_triggerer_and_its_driver_is_restarted(pa
     assert not stream.is_gone(token)
     parts.start("triggerer")
     os.kill(int(stream.notes("started")[0]["pid"]), signal.SIGKILL)
-    eventually(lambda: len(stream.notes("started")) == 2, "the restart", 90)
+    eventually(lambda: len(stream.notes("started")) == 2, "the restart")
     stream.wait_for("deferred")
     second = stream.committed()
     stream.stop()
@@ -134,7 +134,6 @@ def test_a_lost_scheduler_with_its_workers_costs_the_driver_nothing(parts: Parts
     eventually(
         lambda: stream.task()["state"] == "running" and stream.task()["start_date"] != before["start_date"],
         "the task runs again",
-        150,
     )
     stream.stop()
     assert stream.wait_for("success", "failed")["state"] == "success", stream.log()
@@ -149,7 +148,7 @@ def test_a_task_that_a_user_clears_stops_its_driver_and_starts_the_next(parts: P
     token = stream.committed()
     stream.wait_for_watch()
     stream.clear()
-    eventually(lambda: len(stream.notes("started")) == 2, "the next driver", 120)
+    eventually(lambda: len(stream.notes("started")) == 2, "the next driver")
     assert stream.wait_for("success", "failed")["state"] == "success", stream.log()
     assert stream.is_gone(token)
     assert (stream.result()["commit"], stream.result()["restarts"]) == (2, 0)
@@ -163,7 +162,7 @@ def test_a_task_that_a_user_marks_stops_its_driver(parts: Parts, tmp_path: Path,
     token = stream.committed()
     stream.wait_for_watch()
     stream.mark(state)
-    eventually(lambda: stream.is_gone(token), "the driver is stopped", 60)
+    eventually(lambda: stream.is_gone(token), "the driver is stopped")
     last = status.read(stream.home.status)
     assert last is not None
     assert last.state is DriverState.STOPPED, "at a batch boundary"
@@ -177,7 +176,7 @@ def test_a_stream_that_was_done_and_is_cleared_runs_again(parts: Parts, tmp_path
     stream = Stream(parts, "deferred", tmp_path / "again", first=plan, then=plan)
     assert stream.wait_for("success", "failed")["state"] == "success", stream.log()
     stream.clear()
-    eventually(lambda: len(stream.notes("started")) == 2, "the next driver", 90)
+    eventually(lambda: len(stream.notes("started")) == 2, "the next driver")
     assert stream.wait_for("success", "failed")["state"] == "success", stream.log()
     assert stream.result()["commit"] == 2
 
@@ -200,9 +199,9 @@ def test_a_continuous_dag_runs_its_stream_again_when_it_has_ended_one_driver_at_
         return [s for (s,) in parts.airflow.query("SELECT state FROM task_instance WHERE dag_id = 'continuous'")]
 
     parts.call("PATCH", "/api/v2/dags/continuous", {"is_paused": False})
-    eventually(lambda: states().count("success") >= 3, "three rounds", 150)
+    eventually(lambda: states().count("success") >= 3, "three rounds")
     parts.call("PATCH", "/api/v2/dags/continuous", {"is_paused": True})
-    eventually(lambda: set(states()) <= {"success", None}, "the last round", 60)
+    eventually(lambda: set(states()) <= {"success", None}, "the last round")
     last = status.read(Home(parts.folder / "continuous").status)
     assert last is not None
     assert (last.state, last.commit) == (DriverState.FINISHED, states().count("success")), (

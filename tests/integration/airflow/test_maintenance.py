@@ -15,7 +15,8 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.operators.savepoint import SavepointOperator, StopPipelineOperator
 from tests.integration.airflow.conftest import ROOT, Airflow
-from tests.integration.streaming.harness import World, check_counts, eventually
+from tests.integration.streaming.harness import World, check_counts
+from tests.waiting import eventually
 
 RUN = """
 import json, sys
@@ -34,18 +35,17 @@ def result(airflow: Airflow, task_id: str) -> Any:
     return json.loads(value)
 
 
-@pytest.mark.timeout(300)
 def test_the_window_saves_a_running_pipeline_stops_it_with_a_savepoint_and_cleans_up(
     airflow: Airflow, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.send(1000)
     driver = world.start(until="forever")
     try:
-        eventually(lambda: world.commits() >= 1, "it commits", timeout_seconds=180)
+        eventually(lambda: world.commits() >= 1, "it commits")
         conf = json.dumps({"pipeline": world.pipeline, "sink": world.sink})
         examples = {"AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags")}
         airflow.run([sys.executable, "-c", RUN, str(ROOT / "dags" / "maintenance.py"), conf], examples)
-        assert driver.wait(10) == 0, driver.output()[-3000:]
+        assert driver.wait() == 0, driver.output()[-3000:]
     finally:
         driver.end()
     home = Home(world.home)

@@ -26,7 +26,7 @@ assert run.state == "success", run.state
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(3600)
 def test_the_stream_goes_through_the_dag_and_its_small_files_become_few(
     airflow: Airflow,
     kafka_config: Mapping[str, str],

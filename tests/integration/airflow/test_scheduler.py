@@ -8,14 +8,13 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from confluent_kafka import IsolationLevel
 
+from tests import waiting
 from tests.integration.airflow.conftest import Airflow, names_of
 from tests.integration.streaming.harness import World, check_counts, end_offsets
 
@@ -62,12 +61,12 @@ def standalone(airflow: Airflow, environment: dict[str, str]) -> Iterator[Path]:
             airflow.command("standalone"), env=settings, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        eventually(lambda: answers(port), "the API server answers", output, 180)
+        eventually(lambda: answers(port), "the API server answers", output)
         yield output
     finally:
         process.send_signal(signal.SIGINT)  # it ends its parts in order
         try:
-            process.wait(20)
+            process.wait(waiting.HANG_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -89,14 +88,17 @@ def processes_of(home: Path) -> list[int]:
     return found
 
 
-def eventually(condition: Callable[[], object], what: str, output: Path, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}\n{output.read_text()[-6000:]}"
-        time.sleep(0.3)
+def eventually(
+    condition: Callable[[], object], what: str, output: Path, hang_seconds: float = waiting.HANG_SECONDS
+) -> None:
+    waiting.eventually(
+        condition,
+        lambda: f"{what}\n{output.read_text()[-6000:]}",
+        poll_seconds=0.3,
+        hang_seconds=hang_seconds,
+    )
 
 
-@pytest.mark.timeout(300)
 def test_a_deferred_gate_opens_when_the_stream_beside_it_has_committed_everything(
     airflow: Airflow, world: World, tmp_path: Path
 ) -> None:
@@ -106,13 +108,13 @@ def test_a_deferred_gate_opens_when_the_stream_beside_it_has_committed_everythin
     names = names_of(world, result, TEST_OFFSETS=json.dumps({world.source: ends}))
     with standalone(airflow, names) as output:
         known = "SELECT 1 FROM serialized_dag WHERE dag_id = ?"
-        eventually(lambda: airflow.query(known, DAG_ID), "the DAG is known", output, 90)
+        eventually(lambda: airflow.query(known, DAG_ID), "the DAG is known", output)
         airflow.run(airflow.command("dags", "trigger", DAG_ID, "--run-id", RUN_ID), names)
 
         def state() -> str:
             return str(airflow.query("SELECT state FROM dag_run WHERE dag_id = ? AND run_id = ?", DAG_ID, RUN_ID)[0][0])
 
-        eventually(lambda: state() in ("success", "failed"), "the run ends", output, 150)
+        eventually(lambda: state() in ("success", "failed"), "the run ends", output)
         assert state() == "success", airflow.task_logs()
 
     check_counts(world)

@@ -21,7 +21,8 @@ from airflow_provider_exactlyonce.control.home import Home
 from tests.integration.airflow.conftest import Airflow, names_of
 from tests.integration.airflow.test_dag import RUN
 from tests.integration.kafka.secured import Right, SecuredBroker, documented_rights, secured_broker
-from tests.integration.streaming.harness import World, check_counts, eventually
+from tests.integration.streaming.harness import World, check_counts
+from tests.waiting import eventually
 
 #: JSON, JAAS and a shell escape none of it, so that it is found however it was written.
 SECRET = f"hush{uuid.uuid4().hex}"
@@ -88,7 +89,7 @@ class Watcher:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join(30)
+        self._thread.join()
 
     def _watch(self) -> None:
         while not self._ended.wait(0.2):
@@ -121,7 +122,6 @@ def spark_settings(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_pipeline_runs_over_tls_with_a_password_that_is_nowhere_to_be_seen(
     airflow: Airflow, secured: SecuredBroker, tmp_path: Path
 ) -> None:

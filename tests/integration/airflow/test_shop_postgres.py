@@ -27,7 +27,7 @@ print("counted", [ti for ti in run.get_task_instances() if ti.task_id == "count"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(3600)
 def test_the_tables_have_what_was_sent_and_no_password_is_shown(
     airflow: Airflow, world: World, postgres: PostgresServer, database: Mapping[str, str], tmp_path: Path
 ) -> None:

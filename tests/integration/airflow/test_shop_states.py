@@ -41,7 +41,7 @@ assert run.state == "success", run.state
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3600)
 def test_each_program_goes_through_the_dag(
     airflow: Airflow, kafka: Mapping[str, str], tmp_path: Path, spark_classes: None
 ) -> None:

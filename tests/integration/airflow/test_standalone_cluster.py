@@ -41,7 +41,7 @@ def bare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(3600)
 def test_executors_get_the_package_and_its_wheels_from_the_operator(
     airflow: Airflow, world: World, bare_cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -20,7 +20,8 @@ from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
 from tests.integration.airflow.conftest import names_of
 from tests.integration.airflow.job import CONF, JOB
-from tests.integration.streaming.harness import World, check_counts, eventually, open_transactions
+from tests.integration.streaming.harness import World, check_counts, open_transactions
+from tests.waiting import eventually
 
 #: A worker's process as far as the driver is concerned: it runs ``execute`` and holds the driver as its child.
 WORKER = """
@@ -53,7 +54,6 @@ def execute(home: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_lost_worker_leaves_a_driver_that_the_next_try_takes_over_and_stops_cleanly_when_it_is_killed(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,7 +70,7 @@ def test_a_lost_worker_leaves_a_driver_that_the_next_try_takes_over_and_stops_cl
         [sys.executable, "-c", WORKER, str(world.home)],
         env={**os.environ, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    eventually(lambda: committed(home) >= 1, "the first commit", timeout_seconds=100)
+    eventually(lambda: committed(home) >= 1, "the first commit")
     worker.kill()
     worker.wait()
     before = status.read(home.status)
@@ -82,7 +82,7 @@ def test_a_lost_worker_leaves_a_driver_that_the_next_try_takes_over_and_stops_cl
     def work_then_kill() -> None:
         seen = committed(home)
         world.send(400)
-        eventually(lambda: committed(home) > seen, "a commit under the second try", timeout_seconds=60)
+        eventually(lambda: committed(home) > seen, "a commit under the second try")
         os.kill(os.getpid(), signal.SIGUSR1)
 
     previous = signal.signal(signal.SIGUSR1, lambda *_: task.on_kill())

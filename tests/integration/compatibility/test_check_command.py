@@ -22,8 +22,6 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from tests.integration.streaming.harness import JOBS, World, end_offsets
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def world(
@@ -44,7 +42,7 @@ def check(world: World, *arguments: str, config: Mapping[str, str] | None = None
         "EXACTLYONCE_KAFKA": json.dumps(dict(world.config if config is None else config)),
     }
     command = [sys.executable, "-m", cli.__name__, "check", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def everything(world: World) -> tuple[dict[str, tuple[int, int]], list[dict[int, int]]]:

@@ -23,7 +23,8 @@ from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
 from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
 from tests.integration.kafka.proxy import Proxy
-from tests.integration.streaming.harness import eventually, open_transactions, read_committed
+from tests.integration.streaming.harness import open_transactions, read_committed
+from tests.waiting import eventually
 
 ROWS = 12
 

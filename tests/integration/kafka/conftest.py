@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.devkit.launch import launch
 from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
 from airflow_provider_exactlyonce.kafka.retry import until_definite
 from airflow_provider_exactlyonce.kafka.wire import Code, WireClient
-from tests.integration.streaming.harness import eventually
+from tests.waiting import HANG_SECONDS, eventually
 
 
 @pytest.fixture
@@ -78,10 +78,10 @@ def two_brokers(tmp_path: Path) -> Iterator[tuple[EmbeddedBroker, ProcessIdentit
             supervisor, second = launch([*java, "kafka.Kafka", str(file)], data, log, guard.SUPERVISE)
         try:
             admin = AdminClient({"bootstrap.servers": first.bootstrap_servers})
-            eventually(lambda: len(admin.list_topics(timeout=10).brokers) == 2, "both brokers are there")
+            eventually(lambda: len(admin.list_topics(timeout=30).brokers) == 2, "both brokers are there")
             yield first, second
         finally:
             second.send(9)
-            second.wait_until_gone(10)
+            second.wait_until_gone(HANG_SECONDS)
             assert supervisor is not None
-            supervisor.wait(10)
+            supervisor.wait()

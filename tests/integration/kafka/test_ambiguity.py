@@ -5,7 +5,6 @@ A batch ends committed exactly once, at the first attempt or at a later one; nev
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -123,10 +122,8 @@ def test_a_stop_ends_a_driver_whose_commit_is_in_doubt_while_the_cluster_is_away
                 raise Cut
 
             on_commit(stage, vanish)
-            began = time.monotonic()
             with pytest.raises(StopRequestedError, match="the next run's ledger tells whether batch 1 is committed"):
                 stage.alone.process(1)
-            assert time.monotonic() - began < 60
         proxy.away = False
         with started(proxy.config, home, stage.alone.run.pipeline, topic, token="second") as successor:
             successor.process(1, 2)

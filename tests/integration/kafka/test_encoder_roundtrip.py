@@ -25,6 +25,7 @@ from airflow_provider_exactlyonce.kafka.transaction import add_partitions, produ
 from airflow_provider_exactlyonce.kafka.wire import Producer, WireClient
 from tests.integration.kafka.test_wire_contract import initialised
 from tests.unit.kafka.record_rows import LATEST, NOW, PROPERTY, TIMESTAMPS, Row, encode, expected, rows
+from tests.waiting import HANG_SECONDS
 
 PARTITIONS = 3
 ANY_TIME = {"message.timestamp.before.max.ms": str(LATEST), "message.timestamp.after.max.ms": str(LATEST)}
@@ -105,7 +106,7 @@ def read_with_librdkafka(
     """Read so many records from these offsets on, by partition; with each one's timestamp type."""
     consumer.assign([TopicPartition(topic, partition, offset) for partition, offset in offsets.items()])
     found: list[tuple[Row, int]] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_SECONDS
     while len(found) < records:
         assert time.monotonic() < deadline, f"{len(found)} of {records} records of {topic}"
         for message in consumer.consume(records - len(found), 1.0):
@@ -204,7 +205,7 @@ def java() -> Iterator[JavaGateway]:
     yield gateway
     gateway.shutdown()
     process.stdin.close()
-    process.wait(30)
+    process.wait()
 
 
 def read_with_java(java: JavaGateway, config: Mapping[str, str], topic: str, records: int) -> list[Row]:
@@ -222,7 +223,7 @@ def read_with_java(java: JavaGateway, config: Mapping[str, str], topic: str, rec
     consumer.assign(places)
     consumer.seekToBeginning(places)
     found: list[Row] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_SECONDS
     while len(found) < records:
         assert time.monotonic() < deadline, f"{len(found)} of {records} records of {topic}"
         polled = consumer.poll(java.jvm.java.time.Duration.ofSeconds(1)).iterator()

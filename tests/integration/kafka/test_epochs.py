@@ -36,7 +36,6 @@ def spend_epochs(stage: Stage, until: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_run_goes_on_with_another_producer_id_when_the_epochs_are_used_up(stage: Stage, lost: bool) -> None:
     """With transactions on both sides of the change.

@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.exceptions import BatchTimedOutError, CommitUn
 from airflow_provider_exactlyonce.kafka.transaction import TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import Code
 from tests.integration.kafka.alone import PlainSink, check, started
-from tests.integration.streaming.harness import eventually
+from tests.waiting import eventually
 
 TIMEOUT_SECONDS = 1
 

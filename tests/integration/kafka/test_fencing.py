@@ -22,7 +22,7 @@ from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, ad
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, WireClient
 from tests.integration.kafka.alone import Stage, check, on_stage, started
 from tests.integration.kafka.proxy import Api, Exchange, Proxy, answered, cut_after, cut_before
-from tests.integration.streaming.harness import eventually
+from tests.waiting import HANG_SECONDS, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ def test_a_claim_that_arrives_late_costs_the_successor_an_attempt_and_not_its_pl
 
     def late(exchange: Exchange) -> bytes:
         sent.set()
-        assert go.wait(60)
+        assert go.wait(HANG_SECONDS)
         return exchange.forward()
 
     stage.proxy.on(Api.INIT_PRODUCER_ID, late)
@@ -145,7 +145,7 @@ def test_a_claim_that_arrives_late_costs_the_successor_an_attempt_and_not_its_pl
 
     thread = threading.Thread(target=reclaim)
     thread.start()
-    assert sent.wait(30)
+    assert sent.wait(HANG_SECONDS)
     pipeline = stage.alone.run.pipeline
     with started(stage.config, tmp_path / "home", pipeline, stage.topic, token="second") as successor:
         successor.process(1)
@@ -153,7 +153,7 @@ def test_a_claim_that_arrives_late_costs_the_successor_an_attempt_and_not_its_pl
         session.begin()
         session.write(stage.topic, 0, b"k", b"aborted")
         go.set()
-        thread.join(60)
+        thread.join()
         assert [str(error).partition(":")[0] for error in errors] == [f"run 1 of {pipeline} is superseded by run 2"]
         with pytest.raises(ProducerLostError):
             session.abort()
@@ -193,11 +193,11 @@ def test_a_run_that_was_frozen_at_a_step_exits_and_leaves_its_successor_alone(
             session.begin()
             session.write(topic, 0, b"k", b"aborted")
             os.killpg(zombie.pid, signal.SIGCONT)
-            assert zombie.wait(60) == FencedError.exit_code
+            assert zombie.wait() == FencedError.exit_code
             session.abort()  # it would answer PRODUCER_FENCED
             successor.process(done + 1)
         check(kafka_config, pipeline, topic, done + 2, [1, 2])
     finally:
         if zombie.poll() is None:
             os.killpg(zombie.pid, signal.SIGKILL)
-            zombie.wait(10)
+            zombie.wait()

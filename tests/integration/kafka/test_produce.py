@@ -16,7 +16,8 @@ from airflow_provider_exactlyonce.kafka import record_batch, transaction
 from airflow_provider_exactlyonce.kafka.transaction import TransactionSession, add_partitions, produce
 from airflow_provider_exactlyonce.kafka.wire import Appended, Code, WireClient
 from tests.integration.kafka.proxy import Api, Proxy, cut_after, cut_before, twice
-from tests.integration.streaming.harness import eventually, read_committed
+from tests.integration.streaming.harness import read_committed
+from tests.waiting import eventually
 
 PARTITIONS = range(4)
 
@@ -142,7 +143,7 @@ def test_partitions_of_two_brokers_are_written_and_followed_when_they_move(
         assert set(leaders.values()) == {1, 2}
         first = leaders[0]
         client.admin.alter_partition_reassignments({TopicPartition("spread", 0): [3 - first]})
-        eventually(lambda: leader_of_the_first(client) == 3 - first, "it has moved", timeout_seconds=60)
+        eventually(lambda: leader_of_the_first(client) == 3 - first, "it has moved")
         assert client.leaders("spread", [0]) == {0: first}, "the client has not heard of it"
         asked = len(client.asked)
         assert writing.append(1) == dict.fromkeys(PARTITIONS, 1)

@@ -20,7 +20,8 @@ from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
 from tests.integration.kafka.secured import PLAIN_USER, Right, SecuredBroker, documented_rights, secured_broker
-from tests.integration.streaming.harness import World, eventually, read_committed
+from tests.integration.streaming.harness import World, read_committed
+from tests.waiting import eventually
 
 PASSWORD = "hush: \"quoted\" \\ and 'back'"
 
@@ -101,7 +102,7 @@ def test_without_one_of_the_rights_the_start_names_it(secured: SecuredBroker, mi
     expected = (
         f"the Kafka user {user} lacks the right {lacking.in_capitals} on {lacking.resource} {lacking.name}; grant"
     )
-    eventually(lambda: (refusal(config, of) or "").startswith(expected), expected, timeout_seconds=20)
+    eventually(lambda: (refusal(config, of) or "").startswith(expected), expected)
     secured.grant(user, [lacking])
     eventually(lambda: refusal(config, of) is None, "with it the start passes")
 
@@ -117,13 +118,13 @@ def test_a_group_that_may_not_be_written_is_named(secured: SecuredBroker) -> Non
                 return str(error).startswith(f"the Kafka user {user} lacks the right READ on group {group}; grant")
             return False
 
-        eventually(refused, "without any right", timeout_seconds=20)
+        eventually(refused, "without any right")
         with WireClient(secured.open_config) as administrator:
             check_group(administrator, group)  # waits for the group's coordinator
             offsets = {TopicPartition(secured.make_topic(), 0): OffsetAndMetadata(0, "", -1)}
             administrator.admin.alter_group_offsets(group, offsets)
         secured.grant(user, [Right("group", group, "Describe")])
-        eventually(refused, "with Describe alone", timeout_seconds=20)
+        eventually(refused, "with Describe alone")
         secured.grant(user, [Right("group", group, "Read")])
         eventually(lambda: not refused(), "with Read")
 
@@ -142,7 +143,6 @@ def test_wrong_credentials_and_an_unknown_authority_are_refused_with_the_reason(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_driver_without_rights_or_with_a_wrong_password_touches_nothing_and_says_why(
     secured: SecuredBroker, tmp_path: Path
 ) -> None:
@@ -155,10 +155,10 @@ def test_a_driver_without_rights_or_with_a_wrong_password_touches_nothing_and_sa
     ):
         driver = replace(world, config=config, drivers=world.drivers).start()
         try:
-            assert driver.wait(120) == RefusedError.exit_code, driver.output()[-3000:]
+            assert driver.wait() == RefusedError.exit_code, driver.output()[-3000:]
         finally:
             world.end()
         assert said in driver.output()
         assert json.dumps(PASSWORD) not in driver.output()
-    assert secured.admin.list_topics(timeout=10).topics.keys().isdisjoint({ledger_topic(of["PIPELINE"])})
+    assert secured.admin.list_topics(timeout=30).topics.keys().isdisjoint({ledger_topic(of["PIPELINE"])})
     assert not (tmp_path / "home" / "current").exists()

@@ -29,7 +29,8 @@ from airflow_provider_exactlyonce.kafka.transactions import Transactions
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, WireClient
 from airflow_provider_exactlyonce.ledger.records import transactional_id
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
-from tests.integration.streaming.harness import eventually, open_transactions, read_committed
+from tests.integration.streaming.harness import open_transactions, read_committed
+from tests.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +183,7 @@ def living_run(config: Mapping[str, str], home: Path, pipeline: str) -> Iterator
         yield run
     finally:
         ended.set()
-        beating.join(10)
+        beating.join()
         run.close()
 
 

@@ -23,7 +23,8 @@ from airflow_provider_exactlyonce.kafka import record_batch
 from airflow_provider_exactlyonce.kafka.retry import until_definite
 from airflow_provider_exactlyonce.kafka.transaction import TransactionSession, produce
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, Producer, UnansweredError, WireClient
-from tests.integration.streaming.harness import eventually, open_transactions, read_committed
+from tests.integration.streaming.harness import open_transactions, read_committed
+from tests.waiting import eventually
 
 TRANSACTION_ABORTABLE = 120  # what a broker from 4.0 on says for INVALID_TXN_STATE
 
@@ -198,7 +199,7 @@ def test_requests_may_come_from_many_threads(client: WireClient, make_led_topic:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join()
     assert found == [{0: 0, 1: 0}] * 160
 
 

@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, RunRecord, SinkRange
-from tests.integration.streaming.harness import eventually
+from tests.waiting import eventually
 
 Row = tuple[bytes | None, bytes | None]
 #: {partition: rows}

@@ -22,7 +22,7 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, Run
 from airflow_provider_exactlyonce.ledger.retention import History, LedgerRetention
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
-from tests.integration.streaming.harness import eventually
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -135,7 +135,6 @@ def commit_with_retention(crafted: CraftedPipeline, history: History, batch: int
     return len(expired.keys)
 
 
-@pytest.mark.timeout(180)
 def test_retention_and_compaction_leave_what_was_kept_and_the_end_is_found(
     crafted: CraftedPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +176,7 @@ def test_retention_and_compaction_leave_what_was_kept_and_the_end_is_found(
         producer.abort_transaction(10)
         return stored()[0] > 20
 
-    eventually(is_compacted, "old commits are compacted away", timeout_seconds=90)
+    eventually(is_compacted, "old commits are compacted away")
     assert tail_of(crafted).place == tail.place
     report = audit(crafted.config, crafted.pipeline, AuditOptions(patience_seconds=10))
     assert report.is_clean, report.found
@@ -202,7 +201,6 @@ def test_history_chooses_the_same_again_after_an_abort(crafted: CraftedPipeline)
         assert needed.keys == (b"commit/1", b"commit/2")
 
 
-@pytest.mark.timeout(180)
 def test_anothers_open_transaction_on_the_sink_changes_no_decision_and_only_closes_the_gate(
     kafka_config: Mapping[str, str], make_topic: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
 from airflow_provider_exactlyonce.streaming.sinks.postgres_committer import PostgresCommitter
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
 from tests.postgres import PostgresServer, environment, running
+from tests.waiting import eventually
 
 PIPELINE = "shop"
 ROWS = [(1, "one"), (2, None), (3, '"quoted", \\.\n\\.\n, {}'), (4, "")]
@@ -228,18 +228,15 @@ def test_a_connection_lost_in_commit_is_resolved_under_the_lock(case: Case) -> N
     case.sql("SELECT pg_reload_conf()")
     answers: list[Any] = []
     try:
-        until = time.monotonic() + 10
-        while case.sql("SHOW synchronous_standby_names") != [("nobody",)]:
-            assert time.monotonic() < until
+        eventually(lambda: case.sql("SHOW synchronous_standby_names") == [("nobody",)], "the setting holds")
         descriptor = committer._connection.fileno()
         thread = threading.Thread(target=lambda: answers.append(_raised(lambda: committer.commit(entry(1, 1, 4)))))
         thread.start()
         waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-        while case.sql(waiting) != [(1,)]:
-            assert time.monotonic() < until
+        eventually(lambda: case.sql(waiting) == [(1,)], "the backend waits in its COMMIT")
         with socket.socket(fileno=os.dup(descriptor)) as lost:
             lost.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+        thread.join()
         assert isinstance(answers[0], CommitUnknownError)
         asked: list[Any] = []
         asking = threading.Thread(target=lambda: asked.append(committer.claim(1)))
@@ -250,7 +247,7 @@ def test_a_connection_lost_in_commit_is_resolved_under_the_lock(case: Case) -> N
     finally:
         case.sql("ALTER SYSTEM RESET synchronous_standby_names")
         case.sql("SELECT pg_reload_conf()")
-    asking.join(20)
+    asking.join()
     assert asked == [entry(1, 1, 4)]
     assert case.rows() == ROWS
 

@@ -16,8 +16,6 @@ from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
 from airflow_provider_exactlyonce.streaming.sinks.postgres_staging import identity
 from tests.postgres import PostgresServer
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class TestPostgresSink(SinkConformance):
     kills = 4

@@ -28,6 +28,7 @@ from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from tests.crash_matrix.observer import QUIET, Observer
 from tests.crash_matrix.verdict import Findings, Judge
 from tests.integration.protocol import source
+from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[3]
 BATCHES = 3
@@ -110,7 +111,7 @@ class Forge:
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait()
 
     def connect(self) -> socket.socket:
         """Return a connection to a server of its own."""
@@ -160,7 +161,7 @@ class Lane:
 
     def __exit__(self, *_: object) -> None:
         self._connection.shutdown(socket.SHUT_WR)
-        self._listener_ended.wait(10)
+        self._listener_ended.wait(HANG_SECONDS)
         self._connection.close()
 
     def run(self, plan: Plan) -> Outcome:

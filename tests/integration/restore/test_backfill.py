@@ -124,7 +124,6 @@ def audited(case: Case) -> Report:
     return audit(case.config, case.name, AuditOptions(patience_seconds=10))
 
 
-@pytest.mark.timeout(300)
 def test_a_range_of_commits_gives_another_topic_what_was_delivered_and_gives_it_once(
     windowed: Case, make_topic: Callable[..., str]
 ) -> None:
@@ -143,7 +142,6 @@ def test_a_range_of_commits_gives_another_topic_what_was_delivered_and_gives_it_
     assert case.tail().place.commit == newest, "the pipeline's ledger is as it was"
 
 
-@pytest.mark.timeout(300)
 def test_a_range_before_every_savepoint_is_run_from_the_beginning(
     windowed: Case, make_topic: Callable[..., str]
 ) -> None:
@@ -153,7 +151,6 @@ def test_a_range_before_every_savepoint_is_run_from_the_beginning(
     assert rows(windowed, other) == delivered(windowed, 2, 4)
 
 
-@pytest.mark.timeout(300)
 def test_a_range_that_is_compared_writes_nothing_and_finds_what_differs(windowed: Case) -> None:
     case = windowed
     last = case.tail().place.commit
@@ -174,7 +171,6 @@ def miscounted(events: DataFrame) -> DataFrame:
     return SHAPES["windowed"].function(events).withColumn("n", F.expr("IF(k = 'k3', n + 1, n)"))
 
 
-@pytest.mark.timeout(300)
 def test_what_is_written_into_the_sink_again_is_marked_and_not_doubled_to_an_audit(bench: Bench) -> None:
     case = prepared(bench, "windowed", rounds=5, saved=2)
     last = case.tail().place.commit
@@ -207,7 +203,6 @@ def test_what_is_written_into_the_sink_again_is_marked_and_not_doubled_to_an_aud
     assert (doubled.invariant, "not this pipeline's" in doubled.message) == ("I2", True)
 
 
-@pytest.mark.timeout(300)
 def test_a_range_may_begin_and_end_anywhere_and_ranges_that_follow_each_other_have_each_row_once(
     windowed: Case, make_topic: Callable[..., str]
 ) -> None:
@@ -231,7 +226,6 @@ def source_ends(case: Case) -> dict[int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_ranges_of_the_watermark_follow_each_other(windowed: Case) -> None:
     commits = [record for record in windowed.commits() if record.watermark]
     marks = [instant(commits[number].watermark) for number in (0, len(commits) // 2, len(commits) - 1)]
@@ -247,7 +241,6 @@ def test_ranges_of_the_watermark_follow_each_other(windowed: Case) -> None:
     assert "has not reached 2200-01-01T00:00:00+00:00" in error.message
 
 
-@pytest.mark.timeout(300)
 def test_an_empty_state_knows_what_the_warm_up_has_seen(bench: Bench) -> None:
     """First appearances only: what the warm-up has seen is no first appearance."""
     case, other, bare = prepared(bench, "update", rounds=5, saved=2), bench.make_topic(), bench.make_topic()
@@ -270,7 +263,6 @@ class KilledError(Exception):
     """Stands for the death of the driver."""
 
 
-@pytest.mark.timeout(300)
 def test_a_backfill_that_dies_at_every_step_goes_on_and_has_each_row_once(
     windowed: Case, make_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,7 +295,6 @@ def test_a_backfill_that_dies_at_every_step_goes_on_and_has_each_row_once(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("shape", [name for name in SHAPES if name != "windowed"])
 def test_every_kind_of_query_gives_again_what_it_gave(bench: Bench, shape: str) -> None:
     case, other = prepared(bench, shape, rounds=5, saved=2), bench.make_topic(partitions=3)

@@ -48,7 +48,7 @@ def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return body
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_a_restore_that_is_killed_at_every_step_loses_and_doubles_nothing(world: World) -> None:
     world.send(1600)
     killed = world.start(failpoints="after-commit:run=1:batch=1")

@@ -71,7 +71,7 @@ def as_one_version(case: Case, of_wider: set[int]) -> list[Row]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_state_in_avro_is_kept_when_fields_are_added_and_what_avro_can_not_read_is_refused(
     bench: Bench, configure: Configure
 ) -> None:
@@ -105,7 +105,7 @@ def test_state_in_avro_is_kept_when_fields_are_added_and_what_avro_can_not_read_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_without_avro_a_field_is_refused_and_so_is_avro_later(bench: Bench, configure: Configure) -> None:
     configure(SPARKS_OWN)
     topics, rounds = bench.topics("update"), bench.input()

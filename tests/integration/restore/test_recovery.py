@@ -18,7 +18,7 @@ from tests.integration.restore.harness import Bench, Case, check_content
 from tests.integration.restore.shapes import KEYS, ROWS_A_BATCH
 from tests.integration.streaming.harness import open_transactions, read_committed
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(3600)
 
 #: Sends so many rounds of input, lets a driver process them, and returns what it told.
 RunOn = Callable[..., str]

@@ -17,7 +17,7 @@ from tests.integration.restore.harness import Bench, Case
 from tests.integration.restore.shapes import ROWS_A_BATCH
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_what_a_restore_would_lack_is_named_and_nothing_is_changed(bench: Bench) -> None:
     topics, rounds = bench.topics("update"), bench.input()
     case = bench.case("update", topics, limit=ROWS_A_BATCH)

@@ -98,7 +98,7 @@ def check_restore(case: Case, saved: str) -> None:
     replayed(case.run(), Savepoints(case.home.savepoints).get(saved).commit + 1, newest)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_a_rescaled_pipeline_writes_what_its_twin_does_and_restores_from_before_and_after(bench: Bench) -> None:
     topics, rounds, case, plain = two_pipelines(bench, "windowed")
     run_both(topics, rounds, case, plain)
@@ -119,7 +119,7 @@ def test_a_rescaled_pipeline_writes_what_its_twin_does_and_restores_from_before_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_keyed_state_goes_through_a_savepoint_a_rescale_and_a_restore(bench: Bench) -> None:
     topics, rounds, case, plain = two_pipelines(bench, "keyed")
     run_both(topics, rounds, case, plain, count=2)
@@ -134,7 +134,7 @@ def test_keyed_state_goes_through_a_savepoint_a_rescale_and_a_restore(bench: Ben
     check_clean(case)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_what_can_not_be_rescaled_is_refused_by_name_and_nothing_is_changed(bench: Bench, configure: Configure) -> None:
     topics, rounds = bench.topics("update"), bench.input()
     case, keyless = bench.case("update", topics), bench.case(Shape(total, "update"), topics)
@@ -167,14 +167,14 @@ def test_what_can_not_be_rescaled_is_refused_by_name_and_nothing_is_changed(benc
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "stateless"])
 def test_2_to_4_4_to_2_3_to_7_partitions(bench: Bench, shape: str) -> None:
     prove(bench, shape, 4, 2, 3, 7)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("settings", [CHANGELOG, FORMAT_1], ids=["changelog", "changelog of format 1"])
 def test_every_way_to_keep_state_in_rocksdb_can_be_rescaled(
     bench: Bench, configure: Configure, settings: Mapping[str, str]
@@ -184,7 +184,7 @@ def test_every_way_to_keep_state_in_rocksdb_can_be_rescaled(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_what_the_sink_has_and_the_state_has_not_is_replayed_after_the_rescale(bench: Bench) -> None:
     topics, rounds, case, plain = two_pipelines(bench, "windowed")
     run_both(topics, rounds, case, plain)
@@ -221,7 +221,7 @@ def test_what_the_sink_has_and_the_state_has_not_is_replayed_after_the_rescale(b
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_what_is_not_the_same_state_never_becomes_current(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     topics, rounds = bench.topics("update"), bench.input()
     case = bench.case("update", topics)
@@ -251,7 +251,7 @@ def test_what_is_not_the_same_state_never_becomes_current(bench: Bench, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_a_rescale_that_is_killed_at_every_step_is_cleaned_up_by_its_repetition(bench: Bench) -> None:
     topics, rounds, case, plain = two_pipelines(bench, "windowed")
     run_both(topics, rounds, case, plain)

@@ -56,14 +56,14 @@ def prove(bench: Bench, shape: str, *, at: Sequence[int], last: int) -> None:
     check_clean(case)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("shape", ["windowed", pytest.param("update", marks=pytest.mark.slow)])
 def test_what_a_restored_pipeline_writes_is_what_one_that_never_was_does(bench: Bench, shape: str) -> None:
     prove(bench, shape, at=(1, 3), last=4)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("shape", list(SHAPES))
 def test_savepoints_of_commit_5_20_and_39_restore_at_commit_40(bench: Bench, shape: str) -> None:
     prove(bench, shape, at=(5, 20, 39), last=40)

@@ -22,6 +22,7 @@ from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
 from airflow_provider_exactlyonce.streaming.spark_steering import SteeredQuery, SteeringError, missing_part
 from tests.integration.restore.harness import Bench
 from tests.integration.restore.shapes import SCHEMA, with_time
+from tests.waiting import HANG_SECONDS
 
 
 def test_this_spark_has_every_part_that_steering_touches(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +33,6 @@ def test_this_spark_has_every_part_that_steering_touches(bench: Bench, monkeypat
     assert "sundial" in str(missing_part(spark))
 
 
-@pytest.mark.timeout(300)
 def test_a_steered_batch_is_what_it_was_told_and_the_next_one_is_sparks_own(bench: Bench, tmp_path: Path) -> None:
     spark, topics = open_session("contract"), bench.topics("windowed")
     bench.input().send(topics)
@@ -48,7 +48,7 @@ def test_a_steered_batch_is_what_it_was_told_and_the_next_one_is_sparks_own(benc
         headers.append(json.loads(header))
         ends.append(json.loads(line)[topics[""]])
         if batch == 0:
-            assert started.wait(60)
+            assert started.wait(HANG_SECONDS)
             queries.append(SteeredQuery(spark, queries[0]))
             queries[1].forget_operator_watermarks()
             queries[1].steer(

@@ -43,7 +43,7 @@ def configure(jvm: None) -> Iterator[Callable[[Mapping[str, str]], None]]:
         spark.conf.unset(name) if value is None else spark.conf.set(name, value)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("shape", "settings"),
     [
@@ -76,7 +76,7 @@ def test_a_restore_works_with_every_way_to_keep_state(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_everything_that_happens_to_one_pipeline_leaves_what_its_twin_writes(bench: Bench) -> None:
     topics, rounds = bench.topics("windowed"), bench.input()
     case, plain = (bench.case("windowed", topics, limit=ROWS_A_BATCH) for _ in range(2))
@@ -133,7 +133,7 @@ def test_everything_that_happens_to_one_pipeline_leaves_what_its_twin_writes(ben
     assert case.tail().place.run == runs
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_an_added_partition_is_replayed_one_start_per_batch_where_spark_can_not_be_steered(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +166,7 @@ def test_an_added_partition_is_replayed_one_start_per_batch_where_spark_can_not_
     check_clean(case)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_random_rows_are_refused_by_name_unless_they_are_accepted_and_then_told(bench: Bench) -> None:
     topics, rounds = bench.topics("update"), bench.input()
     case = bench.case(RANDOM, topics, limit=ROWS_A_BATCH)
@@ -194,7 +194,7 @@ def test_random_rows_are_refused_by_name_unless_they_are_accepted_and_then_told(
     check_clean(case)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_a_replay_does_not_wait_for_the_trigger(bench: Bench) -> None:
     topics, rounds = bench.topics("update"), bench.input()
     case = bench.case("update", topics, limit=ROWS_A_BATCH)
@@ -207,7 +207,7 @@ def test_a_replay_does_not_wait_for_the_trigger(bench: Bench) -> None:
     replayed(case.run(until="forever", interval="10 minutes", stop_at=4), 2, 4)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_reemit_writes_again_what_followed_the_savepoint_and_the_audit_knows_why(bench: Bench) -> None:
     topics, rounds = bench.topics("update"), bench.input()
     case = bench.case("update", topics, limit=ROWS_A_BATCH)
@@ -238,7 +238,7 @@ def test_reemit_writes_again_what_followed_the_savepoint_and_the_audit_knows_why
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_large_batches_are_replayed_like_small_ones(bench: Bench) -> None:
     topics, rounds = bench.topics("windowed"), bench.input(rows=50_000)
     case, plain = (bench.case("windowed", topics) for _ in range(2))
@@ -258,7 +258,7 @@ def test_large_batches_are_replayed_like_small_ones(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_timers_and_expiry_by_processing_time_are_replayed_as_they_were(bench: Bench) -> None:
     topics, rounds = bench.topics("update"), bench.input()
     case = bench.case(TICKING, topics, limit=ROWS_A_BATCH)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyspark
 
-from tests.integration.streaming.harness import eventually
+from tests.waiting import eventually
 
 WORKERS = 2
 
@@ -107,4 +107,4 @@ def spark_cluster(folder: Path, environment: Mapping[str, str]) -> Iterator[Clus
 
 def end(process: subprocess.Popen[bytes]) -> None:
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait(10)
+    process.wait()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -26,6 +26,7 @@ from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
 from tests import spark_classes
+from tests.waiting import HANG_SECONDS
 
 JOBS = Path(__file__).parent / "jobs"
 CONF = {
@@ -38,13 +39,6 @@ CONF = {
 }
 
 
-def eventually(condition: Callable[[], object], what: str, *, timeout_seconds: float = 60) -> None:
-    deadline = time.monotonic() + timeout_seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_seconds} s: {what}"
-        time.sleep(0.1)
-
-
 @dataclass
 class Driver:
     """One driver process, in a session of its own."""
@@ -52,8 +46,8 @@ class Driver:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def wait(self, timeout_seconds: float = 90) -> int:
-        return self.process.wait(timeout_seconds)
+    def wait(self) -> int:
+        return self.process.wait()
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
@@ -68,7 +62,7 @@ class Driver:
     def end(self) -> None:
         if self.process.poll() is None:
             self.signal_group(signal.SIGKILL)
-            self.process.wait(10)
+            self.process.wait()
 
 
 @dataclass
@@ -202,7 +196,7 @@ def read_committed(config: Mapping[str, str], topic: str) -> list[Record]:
     partitions = consumer.list_topics(topic).topics[topic].partitions
     consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
     records, ended = [], set()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG_SECONDS
     while len(ended) < len(partitions):
         assert time.monotonic() < deadline, f"no end of {topic} in sight"
         message = consumer.poll(1.0)

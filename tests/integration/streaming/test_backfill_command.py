@@ -15,7 +15,8 @@ import pytest
 
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
-from tests.integration.streaming.harness import CONF, World, check_counts, eventually, read_committed
+from tests.integration.streaming.harness import CONF, World, check_counts, read_committed
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def command(world: World, *arguments: str, armed: Path | None = None) -> subproc
 
 
 def answer(process: subprocess.Popen[str], code: int = 0) -> dict[str, Any]:
-    said, errors = process.communicate(timeout=300)
+    said, errors = process.communicate()
     assert process.returncode == code, errors[-3000:]
     body: dict[str, Any] = json.loads(said)
     return body
@@ -77,7 +78,7 @@ def delivered(world: World, first: int, last: int) -> Counter[bytes | None]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_backfills_that_are_killed_and_run_at_once_beside_the_pipeline_write_each_row_once(
     world: World, make_topic: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -86,7 +87,7 @@ def test_backfills_that_are_killed_and_run_at_once_beside_the_pipeline_write_eac
     newest = world.commits()
     assert newest >= 5
     live = world.start(until="forever")
-    eventually(lambda: len(world.ledger()[1]) == 2, "the pipeline runs", timeout_seconds=120)
+    eventually(lambda: len(world.ledger()[1]) == 2, "the pipeline runs")
 
     one, other = make_topic(partitions=2), make_topic(partitions=1)
     armed = tmp_path / "failpoint"
@@ -94,10 +95,10 @@ def test_backfills_that_are_killed_and_run_at_once_beside_the_pipeline_write_eac
     killed = command(world, "--commits", "2..4", "--output", f"topic={one}", armed=armed)
     beside = command(world, "--commits", f"3..{newest}", "--output", f"topic={other}")
     for step in ("after-end-transaction:batch=1", "backfill-step:batch=2"):
-        eventually(lambda: not armed.exists(), "it was killed", timeout_seconds=180)
+        eventually(lambda: not armed.exists(), "it was killed")
         world.send(300)
         armed.write_text(step)
-    eventually(lambda: not armed.exists(), "it was killed", timeout_seconds=180)
+    eventually(lambda: not armed.exists(), "it was killed")
     found, told = answer(killed), answer(beside)
     assert rows(world, one) == delivered(world, 2, 4)
     assert rows(world, other) == delivered(world, 3, newest)

@@ -9,16 +9,16 @@ import pytest
 from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control.home import Home
-from tests.integration.streaming.harness import World, check_counts, eventually
+from tests.integration.streaming.harness import World, check_counts
+from tests.waiting import eventually
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_batches_pause_few_are_retained_and_a_stop_deletes_all_but_savepoints(world: World) -> None:
     world.job = "checkpointed.py"
     world.send(800)
     driver = world.start(until="forever")
-    eventually(lambda: world.commits() >= 8, "eight commits", timeout_seconds=90)
+    eventually(lambda: world.commits() >= 8, "eight commits")
     commits, _ = world.ledger()
     assert all(after.started - before.committed >= 1500 for before, after in pairwise(commits))
     home = Home(world.home)
@@ -36,6 +36,6 @@ def test_batches_pause_few_are_retained_and_a_stop_deletes_all_but_savepoints(wo
 
     world.send(200)
     driver = world.start()
-    assert driver.wait(180) == 0, driver.output()[-4000:]
+    assert driver.wait() == 0, driver.output()[-4000:]
     assert f"restored savepoint {saved}" in driver.output()
     check_counts(world)

@@ -42,7 +42,6 @@ def feed(folder: Path, batches: list[list[Mapping[str, Any]]]) -> None:
         os.utime(file, (1_700_000_000 + number,) * 2)
 
 
-@pytest.mark.timeout(120)
 def test_every_copy_sees_the_rules_of_its_batch_also_after_a_restart(spark: SparkSession, tmp_path: Path) -> None:
     data = [{"is_rule": False, "i": number} for number in range(40)]
     batches: list[list[Mapping[str, Any]]] = [

@@ -23,7 +23,7 @@ WORLDS = {
 }
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_twelve_faults_at_named_steps_lose_and_double_nothing(tmp_path: Path, spark_classes: None) -> None:
     worlds = [
         [

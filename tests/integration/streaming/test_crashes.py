@@ -24,7 +24,7 @@ STEPS = {
 
 
 @pytest.mark.slow  # the crash matrix and the protocol alone have every step, too
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_a_driver_that_is_killed_at_every_step_in_turn_loses_and_doubles_nothing(world: World) -> None:
     assert tuple(STEPS) == NAMES, "every named step has its crash test"
     world.send(3000)

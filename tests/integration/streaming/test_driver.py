@@ -25,12 +25,10 @@ from tests.integration.streaming.harness import (
     World,
     check_counts,
     check_ledger,
-    eventually,
     open_transactions,
     read_committed,
 )
-
-pytestmark = pytest.mark.timeout(240)
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -77,9 +75,9 @@ def test_plain_records_pass_unchanged_to_the_partition_that_other_clients_would_
     assert sorted(str(r.value) for r in sink if r.key is None) == sorted(str(value) for _, value in keyless)
 
     live = raw.start(until="forever")
-    eventually(lambda: _state(raw) is DriverState.RUNNING, "the driver runs", timeout_seconds=90)
+    eventually(lambda: _state(raw) is DriverState.RUNNING, "the driver runs")
     send(raw.config, raw.source, [(b"late", b"1")])
-    eventually(lambda: len(read_committed(raw.config, raw.sink)) == len(sink) + 1, "it commits", timeout_seconds=60)
+    eventually(lambda: len(read_committed(raw.config, raw.sink)) == len(sink) + 1, "it commits")
     assert raw.commits() >= 2
     held = lease.read(Home(raw.home).lease)
     assert held is not None

@@ -21,9 +21,8 @@ import pytest
 
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
-from tests.integration.streaming.harness import World, check_ledger, eventually
-
-pytestmark = pytest.mark.timeout(300)
+from tests.integration.streaming.harness import World, check_ledger
+from tests.waiting import eventually
 
 SINKS = ("appended", "logged", "upserted", "committed")
 

@@ -152,7 +152,6 @@ class Timed(Everything):
             service.delete_event_time_timer(timestamp + 10_000)
 
 
-@pytest.mark.timeout(120)
 def test_spark_and_the_harness_give_the_same_by_event_time(spark: SparkSession, tmp_path: Path) -> None:
     batches = events(seed=11)
     expected = KeyedHarness(Timed(), "k", watermark_delay=DELAY)
@@ -192,7 +191,6 @@ class Fading(KeyedProcessFunction[Any, Any]):
         yield context.key.k, self.value.value(), self.many.get(), dict(self.named.items()), timestamp
 
 
-@pytest.mark.timeout(120)
 def test_spark_and_the_harness_give_the_same_by_processing_time(spark: SparkSession, tmp_path: Path) -> None:
     batches = events(seed=5, batches=5, rows=12)
     expected = KeyedHarness(Fading(), "k")
@@ -239,7 +237,6 @@ class Types(KeyedProcessFunction[Any, Any]):
         )
 
 
-@pytest.mark.timeout(120)
 def test_every_type_comes_back_from_spark_as_from_the_harness(spark: SparkSession, tmp_path: Path) -> None:
     moment = dt.datetime(2026, 1, 1, 12, 30, 0, 250_000, tzinfo=dt.UTC)
     batches = [[{"k": key, "i": 0, "v": 0, "ts": moment} for key in ("a", None)] for _ in range(3)]
@@ -288,7 +285,6 @@ def aggregation(*, merges: bool) -> Aggregation:
 SQL = ("coalesce(sum(v), 0.00) AS total", "count(*) AS n", "sum(i) AS ids", "max(ts) AS last")
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "what",
     [
@@ -322,7 +318,6 @@ def test_an_aggregation_gives_the_same_in_sql_and_in_python(spark: SparkSession,
         assert by_key(found.rows[batch]) == expected
 
 
-@pytest.mark.timeout(120)
 def test_a_reduction_is_an_aggregation_of_one_column(spark: SparkSession, tmp_path: Path) -> None:
     largest = Aggregation.reducing("v", "DECIMAL(12,2)", max)
 
@@ -342,7 +337,6 @@ def test_what_is_no_aggregation_is_refused(spark: SparkSession, what: Any) -> No
         key_by(frame, "k").aggregate(*what)
 
 
-@pytest.mark.timeout(120)
 def test_a_value_that_does_not_fit_reaches_the_driver_as_an_error_of_the_data(
     spark: SparkSession, tmp_path: Path
 ) -> None:

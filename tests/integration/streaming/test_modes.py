@@ -13,8 +13,6 @@ from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from tests.integration.streaming.harness import Driver, World, check_ledger, read_committed
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def start(world: World, guarantee: str, failpoint: str | None = None) -> Driver:
     world.job = "modes.py"

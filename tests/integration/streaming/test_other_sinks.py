@@ -14,11 +14,10 @@ import pytest
 
 from airflow_provider_exactlyonce.ledger.gate import check
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
-from tests.integration.streaming.harness import Driver, World, check_ledger, eventually, read_committed
+from tests.integration.streaming.harness import Driver, World, check_ledger, read_committed
+from tests.waiting import eventually
 
 JOB = Path(__file__).parents[3] / "dags" / "jobs" / "own_sink.py"
-
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

@@ -66,7 +66,6 @@ def check_audits(world: World, given: Mapping[str, str], files: Path, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("steps", [STEPS[:3], STEPS[3:]], ids=["sinks", "ledger"])
 def test_files_and_endpoint_have_each_record_once_whichever_step_the_driver_dies_at(
     world: World, server: Server, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, steps: Sequence[str]

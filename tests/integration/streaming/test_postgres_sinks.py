@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from airflow_provider_exactlyonce import cli
-from tests.integration.streaming.harness import Driver, World, check_ledger, eventually, read_committed
+from tests.integration.streaming.harness import Driver, World, check_ledger, read_committed
 from tests.postgres import PostgresServer, environment
+from tests.waiting import eventually
 
 JOB = Path(__file__).parents[3] / "dags" / "jobs" / "shop_postgres.py"
 EVENTS = "CREATE TABLE shop_events (id bigint PRIMARY KEY, k text NOT NULL, v numeric(12,2) NOT NULL, commit bigint)"
 LATEST = "CREATE TABLE shop_latest (k text PRIMARY KEY, id bigint NOT NULL, v numeric(12,2) NOT NULL)"
 BATCH = 100
-
-pytestmark = pytest.mark.timeout(300)
 
 
 class Shop:

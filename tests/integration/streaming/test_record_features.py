@@ -45,8 +45,6 @@ from airflow_provider_exactlyonce.streaming.settings import ARROW_BYTES, DEFAULT
 from airflow_provider_exactlyonce.streaming.sinks.arrow_rows import ARROW_ROWS, UNLIMITED_BYTES
 from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
 
-pytestmark = pytest.mark.timeout(180)
-
 HEADERS = "array<struct<key:string,value:binary>>"
 
 
@@ -413,7 +411,7 @@ def test_a_topic_that_is_recreated_in_mid_run_is_refused_before_the_commit(
     out.coordinator.process(out.sink.prepare(frame), 0)
     admin = AdminClient(dict(kafka_config))
     admin.delete_topics([topic])[topic].result(30)
-    while topic in admin.list_topics(timeout=10).topics:
+    while topic in admin.list_topics(timeout=30).topics:
         pass
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
     with pytest.raises(ExactlyOnceError, match=f"topic {topic} was recreated"):
@@ -447,7 +445,7 @@ def worker_peaks() -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(3600)
 def test_a_tasks_memory_does_not_grow_with_the_batch(
     spark: Any, open_sink: Callable[..., Written], make_topic: Callable[..., str]
 ) -> None:

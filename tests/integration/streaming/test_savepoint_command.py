@@ -21,9 +21,10 @@ from airflow_provider_exactlyonce.control import commands, lease, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from tests.integration.streaming.harness import World, check_counts, eventually
+from tests.integration.streaming.harness import World, check_counts
+from tests.waiting import eventually
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(3600)
 
 
 def brokers(world: World) -> str:
@@ -42,7 +43,7 @@ def run(world: World, capsys: pytest.CaptureFixture[str], *arguments: str) -> An
 def verified(home: Home, pipeline: str, savepoint: str) -> Any:
     """Verify a savepoint in a process of its own, which opens the state with Spark; returns its JSON."""
     command = [sys.executable, "-m", cli.__name__, "savepoint", "verify", pipeline, savepoint, "--home", str(home.path)]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
     found = json.loads(done.stdout)
     assert done.returncode == (0 if found["whole"] else RefusedError.exit_code), done.stderr[-3000:]
     return found
@@ -60,7 +61,7 @@ def test_a_running_driver_takes_one_without_stopping_and_one_with_a_stop_and_a_s
     driver = world.start(until="forever")
     home = Home(world.home)
     commands.request_savepoint(home, commands.SavepointRequest(request="aa", token="another driver's", stop=True))
-    eventually(lambda: world.commits() >= 2, "it commits", timeout_seconds=180)
+    eventually(lambda: world.commits() >= 2, "it commits")
     first = run(world, capsys, world.pipeline, "--label", "while it runs")
     eventually(lambda: world.commits() >= 4, "all input is committed")
     time.sleep(1.5)  # the query is idle
@@ -68,7 +69,7 @@ def test_a_running_driver_takes_one_without_stopping_and_one_with_a_stop_and_a_s
     assert (first["label"], idle["commit"], state_of(world)) == ("while it runs", 4, DriverState.RUNNING)
     world.send(1500)
     stopped = run(world, capsys, world.pipeline, "--stop", "--label", "last")
-    assert driver.wait(30) == 0, driver.output()[-3000:]
+    assert driver.wait() == 0, driver.output()[-3000:]
     assert state_of(world) is DriverState.STOPPED
 
     lineage = home.current()
@@ -122,14 +123,14 @@ def test_a_driver_that_dies_while_it_takes_one_leaves_it_to_who_asked(
 ) -> None:
     world.send(1500)
     driver = world.start(until="forever", failpoints="during-savepoint")
-    eventually(lambda: world.commits() >= 2, "it commits", timeout_seconds=180)
+    eventually(lambda: world.commits() >= 2, "it commits")
     taken = run(world, capsys, world.pipeline)
-    assert driver.wait(30) == -signal.SIGKILL
+    assert driver.wait() == -signal.SIGKILL
     store = Savepoints(Home(world.home).savepoints)
     assert [one.id for one in store.list()] == [taken["id"]] == [entry.name for entry in store.directory.iterdir()]
     assert store.verify(taken["id"]) == []
     again = world.start()
-    assert again.wait(180) == 0, again.output()[-3000:]
+    assert again.wait() == 0, again.output()[-3000:]
     check_counts(world)
 
 

@@ -24,8 +24,6 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedErr
 from airflow_provider_exactlyonce.streaming.spark_repartition import Repartition
 from tests.integration.streaming.test_state_layout import HASHMAP, KEYS, ROCKSDB, Case, feed, joined, run, transformed
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def open_state(spark: SparkSession, checkpoint: Checkpoint, told: list[str], *, state_format: int = 2) -> Repartition:
     return Repartition(spark, checkpoint.path, checkpoint.conf(), state_format=state_format, tell=told.append)

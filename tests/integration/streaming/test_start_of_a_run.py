@@ -27,7 +27,8 @@ from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, St
 from airflow_provider_exactlyonce.ledger import topic
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
-from tests.integration.streaming.harness import World, eventually, open_transactions, read_committed
+from tests.integration.streaming.harness import World, open_transactions, read_committed
+from tests.waiting import eventually
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming import StateBackend
 from tests.unit.checkpoint import crafted
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(3600)
 
 PREFIX = "spark.sql.streaming.stateStore."
 KEYS, ROWS = 20, 60

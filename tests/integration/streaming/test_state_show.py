@@ -32,8 +32,6 @@ from tests.integration.streaming.test_keyed_stream import DELAY, Fading, Timed, 
 from tests.unit.checkpoint import crafted
 from tests.unit.state import functions
 
-pytestmark = pytest.mark.timeout(180)
-
 #: The last one is begun, and whether it is committed when the query is stopped nobody knows.
 BATCHES = events(seed=11, batches=5)
 LAST = len(BATCHES) - 2
@@ -222,7 +220,7 @@ def test_the_command_shows_the_current_checkpoint_and_a_savepoint(
 
     command = [sys.executable, "-m", cli.__name__, "state", "show", "timed", "--home"]
     of_checkpoint = [*command, str(timed.path), "--store", "count", "--key", "k=b"]
-    told = subprocess.run(of_checkpoint, capture_output=True, text=True, timeout=100)
+    told = subprocess.run(of_checkpoint, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr[-3000:]
     lines = told.stdout.splitlines()
     assert lines[0] == f"commit {last + 1}, batch {last}"
@@ -230,7 +228,7 @@ def test_the_command_shows_the_current_checkpoint_and_a_savepoint(
     assert lines[4].split() == ["b", *(str(newest[0][name]) for name in ("value", "partition"))]
 
     of_savepoint = [*command, str(empty.path), "--savepoint", savepoint.id, "--limit", "1000", "--json"]
-    told = subprocess.run(of_savepoint, capture_output=True, text=True, timeout=100)
+    told = subprocess.run(of_savepoint, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr[-3000:]
     body = json.loads(told.stdout)
     assert (body["savepoint"], body["commit"], body["batch"]) == (savepoint.id, savepoint.commit, 1)

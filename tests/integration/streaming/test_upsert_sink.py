@@ -11,8 +11,6 @@ import pytest
 from tests.integration.streaming.harness import World, check_ledger
 from tests.postgres import PostgresServer
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.mark.slow
 def test_recovery_leaves_no_row_twice_and_none_out(

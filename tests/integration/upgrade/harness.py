@@ -25,7 +25,8 @@ from airflow_provider_exactlyonce.control import lease, processes, releases, sta
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
-from tests.integration.streaming.harness import CONF, Record, World, check_ledger, eventually, read_committed
+from tests.integration.streaming.harness import CONF, Record, World, check_ledger, read_committed
+from tests.waiting import eventually
 
 FIRST = Path(__file__).parent / "jobs" / "windows.py"
 WINDOW_SECONDS, LATENESS_SECONDS = 10, 2
@@ -120,7 +121,7 @@ class Story:
         """Start the first version and wait for its first commit."""
         self.world.job = self.file("first")
         self.world.start(until="forever")
-        eventually(lambda: self.world.commits() >= 1, "it commits", timeout_seconds=90)
+        eventually(lambda: self.world.commits() >= 1, "it commits")
 
     def plan(self) -> Plan:
         found = upgrade_plan.read(self.home)
@@ -183,7 +184,7 @@ class Story:
                 ends |= {partition: end for partition, (_, end) in commit.source.get(self.world.source, {}).items()}
             return sum(ends.values()) == self.sent
 
-        eventually(all_is_in, "all is committed", timeout_seconds=120)
+        eventually(all_is_in, "all is committed")
 
     def names(self) -> dict[str, str]:
         """Return which version has which name, from the copies in the home."""

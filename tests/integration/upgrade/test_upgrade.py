@@ -15,7 +15,6 @@ from tests.integration.upgrade.harness import Story
 INTENDED = ["--compare", "k,start,total,n", "--allow", "changed", "--allow", "missing"]
 
 
-@pytest.mark.timeout(300)
 def test_an_upgrade_under_load_loses_and_doubles_nothing(story: Story) -> None:
     with story.load():
         story.start()
@@ -37,7 +36,7 @@ def test_an_upgrade_under_load_loses_and_doubles_nothing(story: Story) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_a_good_upgrade_and_all_kinds_of_bad_ones_leave_what_the_right_versions_give(story: Story) -> None:
     with story.load():
         story.start()
@@ -83,7 +82,7 @@ def kill_at(story: Story, steps: tuple[str, ...], *upgrade: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_an_upgrade_that_is_killed_at_each_step_goes_on_there(story: Story) -> None:
     upgrade = ("shouts", "--shadow-commits", "2")
     with story.load():
@@ -103,7 +102,7 @@ def test_an_upgrade_that_is_killed_at_each_step_goes_on_there(story: Story) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_a_way_back_that_is_killed_at_each_step_goes_on_there(story: Story) -> None:
     upgrade = ("crashes", "--stable-after", "200")
     with story.load():
@@ -120,7 +119,7 @@ def test_a_way_back_that_is_killed_at_each_step_goes_on_there(story: Story) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_a_pipeline_that_was_stopped_is_stopped_again_after_an_upgrade_and_after_a_rollback(story: Story) -> None:
     with story.load():
         story.start()

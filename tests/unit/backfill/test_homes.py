@@ -15,6 +15,7 @@ from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError, StopRequestedError
+from tests.waiting import HANG_SECONDS
 
 HOLD = """
 import sys, time
@@ -72,7 +73,7 @@ def test_only_one_has_the_turn_and_who_waits_may_give_up(home: Home) -> None:
 
         with pytest.raises(StopRequestedError), homes.turn(other, give_up):
             pytest.fail("it is not its turn")
-    assert got.wait(10)
+    assert got.wait(HANG_SECONDS)
     waiting.join()
 
 
@@ -83,7 +84,7 @@ def test_the_turn_of_a_process_that_is_killed_is_over(home: Home) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"has it\n"
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait()
         with homes.turn(other, never):
             assert str(other.path) in (other.path.parent / "turn.lock").read_text()
     finally:

@@ -261,7 +261,7 @@ def test_a_savepoint_that_is_being_taken_is_no_leftover(made: Checkpoint, store:
     assert store.clean_up() == []
     assert (store.list(), store.oldest_commit()) == ([], 3)
     hold.unlink()
-    assert process.wait(30) == 0
+    assert process.wait() == 0
     assert list(store.directory.iterdir()) == []
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from airflow_provider_exactlyonce.control import commands, lease, status
 from airflow_provider_exactlyonce.control.home import Home
@@ -78,12 +79,9 @@ class Driver:
         while not os.path.exists(file):
             time.sleep(0.05)
 
-    def idle(self, seconds: str) -> None:
-        """Have nothing to commit for so long."""
-        end = time.time() + float(seconds)
-        while time.time() < end:
-            self.write(lag=0, progressed=time.time())
-            time.sleep(0.1)
+    def go(self) -> None:
+        """Wait until the test lets this start of it go on, see :func:`let_go`."""
+        self.wait_for(str(go_file(self.home, self.run)))
 
     def freeze(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -116,11 +114,7 @@ class Driver:
     def end(self, state: str) -> None:
         self.write(state=DriverState(state))
         self.release()
-        if "linger" not in sys.argv[-1]:
-            os._exit(0)
-
-    def linger(self, seconds: str) -> None:
-        time.sleep(float(seconds))
+        os._exit(0)
 
     def release(self) -> None:
         status.write(self.home.account(self.token), self.status)
@@ -132,6 +126,15 @@ class Driver:
         line = {"run": self.run, "event": event, "at": time.time(), "token": self.token, "pid": os.getpid()}
         with (self.home.control / "notes.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
+
+
+def go_file(home: Home, run: int) -> Path:
+    return home.path / f"go-{run}"
+
+
+def let_go(home: Home, run: int = 1) -> None:
+    """Let the n-th start go on that does the step ``go``."""
+    go_file(home, run).touch()
 
 
 def main() -> None:

@@ -22,9 +22,9 @@ from airflow_provider_exactlyonce.control.status import ENDED
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import DriverFailedError, RefusedError
 from airflow_provider_exactlyonce.restart import RestartStrategy
+from tests.unit.control.contract_driver import let_go
 from tests.unit.control.test_supervisor import SCRIPT, cmdline, notes, wait_for
-
-pytestmark = pytest.mark.timeout(60)
+from tests.waiting import HANG_SECONDS
 
 #: Submits as spark-submit does: leaves a process behind that has nothing of ours but its arguments, and ends.
 SUBMIT = """
@@ -87,7 +87,7 @@ def supervisor(home: Home, manager: Manager, *plans: str, code: int = 0) -> Supe
         cluster=manager,
         strategy=RestartStrategy.fixed_delay(attempts=1, delay=timedelta(0)),
         poll_seconds=0.05,
-        stop_timeout_seconds=5.0,
+        stop_timeout_seconds=HANG_SECONDS,
     )
 
 
@@ -105,7 +105,7 @@ def first_token(home: Home) -> str:
 
 def test_the_end_of_the_submission_is_not_the_drivers_end(home: Home) -> None:
     manager = Manager(home)
-    thread = run(supervisor(home, manager, "take-lease commit sleep=1.5 commit end=finished"))
+    thread = run(supervisor(home, manager, "take-lease commit go commit end=finished"))
     wait_for(lambda: notes(home, "started") and home.lease.exists())
     intent = intents.read(home.intent)
     assert intent is not None
@@ -113,7 +113,8 @@ def test_the_end_of_the_submission_is_not_the_drivers_end(home: Home) -> None:
     assert processes.members(intent.token) == [], "it is no process of ours"
     thread.join(0.7)
     assert thread.is_alive()
-    thread.join(10)
+    let_go(home)
+    thread.join()
     assert not thread.is_alive()
     assert len(pids(home)) == 1
     assert intents.read(home.intent) is None
@@ -131,7 +132,7 @@ def test_a_driver_without_a_sign_of_life_is_replaced_only_when_the_cluster_says_
     wait_for(lambda: len(manager.asked) > asked + 10)
     assert len(pids(home)) == 1
     manager.gone.add(first_token(home))
-    thread.join(10)
+    thread.join()
     assert not thread.is_alive()
     assert len(pids(home)) == 2
 
@@ -164,7 +165,7 @@ def test_the_next_try_waits_while_the_cluster_does_not_say_that_the_driver_is_go
     wait_for(lambda: len(manager.asked) > 2)
     assert len(pids(home)) == 1
     manager.gone.add(first_token(home))
-    thread.join(20)
+    thread.join()
     assert not thread.is_alive()
     assert len(pids(home)) == 2
 

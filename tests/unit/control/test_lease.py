@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_exactlyonce.control import documents, lease
 from airflow_provider_exactlyonce.control.lease import Life
+from tests.waiting import HANG_SECONDS
 
 
 def test_no_lease_is_none(tmp_path: Path) -> None:
@@ -62,16 +63,15 @@ def test_a_lease_that_was_taken_over_is_neither_renewed_nor_released_by_the_old_
     assert lease.read(path) is None
 
 
-def test_settling_ends_as_soon_as_the_holder_beats_again(tmp_path: Path) -> None:
+def test_settling_ends_as_soon_as_the_holder_beats_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
     path = tmp_path / "l"
     held = lease.take(path, "p", "t")
     threading.Timer(0.3, lambda: lease.beat(path, held)).start()
-    began = time.monotonic()
     found, life = lease.settle(path, poll_seconds=0.05)
     assert life is Life.ALIVE
     assert found is not None
     assert found.heartbeat > held.heartbeat
-    assert time.monotonic() - began < 5
 
 
 def test_settling_waits_until_a_frozen_holder_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,13 +87,14 @@ def test_settling_waits_until_a_frozen_holder_is_silent(tmp_path: Path, monkeypa
 def test_a_beating_holder_is_alive_and_a_silent_one_is_not_whatever_its_clock_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_seconds: int
 ) -> None:
-    monkeypatch.setattr(lease, "STALE_SECONDS", 0.6)
+    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
     path = tmp_path / "l"
     theirs = replace(lease.take(path, "p", "t"), machine="elsewhere", heartbeat=time.time() + ahead_seconds)
     documents.write(path, asdict(theirs))
     later = replace(theirs, heartbeat=theirs.heartbeat + 2)
     threading.Timer(0.2, lambda: documents.write(path, asdict(later))).start()
     assert lease.settle(path, poll_seconds=0.05)[1] is Life.ALIVE
+    monkeypatch.setattr(lease, "STALE_SECONDS", 0.3)
     assert lease.settle(path, poll_seconds=0.05)[1] is Life.SILENT
 
 

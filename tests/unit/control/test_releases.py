@@ -112,7 +112,7 @@ def test_a_supervisor_starts_nothing_while_an_upgrade_is_under_way_and_goes_on_a
     assert not home.intent.exists()
     assert list(home.logs.glob("*")) == []
     upgrade_plan.write(home, replace(PLAN, step=Step.DONE))
-    thread.join(20)
+    thread.join()
     assert not thread.is_alive()
     [error] = errors
     assert "without an account" in str(error) or "never said" in str(error), "it has started what it was given"
@@ -146,5 +146,5 @@ def test_a_supervisor_takes_over_the_driver_that_an_upgrade_has_started(home: Ho
         seen.add(status.token)
         commands.request_stop(home, "mine", reason="test")
     assert seen == {"mine"}
-    assert driver.process.wait(10) == 0
+    assert driver.process.wait() == 0
     assert (home.control / "notes.jsonl").read_text().count('"started"') == 1

@@ -24,6 +24,7 @@ from airflow_provider_exactlyonce.control.stop_request import StopRequest
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.restart import RestartStrategy
+from tests.waiting import HANG_SECONDS, eventually
 
 SCRIPT = Path(__file__).with_name("contract_driver.py")
 DIES = "take-lease commit die"
@@ -38,7 +39,7 @@ class Hold:
 
     def __call__(self) -> None:
         self.reached.set()
-        assert self._go.wait(30)
+        assert self._go.wait(HANG_SECONDS)
 
     def let_go(self) -> None:
         self._go.set()
@@ -91,7 +92,7 @@ def supervising(
         until="forever",
         strategy=RestartStrategy.fixed_delay(1000, timedelta(0)),
         poll_seconds=0.02,
-        stop_timeout_seconds=5.0,
+        stop_timeout_seconds=HANG_SECONDS,
     )
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(lambda: list[Status](supervisor.run()))
@@ -99,10 +100,7 @@ def supervising(
 
 def stop(home: Home, request: StopRequest) -> None:
     """Advance a request to its end; from then on nothing may be running, or start."""
-    deadline = time.monotonic() + 20
-    while not request.advance():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually(request.advance, "the request's end", poll_seconds=0.02)
     started = logs(home)
     time.sleep(0.5)
     assert logs(home) == started, "a driver was started after the stop was done"
@@ -111,7 +109,7 @@ def stop(home: Home, request: StopRequest) -> None:
 
 def check_ending(ending: Future[list[Status]], reason: str) -> None:
     """A supervisor ends in order when its driver does, and with the reason when that died."""
-    error = ending.exception(10)
+    error = ending.exception(HANG_SECONDS)
     assert error is None or (isinstance(error, StopRequestedError) and reason in str(error)), error
 
 
@@ -148,7 +146,7 @@ def test_a_stop_after_a_drivers_death_reaches_its_supervisor(
 ) -> None:
     launching = died_once(home, hold, monkeypatch, where)
     with supervising(home, DIES, successor, launching=launching) as ending:
-        assert hold.reached.wait(20)
+        assert hold.reached.wait(HANG_SECONDS)
         request = StopRequest(home, "abc", reason="maintenance")
         done = request.advance() if waits else False
         assert not (done and where == "the next is announced"), "that driver is still to come"
@@ -164,7 +162,7 @@ def test_a_stop_of_a_driver_that_has_no_process_yet_reaches_it(
 ) -> None:
     held_before(monkeypatch, processes, "start", hold, call=1)
     with supervising(home, plan) as ending:
-        assert hold.reached.wait(20)
+        assert hold.reached.wait(HANG_SECONDS)
         request = StopRequest(home, "abc", reason="maintenance")
         assert not request.advance()
         hold.let_go()

@@ -14,6 +14,7 @@ import pytest
 
 from airflow_provider_exactlyonce.devkit import guard
 from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
+from tests.waiting import HANG_SECONDS
 
 # Starts a guard as the broker does, from a thread that ends at once, and says which processes there are.
 OWNER = textwrap.dedent(
@@ -66,21 +67,21 @@ def test_a_supervised_server_outlives_the_thread_but_not_the_owner_that_is_kille
     assert not server.wait_until_gone(0.3)
     owner.kill()
     owner.wait()
-    assert server.wait_until_gone(5)
+    assert server.wait_until_gone(HANG_SECONDS)
 
 
 def test_a_supervised_server_does_not_outlive_a_guard_that_is_killed(start_owner: StartOwner) -> None:
     owner, server, supervisor = start_owner(guard.SUPERVISE, 60)
     assert supervisor is not None
     supervisor.send(signal.SIGKILL)
-    assert server.wait_until_gone(5)
+    assert server.wait_until_gone(HANG_SECONDS)
     owner.kill()
     owner.wait()
 
 
 def test_a_detached_server_stays_when_everybody_else_has_gone(start_owner: StartOwner) -> None:
     owner, server, _ = start_owner(guard.DETACH, 0)
-    assert owner.wait(5) == 0
+    assert owner.wait() == 0
     assert not server.wait_until_gone(0.3)
     assert os.getsid(server.pid) == server.pid
 

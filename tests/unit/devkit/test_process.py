@@ -6,12 +6,12 @@ import dataclasses
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
+from tests.waiting import HANG_SECONDS, eventually
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_a_living_process_is_recognised_signalled_and_awaited(sleeper: subproces
     assert identity.is_alive()
     assert not identity.wait_until_gone(0.05)
     assert identity.send(signal.SIGTERM)
-    assert identity.wait_until_gone(5)
+    assert identity.wait_until_gone(HANG_SECONDS)
     assert sleeper.wait() == -signal.SIGTERM
     assert not identity.is_alive()
     assert not identity.send(signal.SIGTERM)
@@ -50,12 +50,10 @@ def test_a_zombie_is_gone() -> None:
     child = os.fork()
     if child == 0:
         os._exit(0)
-    deadline = time.monotonic() + 5
-    while ProcessIdentity.of(child) is not None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    gone = ProcessIdentity.of(child) is None
-    os.waitpid(child, 0)
-    assert gone
+    try:
+        eventually(lambda: ProcessIdentity.of(child) is None, "a zombie is gone", poll_seconds=0.01)
+    finally:
+        os.waitpid(child, 0)
 
 
 def test_an_id_that_nobody_has_is_no_process() -> None:

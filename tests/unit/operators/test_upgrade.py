@@ -35,6 +35,7 @@ from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOp
 from airflow_provider_exactlyonce.operators.upgrade import RollbackPipelineOperator, UpgradePipelineOperator
 from airflow_provider_exactlyonce.triggers.upgrade import UpgradeTrigger
 from airflow_provider_exactlyonce.upgrade.begin import begin_rollback
+from tests.waiting import HANG_SECONDS
 
 
 class TaskInstance:
@@ -234,10 +235,10 @@ def test_the_trigger_fires_when_the_driver_has_made_its_commits_or_is_gone_and_a
         status.write(home.status, replace(running, commits_of_run=1))
         assert not fires_within(home, 0.5, commits=2)
         status.write(home.status, running)
-        assert fires_within(home, 5, commits=2)
+        assert fires_within(home, HANG_SECONDS, commits=2)
         status.write(home.status, replace(running, replay=ReplayReport(first=1, last=9, done=3)))
         assert not fires_within(home, 0.5, commits=0), "it replays"
-    assert fires_within(home, 5), "it is gone"
+    assert fires_within(home, HANG_SECONDS), "it is gone"
 
 
 def test_a_task_whose_plan_somebody_has_replaced_says_so(home: Home, job: str) -> None:

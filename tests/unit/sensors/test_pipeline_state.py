@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from airflow_provider_exactlyonce.control.state import PipelineState, state_of
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.sensors.pipeline_state import PipelineStateSensor
 from airflow_provider_exactlyonce.triggers.pipeline_state import PipelineStateTrigger
+from tests.waiting import HANG_SECONDS, eventually
 
 
 @pytest.fixture
@@ -65,13 +65,9 @@ def test_a_driver_that_is_silent_or_only_just_started_is_told_from_others(
     intent.write(
         home.intent, intent.Intent(token="t", owner="o", until="forever", series="t", restarts=0, log="driver-1.log")
     )
-    deadline = time.monotonic() + 10
-    while state_of(home)[0] is not PipelineState.STARTING and time.monotonic() < deadline:
-        time.sleep(0.05)
-    started = state_of(home)[0]
+    eventually(lambda: state_of(home)[0] is PipelineState.STARTING, "its process is known")
     process.kill()
-    process.wait(10)
-    assert started is PipelineState.STARTING
+    process.wait()
     assert state_of(home)[0] is PipelineState.ABSENT
     lease.take(home.lease, "p", "t")
     report(home, DriverState.RUNNING)
@@ -115,7 +111,7 @@ def events(of: Any) -> list[Any]:
     async def collect() -> list[Any]:
         return [event.payload async for event in of.run()]
 
-    return asyncio.run(asyncio.wait_for(collect(), 30))
+    return asyncio.run(asyncio.wait_for(collect(), HANG_SECONDS))
 
 
 def rendered(task: PipelineStateSensor, **values: object) -> PipelineStateSensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,13 @@ from airflow_provider_exactlyonce.streaming import (
     Pipeline,
     SavepointRetention,
     StateBackend,
+    checkpointing,
     pipeline,
 )
 from airflow_provider_exactlyonce.streaming import settings as defaults
 from airflow_provider_exactlyonce.streaming.checkpointing import Pause
 from airflow_provider_exactlyonce.streaming.state_backend import PROVIDER
+from tests.clocks import StandingClock
 
 ROOT = Path(__file__).parents[3]
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
@@ -84,22 +85,24 @@ def test_the_number_retained_is_sparks_setting_and_a_contradicting_one_is_refuse
         config.settings({RETAINED: "9"}.get)
 
 
-def test_a_pause_lies_between_batches_and_a_stop_ends_it() -> None:
+def test_a_pause_lies_between_batches_and_a_stop_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = StandingClock()
+    monkeypatch.setattr(checkpointing, "time", clock)
     reason: list[str] = []
     done: list[float] = []
     pause = Pause(
-        CheckpointConfig(min_pause=timedelta(seconds=0.4)),
-        lambda frame, number: done.append(time.monotonic()),
+        CheckpointConfig(min_pause=timedelta(seconds=40)),
+        lambda frame, number: done.append(clock.now),
         lambda: reason[0] if reason else None,
     )
-    began = time.monotonic()
+    began = clock.now
     pause(None, 0)  # type: ignore[arg-type]
-    assert done[0] - began < 0.2
+    assert done[0] == began
     pause(None, 1)  # type: ignore[arg-type]
-    assert done[1] - done[0] >= 0.4
+    assert done[1] - done[0] == pytest.approx(40)
     reason.append("stop")
     pause(None, 2)  # type: ignore[arg-type]
-    assert done[2] - done[1] < 0.2
+    assert done[2] == done[1]
 
 
 def test_new_pipelines_have_rocksdb_with_format_2() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
+import pytest
+
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.streaming import goal as goals
 from airflow_provider_exactlyonce.streaming.goal import Goal
 from airflow_provider_exactlyonce.until import target_of
+from tests.clocks import StandingClock
 
 
 def goal(tmp_path: Path, until: str, name: str | None, *, commit: int) -> Goal:
@@ -32,13 +35,15 @@ def test_a_run_without_a_name_keeps_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_duration_goes_on_over_restarts(tmp_path: Path) -> None:
-    first = goal(tmp_path, "duration:0.4", "run", commit=1)
+def test_a_duration_goes_on_over_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = StandingClock()
+    monkeypatch.setattr(goals, "time", clock)
+    first = goal(tmp_path, "duration:40", "run", commit=1)
     assert first.reached(1, 0) is None
-    time.sleep(0.25)
-    again = goal(tmp_path, "duration:0.4", "run", commit=1)
+    clock.sleep(25)
+    again = goal(tmp_path, "duration:40", "run", commit=1)
     assert again.reached(1, 0) is None
-    time.sleep(0.2)
+    clock.sleep(20)
     assert again.reached(1, 0) is not None
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from airflow_provider_exactlyonce.control.commands import SavepointAnswer, Savep
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.streaming.savepoint_service import SavepointService
 from tests.unit.checkpoint import crafted
+from tests.waiting import eventually
 
 TOKEN = "t"
 
@@ -39,36 +38,45 @@ def service(home: Home) -> SavepointService:
     )
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Give one entry for each time that a driver has looked for requests and served them."""
+    done: list[None] = []
+    answer = SavepointService._answer_all
+
+    def noted(service: SavepointService, *, last: bool) -> None:
+        answer(service, last=last)
+        done.append(None)
+
+    monkeypatch.setattr(SavepointService, "_answer_all", noted)
+    return done
 
 
 def ask(home: Home, request: str, *, stop: bool = False, token: str = TOKEN) -> None:
     commands.request_savepoint(home, SavepointRequest(request=request, token=token, label="x", stop=stop))
 
 
-def test_a_request_is_answered_with_the_newest_batch_that_spark_and_the_ledger_have(home: Home) -> None:
+def test_a_request_is_answered_with_the_newest_batch_that_spark_and_the_ledger_have(
+    home: Home, rounds: list[None]
+) -> None:
     serving = service(home)
     ask(home, "aa")
     serving.start(None)
-    time.sleep(0.6)
+    eventually(lambda: len(rounds) >= 2, "it has looked")
     assert commands.savepoint_answer(home, "aa") is None, "the ledger has nothing yet"
     for batch in (1, 2, 3):  # Spark has not recorded batch 3
         serving.committed(crafted.record(batch))
     serving.committed(replace(crafted.record(2), lineage="another"))
-    eventually(lambda: commands.savepoint_answer(home, "aa"))
+    eventually(lambda: commands.savepoint_answer(home, "aa"), "the answer")
     assert commands.savepoint_answer(home, "aa") == SavepointAnswer(savepoint="3-aa")
-    eventually(lambda: commands.savepoint_requests(home, TOKEN) == [])
+    eventually(lambda: commands.savepoint_requests(home, TOKEN) == [], "no request is left")
     ask(home, "bb", token="another driver")
     serving.close(serve=True)
     assert commands.savepoint_answer(home, "bb") is None
     assert [one.id for one in Savepoints(home.savepoints).list()] == ["3-aa"]
 
 
-def test_a_stop_is_a_reason_to_begin_no_batch_and_is_served_at_the_end(home: Home) -> None:
+def test_a_stop_is_a_reason_to_begin_no_batch_and_is_served_at_the_end(home: Home, rounds: list[None]) -> None:
     serving = service(home)
     serving.start(crafted.record(2))
     assert serving.stop_reason() is None
@@ -76,7 +84,8 @@ def test_a_stop_is_a_reason_to_begin_no_batch_and_is_served_at_the_end(home: Hom
     assert commands.stop_requested(home, TOKEN) is None
     assert "savepoint x was asked for" in (serving.stop_reason() or "")
     assert "savepoint x was asked for" in (commands.stop_requested(home, TOKEN) or ""), "supervisors see it"
-    time.sleep(0.6)
+    before = len(rounds)
+    eventually(lambda: len(rounds) >= before + 2, "it has looked")
     assert commands.savepoint_answer(home, "cc") is None, "not while the query runs"
     serving.close(serve=True)
     assert commands.savepoint_answer(home, "cc") == SavepointAnswer(savepoint="3-cc")
@@ -97,14 +106,14 @@ def test_what_cannot_be_saved_is_answered_with_the_reason_and_the_next_request_i
     serving = service(home)
     serving.start(crafted.record(2))
     ask(home, "ee")
-    eventually(lambda: commands.savepoint_answer(home, "ee"))
+    eventually(lambda: commands.savepoint_answer(home, "ee"), "the answer")
     answer = commands.savepoint_answer(home, "ee")
     assert answer is not None
     assert f"{table.name} is missing" in (answer.error or "")
     shutil.move(aside, table)
     for request in ("f1", "f2", "f3"):
         ask(home, request)
-    eventually(lambda: commands.savepoint_answer(home, "f3"))
+    eventually(lambda: commands.savepoint_answer(home, "f3"), "the answer")
     serving.close(serve=True)
     assert len(Savepoints(home.savepoints).list()) == 2, "retention is kept after each"
 

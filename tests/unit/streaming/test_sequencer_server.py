@@ -18,6 +18,7 @@ from airflow_provider_exactlyonce.streaming.sequencer_client import Address, Seq
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sequencer_server import SequencerServer
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
+from tests.waiting import HANG_SECONDS, eventually
 
 A = TopicPartition("t", 0)
 LOOPBACK = SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1")
@@ -27,8 +28,8 @@ LOOPBACK = SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1")
 def serving(
     on_failure: Callable[[], None] = lambda: None,
     *,
-    grant_timeout_seconds: float = 30,
-    attempt_timeout_seconds: float = 60,
+    grant_timeout_seconds: float = HANG_SECONDS,
+    attempt_timeout_seconds: float = HANG_SECONDS,
 ) -> Iterator[SequencerServer]:
     with (
         SequencerListener(LOOPBACK) as listener,
@@ -71,7 +72,7 @@ def test_many_tasks_with_random_delays_write_many_partitions_without_deadlock() 
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join()
         assert not errors
         written = server.result(tasks)
     assert {place.partition: of.rows for place, of in written.items()} == {p: n for p, n in enumerate(offsets) if n}
@@ -85,7 +86,7 @@ def test_a_peer_without_the_secret_is_refused_and_harms_nothing(hello: bytes) ->
     with serving() as server:
         stranger = socket.create_connection((server.address.host, server.address.port))
         with stranger:
-            stranger.settimeout(5)
+            stranger.settimeout(HANG_SECONDS)
             try:
                 stranger.sendall(hello)
                 answer = stranger.recv(1)
@@ -108,7 +109,7 @@ def test_a_task_that_dies_with_a_grant_fails_the_attempt_and_the_others_are_told
         dying._socket.shutdown(socket.SHUT_RDWR)
         with pytest.raises(AttemptFailedError, match="connection of task 0 ended"):
             waiting.ask("t", [0])
-        assert cancelled.wait(5)
+        assert cancelled.wait(HANG_SECONDS)
         with pytest.raises(AttemptFailedError, match="connection of task 0 ended"):
             server.result(2)
         waiting.close()
@@ -118,21 +119,14 @@ def test_a_task_that_dies_with_a_grant_fails_the_attempt_and_the_others_are_told
 def test_a_grant_that_is_held_too_long_fails_the_attempt() -> None:
     with serving(grant_timeout_seconds=0.2) as server, SequencerClient(server.address, 0, 0) as client:
         client.ask("t", [0])
-        deadline = time.monotonic() + 5
-        while server.failure is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert server.failure is not None
-        assert "held the grant of t-0" in server.failure
+        assert "held the grant of t-0" in str(eventually(lambda: server.failure, "the attempt fails"))
 
 
 def test_a_failing_task_says_why_before_it_goes() -> None:
     with serving() as server:
         with pytest.raises(ValueError, match="too large"), SequencerClient(server.address, 0, 0):
             raise ValueError("too large")
-        deadline = time.monotonic() + 5
-        while server.failure is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert server.failure == "ValueError: too large"
+        assert eventually(lambda: server.failure, "the attempt fails") == "ValueError: too large"
 
 
 def test_the_end_of_the_attempt_frees_a_task_that_waits() -> None:
@@ -148,7 +142,7 @@ def test_the_end_of_the_attempt_frees_a_task_that_waits() -> None:
 
         thread = threading.Thread(target=wait)
         thread.start()
-    thread.join(5)
+    thread.join()
     assert told
     first.close()
     second.close()
@@ -162,7 +156,7 @@ def test_an_unreachable_sequencer_is_a_clear_error() -> None:
 def test_the_secret_is_in_no_message_to_a_task() -> None:
     with serving() as server, socket.create_connection((server.address.host, server.address.port)) as peer:
         peer.sendall(json.dumps({"secret": server.address.secret, "task": 0, "attempt": 1}).encode() + b"\n")
-        peer.settimeout(10)
+        peer.settimeout(HANG_SECONDS)
         assert server.address.secret.encode() not in peer.recv(10_000)
 
 

@@ -16,6 +16,7 @@ from airflow.serialization.serialized_objects import BaseSerialization
 
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.triggers.commit_gate import CommitGateTrigger, gate_of
+from airflow_provider_exactlyonce.triggers.polling import BACKSTOP_SECONDS
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "socket.connection.setup.timeout.ms": 1000}
 
@@ -88,7 +89,7 @@ def test_airflows_own_time_out_counts_when_it_was_started_without_a_worker() -> 
     began = time.monotonic()
     [event] = events(started)
     assert event["reason"] == "timeout", "a minute earlier, to say what is missing"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < BACKSTOP_SECONDS
 
 
 def test_a_cluster_that_does_not_answer_is_asked_until_the_deadline_and_named_then() -> None:
@@ -113,4 +114,4 @@ def test_the_event_loop_is_not_blocked_while_it_asks() -> None:
         beating.cancel()
         return beats
 
-    assert asyncio.run(beats_meanwhile()) >= 10
+    assert asyncio.run(beats_meanwhile()) >= 3

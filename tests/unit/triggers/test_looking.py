@@ -14,6 +14,7 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedErr
 from airflow_provider_exactlyonce.triggers import chatter, looking
 from airflow_provider_exactlyonce.triggers.looking import Look, Looker, Subject
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
+from tests.waiting import HANG_SECONDS, eventually_in_loop
 
 
 class Shelf(Looker):
@@ -55,7 +56,7 @@ def empty_shelf() -> None:
         kept.clear()
 
 
-def trigger(thing: str, seconds: float = 20, conn_id: str = "a") -> ShelfTrigger:
+def trigger(thing: str, seconds: float = HANG_SECONDS, conn_id: str = "a") -> ShelfTrigger:
     return ShelfTrigger(kafka_conn_id=conn_id, poll_interval=5, deadline=time.time() + seconds, thing=thing)
 
 
@@ -64,20 +65,21 @@ async def fired(of: PollingTrigger) -> Any:
     return event
 
 
+async def looked_for(*things: str) -> None:
+    await eventually_in_loop(lambda: Shelf.looks and Shelf.looks[-1] == set(things), f"a look at {things}")
+
+
 def test_many_wait_with_one_looker_that_is_closed_when_the_last_one_has_left() -> None:
     async def run() -> list[Any]:
         waiting = [asyncio.create_task(fired(trigger(f"thing {number % 3}"))) for number in range(300)]
-        await asyncio.sleep(0.3)
+        await looked_for("thing 0", "thing 1", "thing 2")
         assert len(Shelf.opened) == 1
-        assert Shelf.looks[-1] == {"thing 0", "thing 1", "thing 2"}
         Shelf.things["thing 1"] = 5
-        await asyncio.sleep(0.3)
+        await looked_for("thing 0", "thing 2")
         assert sum(task.done() for task in waiting) == 100
-        assert Shelf.looks[-1] == {"thing 0", "thing 2"}
         Shelf.things.update({"thing 0": 4, "thing 2": 6})
         found = await asyncio.gather(*waiting)
-        await asyncio.sleep(0.2)
-        assert Shelf.closed == Shelf.opened
+        await eventually_in_loop(lambda: Shelf.closed == Shelf.opened, "it is closed")
         assert not any(looking._pollers.values())
         return found
 
@@ -99,9 +101,9 @@ def test_each_connection_has_a_looker_of_its_own_and_a_new_one_when_it_is_waited
 def test_a_cancelled_one_leaves_the_others_waiting() -> None:
     async def run() -> Any:
         gone, stays = asyncio.create_task(fired(trigger("x"))), asyncio.create_task(fired(trigger("x")))
-        await asyncio.sleep(0.2)
+        await looked_for("x")
         gone.cancel()
-        await asyncio.sleep(0.2)
+        await eventually_in_loop(gone.cancelled, "it has gone")
         Shelf.things["x"] = 1
         return await stays
 
@@ -138,8 +140,7 @@ def test_connections_are_opened_again_when_nothing_can_be_looked_at() -> None:
 
     async def run() -> Any:
         waiting = asyncio.create_task(fired(trigger("silent")))
-        await asyncio.sleep(0.2)
-        assert Shelf.closed
+        await eventually_in_loop(lambda: Shelf.closed, "the connections are closed")
         Shelf.things["silent"] = 7
         return await waiting
 
@@ -155,7 +156,8 @@ class Moving(Shelf):
     """Misses something else at every look."""
 
     def _at(self, thing: str) -> Look:
-        return Look(missing=f"{thing}: {len(self.looks)} looks")
+        looks = len(self.looks)
+        return Look(found={"thing": thing}) if looks > 10 else Look(missing=f"{thing}: {looks} looks")
 
 
 class MovingTrigger(PollingTrigger):
@@ -163,20 +165,23 @@ class MovingTrigger(PollingTrigger):
 
 
 def test_many_who_wait_for_what_moves_all_the_time_say_so_now_and_then(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A triggerer whose tasks log without end comes to a stop: its supervisor does not read while it writes."""
 
     async def run() -> None:
-        deadline = time.time() + 2.5
+        deadline = time.time() + HANG_SECONDS
         waiting = [
-            MovingTrigger(kafka_conn_id="a", poll_interval=0.05, deadline=deadline, thing=f"{number}")
+            MovingTrigger(kafka_conn_id="a", poll_interval=0.2, deadline=deadline, thing=f"{number}")
             for number in range(100)
         ]
         await asyncio.gather(*(fired(one) for one in waiting))
 
+    monkeypatch.setattr(chatter, "QUIET_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(chatter.Chatter, "_lines", 0)
+    began = time.monotonic()
     asyncio.run(run())
+    seconds = int(time.monotonic()) - int(began) + 1
     said = re.findall(r"waiting: (\d+): ", capsys.readouterr().out)
-    assert len(Moving.looks) > 10
-    assert chatter.LINES_PER_SECOND <= len(said) <= 4 * chatter.LINES_PER_SECOND
+    assert chatter.LINES_PER_SECOND <= len(said) <= seconds * chatter.LINES_PER_SECOND
     assert len(said) == len(set(said)), "nobody twice"

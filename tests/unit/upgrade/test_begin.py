@@ -99,7 +99,7 @@ def test_nobody_else_works_on_a_plan_until_its_process_has_ended(home: Home) -> 
     with upgrade_plan.working_on(home, dry_run=True):
         pass
     process.kill()
-    process.wait(10)
+    process.wait()
     process.stdout.close()
     with upgrade_plan.working_on(home):
         pass

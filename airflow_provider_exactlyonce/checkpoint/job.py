@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.checkpoint import plan as plans
 from airflow_provider_exactlyonce.checkpoint.plan import Plan
 from airflow_provider_exactlyonce.control import documents
@@ -50,18 +50,12 @@ def write(home: Home, lineage: str, job: JobDescription) -> None:
 
 def read(home: Home, lineage: str, version: str) -> JobDescription | None:
     """Return the description of a version that ran in a lineage, None when there is none."""
-    body: dict[str, Any] | None = documents.read(_path(home, lineage, version))
+    path = _path(home, lineage, version)
+    body = documents.read(path)
     if body is None:
         return None
-    plan = body.get("plan")
-    return JobDescription(
-        **{
-            **body,
-            "sinks": tuple(body["sinks"]),
-            "nondeterministic": tuple(body.get("nondeterministic", ())),
-            "plan": plans.decode(plan) if plan else None,
-        }
-    )
+    plan = plans.decode(body["plan"]) if body.get("plan") else None
+    return codec.load(JobDescription, {**body, "plan": plan}, str(path))
 
 
 def check_deterministic(home: Home, stretch: Stretch, *, following: str | None = None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.checkpoint import plan as plans
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_offsets
@@ -17,7 +18,7 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
 SCHEMA: Final = 2
 #: Schema 1 lacks the plan.
-_READABLE: Final = (1, SCHEMA)
+READABLE: Final = (1, SCHEMA)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,29 +169,7 @@ def decode(body: Mapping[str, Any]) -> Savepoint:
 
     :raises RefusedError: when it is of another schema
     """
-    fields = dict(body)
-    schema = fields.pop("schema", None)
-    if schema not in _READABLE:
-        raise RefusedError(
-            f"savepoint {fields.get('id')} has a manifest of schema {schema!r}; this release reads "
-            f"{' and '.join(map(str, _READABLE))}. Use the release that wrote it, or a newer one"
-        )
-    for name in ("source", "sink"):
-        fields[name] = {
-            topic: {int(partition): offset for partition, offset in offsets.items()}
-            for topic, offsets in fields[name].items()
-        }
-    fields["sinks"] = tuple(fields["sinks"])
-    fields["plan"] = plans.decode(fields["plan"]) if fields.get("plan") else None
-    fields["files"] = {path: (size, checksum) for path, (size, checksum) in fields["files"].items()}
-    fields["operators"] = tuple(
-        StatefulOperator(
-            **{
-                **operator,
-                "stores": tuple(operator["stores"]),
-                "schemas": {store: (key, value) for store, (key, value) in operator["schemas"].items()},
-            }
-        )
-        for operator in fields["operators"]
-    )
-    return Savepoint(**fields)
+    what = f"the manifest of savepoint {body.get('id')}"
+    codec.check_schema(body, what, READABLE)
+    plan = plans.decode(body["plan"]) if body.get("plan") else None
+    return codec.load(Savepoint, {**body, "plan": plan}, what)

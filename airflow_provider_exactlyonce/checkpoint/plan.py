@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from airflow_provider_exactlyonce import codec
+
 SCHEMA: Final = 1
 
 
@@ -71,18 +73,5 @@ def encode(plan: Plan) -> dict[str, Any]:
 
 
 def decode(body: Mapping[str, Any]) -> Plan | None:
-    """Read a plan; None when a newer release wrote it."""
-    if body["schema"] != SCHEMA:
-        return None
-    return Plan(
-        sources=tuple(SourcePlan(topic=one["topic"], columns=tuple(one["columns"])) for one in body["sources"]),
-        operators=tuple(OperatorPlan(kind=one["kind"], facts=_tuples(one["facts"])) for one in body["operators"]),
-        watermarks=tuple(Watermark(**one) for one in body["watermarks"]),
-        filters=tuple(body["filters"]),
-        user_functions=tuple(body["user_functions"]),
-        sink=_tuples(body["sink"]),
-    )
-
-
-def _tuples(facts: Mapping[str, list[str]]) -> dict[str, tuple[str, ...]]:
-    return {name: tuple(values) for name, values in facts.items()}
+    """Read a plan; None when a newer release wrote it: no plan is known then, and all else still is."""
+    return codec.load(Plan, body, "the plan of a job") if body["schema"] == SCHEMA else None

@@ -29,7 +29,7 @@ from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint import storage, sums, whole
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint, decode, describe, encode
+from airflow_provider_exactlyonce.checkpoint.manifest import READABLE, Savepoint, decode, describe, encode
 from airflow_provider_exactlyonce.checkpoint.state import Defect
 from airflow_provider_exactlyonce.control import documents, lease
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
@@ -174,7 +174,8 @@ class Savepoints:
         :raises RefusedError: when there is none of this id
         """
         savepoint = replace(self.get(savepoint_id), pinned=pinned)
-        self._write(savepoint)
+        told = self._manifest(savepoint_id) or encode(savepoint)  # a newer release may have said more than we read
+        documents.write(self.directory / savepoint_id / "manifest.json", {**told, "pinned": pinned})
         return savepoint
 
     def delete(self, savepoint_id: str) -> None:
@@ -215,7 +216,7 @@ class Savepoints:
             for name in self._names()
             if (self.directory / name / "manifest.json").exists()
             and not (self.directory / name / "deleting.json").exists()
-            and documents.read(self.directory / name / "manifest.json") is None
+            and self._manifest(name) is None
         ]
 
     def verify(self, savepoint_id: str) -> Sequence[Defect]:
@@ -267,8 +268,11 @@ class Savepoints:
         directory = self.directory / name
         if (directory / "deleting.json").exists():
             return None
-        body = documents.read(directory / "manifest.json")
+        body = self._manifest(name)
         return decode({**body, "id": name}) if body else None
+
+    def _manifest(self, name: str) -> dict[str, Any] | None:
+        return documents.read(self.directory / name / "manifest.json", READABLE)
 
     def _write(self, savepoint: Savepoint) -> None:
         documents.write(self.directory / savepoint.id / "manifest.json", encode(savepoint))

@@ -11,7 +11,7 @@ import re
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from airflow_provider_exactlyonce.control import documents
 from airflow_provider_exactlyonce.control.home import Home
@@ -88,8 +88,7 @@ def request_savepoint(home: Home, request: SavepointRequest) -> None:
 
 def savepoint_request(home: Home, request: str) -> SavepointRequest | None:
     """Return a request that is not answered yet."""
-    body: dict[str, Any] | None = documents.read(_savepoint(home, request))
-    return SavepointRequest(**body) if body else None
+    return documents.load(_savepoint(home, request), SavepointRequest)
 
 
 def savepoint_requests(home: Home, token: str) -> list[SavepointRequest]:
@@ -97,9 +96,9 @@ def savepoint_requests(home: Home, token: str) -> list[SavepointRequest]:
     found = []
     for file in sorted(home.commands.glob("savepoint-*.json")):
         match = _SAVEPOINT.fullmatch(file.name)
-        body: dict[str, Any] | None = documents.read(file) if match and not match[2] else None
-        if body and body["token"] == token:
-            found.append(SavepointRequest(**body))
+        asked = documents.load(file, SavepointRequest) if match and not match[2] else None
+        if asked is not None and asked.token == token:
+            found.append(asked)
     return found
 
 
@@ -111,8 +110,7 @@ def answer_savepoint(home: Home, request: str, answer: SavepointAnswer) -> None:
 
 def savepoint_answer(home: Home, request: str) -> SavepointAnswer | None:
     """Return what became of a request, None while it is open."""
-    body: dict[str, Any] | None = documents.read(_savepoint(home, request, done=True))
-    return SavepointAnswer(**body) if body else None
+    return documents.load(_savepoint(home, request, done=True), SavepointAnswer)
 
 
 def forget_savepoint(home: Home, request: str) -> None:

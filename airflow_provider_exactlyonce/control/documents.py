@@ -11,11 +11,15 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from airflow_provider_exactlyonce import codec
 
 _CHECKSUM: Final = "checksum"
+
+T = TypeVar("T")
 
 
 def _checksum(body: Mapping[str, Any]) -> str:
@@ -87,8 +91,12 @@ def _flush_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def read(path: Path) -> dict[str, Any] | None:
-    """Return the document's body, or None when there is none or it isn't whole."""
+def read(path: Path, readable: Collection[int] = (1,)) -> dict[str, Any] | None:
+    """Return the document's body, or None when there is none or it isn't whole.
+
+    :param readable: numbers of the schemas that are read
+    :raises RefusedError: when a newer release has written it under another one
+    """
     try:
         document = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -96,4 +104,17 @@ def read(path: Path) -> dict[str, Any] | None:
     if not isinstance(document, dict):
         return None
     found = document.pop(_CHECKSUM, None)
-    return document if found == _checksum(document) else None
+    if found != _checksum(document):
+        return None
+    codec.check_schema(document, str(path), readable)
+    return document
+
+
+def load(path: Path, kind: type[T]) -> T | None:
+    """Return the object that the document describes, or None when there is none or it isn't whole.
+
+    :param kind: a dataclass
+    :raises RefusedError: when a newer release has written it under another schema, or it lacks something
+    """
+    body = read(path)
+    return None if body is None else codec.load(kind, body, str(path))

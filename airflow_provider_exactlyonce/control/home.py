@@ -17,11 +17,13 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from airflow_provider_exactlyonce import codec
+from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import documents
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
@@ -29,7 +31,7 @@ SCHEMA: Final = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lineage:
+class Lineage(Rewritten):
     """What a lineage remembers of the ledger it belongs to, and where its batches are in it.
 
     Batch ``base_batch`` left the state of commit ``base_commit``; from there on each batch is one commit. A restored
@@ -64,7 +66,7 @@ class Lineage:
 
     def document(self) -> dict[str, Any]:
         """Return the body of ``lineage.json``."""
-        return {"schema": SCHEMA, **asdict(self)}
+        return {"schema": SCHEMA, **codec.dump(self)}
 
     def batch_of(self, commit: int) -> int:
         """Return the batch that is, or would be, a commit."""
@@ -174,8 +176,8 @@ def read_lineage(directory: Path) -> Lineage | None:
     if body is None:
         return None
     progress = documents.read(directory / "progress.json") or {"last_commit": 0}
-    known = {name: value for name, value in body.items() if name != "schema"}
-    return Lineage(**{**known, "last_commit": max(body["last_commit"], progress["last_commit"])})
+    newest = max(body["last_commit"], progress["last_commit"])
+    return codec.load(Lineage, {**body, "last_commit": newest}, f"{directory}/lineage.json")
 
 
 def _whole(path: Path) -> dict[str, Any] | None:

@@ -10,7 +10,6 @@ import socket
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from airflow_provider_exactlyonce.control import documents
 from airflow_provider_exactlyonce.control import lease as leases
@@ -65,8 +64,7 @@ def write(path: Path, intent: Intent) -> None:
 
 def read(path: Path) -> Intent | None:
     """Return the intent, None when there is none."""
-    body: dict[str, Any] | None = documents.read(path)
-    return Intent(**body) if body else None
+    return documents.load(path, Intent)
 
 
 def remove(path: Path, token: str) -> None:

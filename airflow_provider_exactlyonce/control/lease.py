@@ -6,6 +6,7 @@ lets a supervisor that comes back find the driver that it left.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
@@ -16,10 +17,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from airflow_provider_exactlyonce.control import documents
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 
 HEARTBEAT_SECONDS: Final = 2.0
 STALE_SECONDS: Final = 10.0
@@ -77,7 +78,10 @@ def beat(path: Path, lease: Lease) -> Lease | None:
 
     A lease of a lower run is taken back: it is of a superseded driver that was frozen while it renewed.
     """
-    held = read(path)
+    try:
+        held = read(path)
+    except RefusedError:  # a driver of a newer release has taken it
+        return None
     if held is not None and held.token != lease.token and not 0 < held.run < lease.run:
         return None
     renewed = replace(lease, heartbeat=time.time())
@@ -87,9 +91,10 @@ def beat(path: Path, lease: Lease) -> Lease | None:
 
 def release(path: Path, lease: Lease) -> None:
     """Remove the lease if it is still ours."""
-    held = read(path)
-    if held is not None and held.token == lease.token:
-        path.unlink(missing_ok=True)
+    with contextlib.suppress(RefusedError):  # a newer release's is not ours
+        held = read(path)
+        if held is not None and held.token == lease.token:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -119,8 +124,7 @@ def holding(path: Path, pipeline: str, token: str) -> Iterator[None]:
 
 def read(path: Path) -> Lease | None:
     """Return the lease, None when there is none."""
-    body: dict[str, Any] | None = documents.read(path)
-    return Lease(**body) if body else None
+    return documents.load(path, Lease)
 
 
 def life(lease: Lease | None, *, now: float | None = None) -> Life:

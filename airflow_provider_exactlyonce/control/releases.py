@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from airflow_provider_exactlyonce import codec
+from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import documents, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, VersionRefusedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release:
+class Release(Rewritten):
     """The version in use.
 
     :param version: content hash of the job
@@ -64,13 +65,12 @@ class Application:
 
 def read(home: Home) -> Release | None:
     """Return the version in use, None before the first upgrade."""
-    body: dict[str, Any] | None = documents.read(home.path / "release.json")
-    return Release(**body) if body else None
+    return documents.load(home.path / "release.json", Release)
 
 
 def write(home: Home, release: Release) -> None:
     """Replace the version in use."""
-    documents.write(home.path / "release.json", asdict(release))
+    documents.write(home.path / "release.json", codec.dump(release))
 
 
 def keep(home: Home, version: str, file: Path) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from airflow_provider_exactlyonce import codec
+from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import documents
 
 _KEPT: Final = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restart:
+class Restart(Rewritten):
     """One death of a driver, and the start after it.
 
     :param series: start token of the first driver of the series
@@ -44,7 +46,7 @@ class Restart:
 def read(path: Path) -> tuple[Restart, ...]:
     """Return the recorded restarts, oldest first."""
     body = documents.read(path)
-    return tuple(Restart(**entry) for entry in body["restarts"]) if body else ()
+    return tuple(codec.load(Restart, entry, str(path)) for entry in body["restarts"]) if body else ()
 
 
 def of_series(path: Path, series: str) -> tuple[Restart, ...]:
@@ -63,4 +65,4 @@ def relaunched(path: Path, token: str, at: float) -> None:
 
 
 def _write(path: Path, entries: tuple[Restart, ...]) -> None:
-    documents.write(path, {"schema": 1, "restarts": [asdict(entry) for entry in entries[-_KEPT:]]})
+    documents.write(path, {"schema": 1, "restarts": [codec.dump(entry) for entry in entries[-_KEPT:]]})

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from airflow_provider_exactlyonce.control import documents
 
@@ -150,16 +149,5 @@ def write(path: Path, status: Status, *, durable: bool = False) -> None:
 
 
 def read(path: Path) -> Status | None:
-    """Return the status, None when there is none. A driver of a newer release may say more than is known here."""
-    told: dict[str, Any] | None = documents.read(path)
-    if told is None:
-        return None
-    known = {one.name for one in fields(Status)}
-    body = {name: value for name, value in told.items() if name in known}
-    error, replay, sizes = body.pop("error"), body.pop("replay", None), body.pop("state_sizes", ())
-    return Status(
-        **{**body, "state": DriverState(body["state"])},
-        error=DriverError(**error) if error else None,
-        replay=ReplayReport(**replay) if replay else None,
-        state_sizes=[StateSize(**size) for size in sizes],
-    )
+    """Return the status, None when there is none."""
+    return documents.load(path, Status)

@@ -11,7 +11,7 @@ whether the dead driver was asked. So at least one of them sees the other, and n
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from airflow_provider_exactlyonce.control import commands, documents, drivers
 from airflow_provider_exactlyonce.control import intent as intents
@@ -66,8 +66,7 @@ class StopRequest:
         return self._target().token == token
 
     def _target(self) -> _Target:
-        body: dict[str, Any] | None = documents.read(self._file)
-        target = _Target(**body) if body else self._decide()
+        target = documents.load(self._file, _Target) or self._decide()
         if target.token is None or drivers.is_there(self._home, target.token):
             return target
         intent = intents.read(self._home.intent)

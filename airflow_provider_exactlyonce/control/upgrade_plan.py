@@ -11,11 +11,13 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from airflow_provider_exactlyonce import codec
+from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import documents
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
@@ -50,7 +52,7 @@ _HOLDING: Final = frozenset(Step) - ENDS - {Step.CHECK, Step.COMPARE}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Rewritten):
     """What an upgrade was asked for.
 
     :param savepoint: the stop takes a savepoint: True, or its label
@@ -78,7 +80,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Rewritten):
     """One upgrade, or one rollback by hand.
 
     :param id: hexadecimal digits; what is asked of drivers is named by them
@@ -140,7 +142,7 @@ class Plan:
 
     def document(self) -> dict[str, Any]:
         """Return its JSON form."""
-        return {"schema": 1, **asdict(self)}
+        return {"schema": 1, **codec.dump(self)}
 
 
 def path_of(home: Home, name: str, *, dry_run: bool = False) -> Path:
@@ -150,19 +152,7 @@ def path_of(home: Home, name: str, *, dry_run: bool = False) -> Path:
 
 def read(home: Home, *, dry_run: bool = False) -> Plan | None:
     """Return the newest plan, None when there was none."""
-    body = documents.read(path_of(home, _PLAN, dry_run=dry_run))
-    if body is None:
-        return None
-    options = body.pop("options")
-    known = {name: value for name, value in body.items() if name != "schema"}
-    return Plan(
-        **{
-            **known,
-            "step": Step(body["step"]),
-            "unpin": tuple(body["unpin"]),
-            "options": Options(**{**options, "compare": tuple(options["compare"])}),
-        }
-    )
+    return documents.load(path_of(home, _PLAN, dry_run=dry_run), Plan)
 
 
 def write(home: Home, plan: Plan, *, dry_run: bool = False) -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, Self
 
+from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.ledger.gate_target import moment
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
@@ -103,7 +104,7 @@ class Cut:
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
         """Read what :meth:`to_json` has returned."""
-        return cls(**{name: values[name] for name in ("topic_id", "commit", "offset", "watermark")})
+        return codec.load(cls, values, "the place of a ledger's reader")
 
 
 @dataclass

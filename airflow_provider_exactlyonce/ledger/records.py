@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
+from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
 SCHEMA: Final = 2
@@ -273,42 +274,42 @@ def decode(value: bytes) -> Record:
     :raises RefusedError: when it is of another schema or no record of ours
     """
     try:
-        body: dict[str, Any] = json.loads(value)
-        schema, kind = body.pop("schema", None), body.pop("kind", None)
-    except (ValueError, AttributeError, TypeError):
-        raise RefusedError(f"{value[:80]!r} is no record of a ledger: something else writes to its topic") from None
-    if schema != SCHEMA:
-        raise RefusedError(
-            f"ledger record with schema {schema!r}; this release reads {SCHEMA}. Use the release that wrote it, or a "
-            "newer one"
-        )
-    body["before"] = Place(**body["before"])
+        body: Any = json.loads(value)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise RefusedError(f"{value[:80]!r} is no record of a ledger: something else writes to its topic")
+    kind = body.get("kind")
+    number = body.get("run" if kind == RunRecord.kind else "commit")
+    what = f"the ledger record of {kind} {number} of pipeline {body.get('pipeline')}"
+    codec.check_schema(body, what, (SCHEMA,))
     if kind == RunRecord.kind:
-        lost = {int(commit): _ranges(source) for commit, source in body.pop("lost", {}).items()}
-        return RunRecord(**body, lost=lost)
-    if kind in (_COMMIT, _BACKFILL):
-        body["digest"] = int(body["digest"], 16)
-        body["source"] = _ranges(body["source"])
-        body["sink"] = {
+        return codec.load(RunRecord, body, what)
+    if kind not in (_COMMIT, _BACKFILL):
+        raise RefusedError(
+            f"ledger record of kind {kind!r}; this release reads 'commit', 'backfill' and 'run'. Upgrade it"
+        )
+    try:
+        named = _named(body)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise RefusedError(f"{what} can't be read: {error!r}") from None
+    return codec.load(CommitRecord, named, what)
+
+
+def _named(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the values that are in lists their names again; a newer release may have added some at the end."""
+    return {
+        **body,
+        "digest": int(body["digest"], 16),
+        "sink": {
             topic: {
-                int(partition): SinkRange(first=first, last=last, rows=rows, digest=int(digest, 16))
-                for partition, (first, last, rows, digest) in ranges.items()
+                partition: {"first": first, "last": last, "rows": rows, "digest": int(digest, 16)}
+                for partition, (first, last, rows, digest, *_) in ranges.items()
             }
             for topic, ranges in body["sink"].items()
-        }
-        body["others"] = {
-            name: OtherSink(rows=rows, digest=int(digest, 16))
-            for name, (rows, digest) in body.get("others", {}).items()
-        }
-        earlier = body.pop("earlier_sink_topics", {})
-        return CommitRecord(
-            **body, earlier_sink_topics={topic: (of, commit) for topic, (of, commit) in earlier.items()}
-        )
-    raise RefusedError(f"ledger record of kind {kind!r}; this release reads 'commit', 'backfill' and 'run'. Upgrade it")
-
-
-def _ranges(source: Mapping[str, Mapping[str, tuple[int, int]]]) -> SourceRanges:
-    return {
-        topic: {int(partition): (start, end) for partition, (start, end) in ranges.items()}
-        for topic, ranges in source.items()
+        },
+        "others": {
+            name: {"rows": rows, "digest": int(digest, 16)}
+            for name, (rows, digest, *_) in body.get("others", {}).items()
+        },
     }

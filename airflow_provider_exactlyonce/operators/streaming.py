@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
+from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce import until as untils
 from airflow_provider_exactlyonce.exceptions import (
     ExactlyOnceError,
@@ -207,7 +208,8 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
         """Go on where the trigger has found something to do."""
         from airflow_provider_exactlyonce.control.intent import Intent
 
-        return _Stay(self, context, Intent(**event["intent"]), event["deadline"]).run()
+        intent = codec.load(Intent, event["intent"], "the event of the task's trigger")
+        return _Stay(self, context, intent, event["deadline"]).run()
 
     def on_kill(self) -> None:
         """Note the signal. What it means is asked of Airflow where messages can be exchanged: while supervising."""

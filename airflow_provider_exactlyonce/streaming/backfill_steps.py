@@ -270,8 +270,4 @@ class BackfillSteps:
 
 def read(path: Path) -> Done | None:
     """Return what has been done, None when nothing was."""
-    body: dict[str, Any] | None = documents.read(path)
-    if body is None:
-        return None
-    differences = [(commit, rows, digest, found, other) for commit, rows, digest, found, other in body["differences"]]
-    return Done(**{**body, "differences": differences})
+    return documents.load(path, Done)

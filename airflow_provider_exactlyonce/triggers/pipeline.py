@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.triggers.chatter import Chatter
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class PipelineTrigger(BaseTrigger):
         from airflow_provider_exactlyonce.health import HealthRules
 
         self._report(home)
-        intent = Intent(**self.intent)
+        intent = codec.load(Intent, self.intent, "the trigger's intent")
         status = verdict.status_of(home, intent.token)
         if status is not None and progress.moved(self._shown, status) and self._chatter.may_speak():
             self._shown = status

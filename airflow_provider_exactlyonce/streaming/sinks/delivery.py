@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce import codec, failpoints
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, FencedError, invariant
 from airflow_provider_exactlyonce.streaming.sinks.file_log import COMMIT, FileLog, LogRecord
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
@@ -274,5 +274,6 @@ def read_note(storage: Storage, folder: str) -> Note:
     names = storage.names(f"{folder}/{_NOTES}")
     notes = [Note(commit=int(found[2]), position=int(found[1])) for name in names if (found := _NOTE.fullmatch(name))]
     with suppress(FileNotFoundError):  # where version 0.1.0 has noted it
-        notes.append(Note(**json.loads(storage.read(f"{folder}/delivered.json"))))
+        body = json.loads(storage.read(f"{folder}/delivered.json"))
+        notes.append(codec.load(Note, body, storage.place(f"{folder}/delivered.json")))
     return max(notes, key=lambda note: note.commit, default=Note())

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.storage import Storage
@@ -116,13 +117,9 @@ class FileLog:
         text = self._storage.read(self._name(position))
         try:
             body = json.loads(text)
-            if (schema := body.pop("schema")) != _SCHEMA:
-                raise RefusedError(f"{self.place(position)} has schema {schema}, and this version reads {_SCHEMA}")
-            entry = body.pop("entry")
-            files = tuple(DataFile(**file) for file in body.pop("files"))
-            replaced = tuple(body.pop("replaced"))
-            found = SinkEntry.from_json(json.dumps(entry)) if entry else None
-            return LogRecord(entry=found, files=files, replaced=replaced, **body)
+            codec.check_schema(body, self.place(position), (_SCHEMA,))
+            entry = SinkEntry.from_json(json.dumps(body["entry"])) if body["entry"] else None
+            return codec.load(LogRecord, {**body, "entry": entry}, self.place(position))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RefusedError(
                 f"{self.place(position)} is no record of a sink's log: {error}. Put it back from a backup"

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
 
 if TYPE_CHECKING:
@@ -82,13 +83,14 @@ class SinkEntry:
 
     @classmethod
     def from_json(cls, text: str) -> SinkEntry:
-        """Read what :meth:`to_json` has written."""
+        """Read what :meth:`to_json` has written, in whichever release.
+
+        :raises RefusedError: when a newer release has written it under another schema
+        """
         body = json.loads(text)
-        source = {
-            topic: {int(partition): (start, end) for partition, (start, end) in ranges.items()}
-            for topic, ranges in body.pop("source").items()
-        }
-        return cls(source=source, digest=int(body.pop("digest"), 16), **body)
+        what = f"the sink's entry of commit {body.get('commit')}"
+        codec.check_schema(body, what)
+        return codec.load(cls, {**body, "digest": int(body["digest"], 16)}, what)
 
 
 @dataclass(frozen=True, kw_only=True)

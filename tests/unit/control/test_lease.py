@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_exactlyonce.control import documents, lease
 from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from tests.waiting import HANG_SECONDS
 
 
@@ -111,3 +112,13 @@ def test_a_higher_run_takes_its_lease_back_from_a_lower_one_that_was_frozen_whil
 def test_the_same_pid_in_another_namespace_is_not_looked_up(tmp_path: Path) -> None:
     held = lease.take(tmp_path / "l", "p", "t")
     assert lease.life(replace(held, machine=f"{held.host} boot pid:[1]", process_started=1)) is Life.ALIVE
+
+
+def test_a_lease_that_a_newer_release_has_taken_under_another_schema_is_left_alone(tmp_path: Path) -> None:
+    mine = lease.take(tmp_path / "l", "p", "mine")
+    documents.write(tmp_path / "l", {**asdict(mine), "schema": 2, "token": "newer"})
+    assert lease.beat(tmp_path / "l", mine) is None
+    lease.release(tmp_path / "l", mine)
+    assert documents.read(tmp_path / "l", readable=(2,)) is not None
+    with pytest.raises(RefusedError, match="schema 2"):
+        lease.read(tmp_path / "l")

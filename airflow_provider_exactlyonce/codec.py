@@ -1,0 +1,106 @@
+"""How what outlives a process becomes objects again, whichever release of this package wrote it.
+
+The rule for every durable document and record, in a home, in a ledger and beside a sink:
+
+- *A newer minor is read.* A release may add a field, with a default, and leaves the schema's number as it is. An older
+  release passes over fields that it does not know. What it writes again, rather than once, keeps them: see
+  :class:`Rewritten`.
+- *A newer major is refused, by name.* What an older release must not pass over raises the schema's number.
+- What has no number is of schema 1.
+
+``tests/releases`` has what each release wrote; every later one reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Any, Final, TypeVar, get_args, get_type_hints
+
+import msgspec
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+
+_SCHEMA: Final = "schema"
+_UNKNOWN: Final = "unknown"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewritten:
+    """What is read, changed and written again, perhaps by an older release than the one that wrote it first.
+
+    :param unknown: fields of a newer release; they are written again as they were
+    """
+
+    unknown: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+def check_schema(body: Mapping[str, Any], what: str, readable: Collection[int] = (1,)) -> None:
+    """Check that this release can read something.
+
+    :param what: how people find it
+    :param readable: numbers of the schemas that are read
+    :raises RefusedError: when it is of another schema
+    """
+    found = body.get(_SCHEMA, 1)
+    if isinstance(found, bool) or not isinstance(found, int) or found not in readable:
+        raise RefusedError(
+            f"{what} is of schema {found!r}, and this release of airflow-provider-exactlyonce reads "
+            f"{' and '.join(map(str, sorted(readable)))}: use the release that wrote it, or a newer one"
+        )
+
+
+def load(kind: type[T], body: Mapping[str, Any], what: str) -> T:
+    """Return the object that JSON values describe; the schema has been checked.
+
+    :param kind: a dataclass; the types of its fields say what is accepted
+    :param what: how people find it
+    :raises RefusedError: when a field is missing or of another type
+    """
+    try:
+        return msgspec.convert(_sorted_out(kind, body), kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise RefusedError(f"{what} can't be read: {error}. Put it back from a copy") from error
+
+
+def dump(thing: Any) -> dict[str, Any]:
+    """Return the JSON values of a dataclass, as :func:`load` reads them, fields of a newer release included."""
+    body: dict[str, Any] = asdict(thing)
+    _spread(body, thing)
+    return body
+
+
+def _sorted_out(kind: type, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Put what is not known where it is kept, in what is :class:`Rewritten`, at every depth."""
+    types = _types(kind)
+    found = {name: _inner(types[name], value) for name, value in body.items() if name in types}
+    if issubclass(kind, Rewritten):
+        found[_UNKNOWN] = {name: value for name, value in body.items() if name not in types and name != _SCHEMA}
+    return found
+
+
+@cache
+def _types(kind: type) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
+def _inner(annotation: Any, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        kind = next((one for one in (annotation, *get_args(annotation)) if _is_rewritten(one)), None)
+        return value if kind is None else _sorted_out(kind, value)
+    return value
+
+
+def _is_rewritten(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Rewritten)
+
+
+def _spread(body: dict[str, Any], thing: Any) -> None:
+    for one in fields(thing):
+        value = getattr(thing, one.name)
+        if is_dataclass(value):
+            _spread(body[one.name], value)
+    body.update(body.pop(_UNKNOWN, {}))

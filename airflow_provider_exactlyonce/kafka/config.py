@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 
-#: Environment variable that holds the configuration as JSON, or ``@`` and a file with it: a command line is for
-#: everybody to read, and so is the environment of a driver that a cluster runs.
+#: Environment variable that holds the configuration, as JSON or as the brokers alone, or ``@`` and a file with it: a
+#: command line is for everybody to read, and so is the environment of a driver that a cluster runs.
 VARIABLE: Final = "EXACTLYONCE_KAFKA"
+
+_ACCEPTED: Final = (
+    'HOST:PORT[,HOST:PORT...], or librdkafka\'s configuration as JSON, as in {"bootstrap.servers": "localhost:9092"}'
+)
+_SERVER: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
+#: What may be shown of a text that is no configuration: brokers without a port, or with a wrong one.
+_NEARLY: Final = re.compile(r"(localhost|[A-Za-z0-9._-]+:[0-9]*)(,\s*(localhost|[A-Za-z0-9._-]+:[0-9]*))*")
 
 _KAFKA_PYTHON: Final[Mapping[str, str]] = {
     "bootstrap.servers": "bootstrap_servers",
@@ -40,20 +48,34 @@ _JAAS_MODULES: Final[Mapping[str, str]] = {
 }
 
 
-def parse(text: str) -> dict[str, str]:
-    """Read a configuration from JSON.
+def parse(text: str, where: str = VARIABLE) -> dict[str, str]:
+    """Read a configuration: a JSON object with ``bootstrap.servers``, or ``host:port`` of one broker or several.
 
-    :raises RefusedError: when it isn't a JSON object with ``bootstrap.servers``
+    :param where: what holds it, for the error
+    :raises RefusedError: when it is neither; shows nothing that may be a secret
     """
+    servers = [server.strip() for server in text.split(",")]
+    if all(_is_server(server) for server in servers):
+        return {"bootstrap.servers": ",".join(servers)}
+    if not text.lstrip().startswith("{"):
+        shown = repr(text) if _NEARLY.fullmatch(text) else "neither (not shown: it may hold a secret)"
+        raise RefusedError(f"{where} has to be {_ACCEPTED}; it is {shown}")
     try:
         config = json.loads(text)
-    except ValueError:
+    except ValueError as error:
+        place = f"line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "somewhere"
         raise RefusedError(
-            "the Kafka configuration is not JSON (its text is not shown: it may hold a secret)"
+            f"{where} has to be {_ACCEPTED}; it is not JSON at {place} (not shown: it may hold a secret)"
         ) from None
-    if not isinstance(config, dict) or not config.get("bootstrap.servers"):
-        raise RefusedError('the Kafka configuration needs "bootstrap.servers", for example "localhost:9092"')
+    if not config.get("bootstrap.servers"):
+        names = ", ".join(sorted(config)) or "nothing"
+        raise RefusedError(f"{where} has to be {_ACCEPTED}; its JSON has no bootstrap.servers, only {names}")
     return {str(name): str(value) for name, value in config.items()}
+
+
+def _is_server(text: str) -> bool:
+    found = _SERVER.fullmatch(text)
+    return found is not None and 0 < int(found[2]) < 2**16
 
 
 def from_environment(bootstrap_servers: str | None) -> dict[str, str]:
@@ -61,17 +83,18 @@ def from_environment(bootstrap_servers: str | None) -> dict[str, str]:
 
     :raises RefusedError: when neither names a cluster
     """
-    text = os.environ.get(VARIABLE)
-    if text and text.startswith("@"):
+    text, where = os.environ.get(VARIABLE, "").strip(), VARIABLE
+    if text.startswith("@"):
+        where = f"the file {text[1:]}, which {VARIABLE} names,"
         try:
-            text = Path(text[1:]).read_text()
-        except OSError as error:
-            raise RefusedError(f"{VARIABLE} names the file {text[1:]}, which can't be read here: {error}") from error
+            text = Path(text[1:]).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RefusedError(f"{where} can't be read here: {error}") from error
     if bootstrap_servers:
-        return {**(parse(text) if text else {}), "bootstrap.servers": bootstrap_servers}
+        return {**(parse(text, where) if text else {}), "bootstrap.servers": bootstrap_servers}
     if not text:
-        raise RefusedError(f"no Kafka cluster: pass --bootstrap-servers or set {VARIABLE}")
-    return parse(text)
+        raise RefusedError(f"no Kafka cluster: pass --bootstrap-servers HOST:PORT, or set {VARIABLE} to {_ACCEPTED}")
+    return parse(text, where)
 
 
 def for_confluent(config: Mapping[str, str]) -> dict[str, str | int | float | bool]:

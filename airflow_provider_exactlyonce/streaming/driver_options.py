@@ -46,7 +46,8 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
     """
     parser = argparse.ArgumentParser(
         description=f"Run pipeline {name}.",
-        epilog=f"The Kafka configuration is JSON in {settings.KAFKA_VARIABLE}, in librdkafka's names.",
+        epilog=f"{settings.KAFKA_VARIABLE} has the brokers, or the whole Kafka configuration as JSON, in librdkafka's "
+        "names.",
     )
     parser.add_argument("--home", required=True, help="the pipeline's home directory; made if absent")
     parser.add_argument(

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
@@ -56,8 +59,49 @@ def test_a_security_setting_without_a_counterpart_is_refused_without_its_value(t
     assert "hush" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "secret", "[]", "{}", '{"bootstrap.servers": ""}'])
-def test_what_is_no_configuration_is_refused_and_not_shown(text: str) -> None:
+NO_CONFIGURATION = [
+    ("", "it is neither"),
+    ("secret", "it is neither"),
+    ("user:secret", "it is neither"),
+    ("kafka://user:secret@broker:9092", "it is neither"),
+    ("a:1,secret", "it is neither"),
+    ("localhost", "it is 'localhost'"),
+    ("a:1,b:99999", "it is 'a:1,b:99999'"),
+    ("[]", "it is neither"),
+    ("{}", "has no bootstrap.servers, only nothing"),
+    ('{"sasl.password": "secret", "bootstrap.servers": ""}', "has no bootstrap.servers, only bootstrap.servers, sasl"),
+    ('{"sasl.password": "secret" "bootstrap.servers": "a:1"}', "it is not JSON at line 1, column 28"),
+]
+
+
+@pytest.mark.parametrize(("text", "why"), NO_CONFIGURATION)
+def test_what_is_no_configuration_is_refused_by_the_variables_name_and_no_secret_is_shown(text: str, why: str) -> None:
     with pytest.raises(RefusedError) as caught:
         config.parse(text)
-    assert "secret" not in str(caught.value).replace("may hold a secret", "")
+    said = str(caught.value)
+    assert said.startswith("EXACTLYONCE_KAFKA has to be HOST:PORT")
+    assert why in said
+    assert "secret" not in said.replace("may hold a secret", "")
+
+
+@pytest.mark.parametrize("text", ["a.b-c:1", " a:1, [::1]:9092 ", '{"bootstrap.servers": "a:1"}'])
+@pytest.mark.parametrize("in_file", [True, False])
+def test_the_variable_takes_the_brokers_alone_too(
+    text: str, in_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "kafka"
+    file.write_text(f"{text}\n")
+    monkeypatch.setenv(config.VARIABLE, f"@{file}" if in_file else text)
+    expected = json.loads(text) if "{" in text else {"bootstrap.servers": text.strip().replace(" ", "")}
+    assert config.from_environment(None) == expected
+    assert config.from_environment("b:2") == {"bootstrap.servers": "b:2"}
+
+
+def test_a_file_that_holds_no_configuration_is_named_with_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "kafka"
+    file.write_text("secret")
+    monkeypatch.setenv(config.VARIABLE, f"@{file}")
+    with pytest.raises(RefusedError, match=f"^the file {file}, which EXACTLYONCE_KAFKA names, has to be"):
+        config.from_environment(None)

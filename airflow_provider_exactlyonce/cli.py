@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.answers import pairs, print_answer, table
 from airflow_provider_exactlyonce.audit.command import add_audit_parser
 from airflow_provider_exactlyonce.backfill.command import add_backfill_parser
 from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments, add_savepoint_parser, with_action
+from airflow_provider_exactlyonce.checkpoint.list_command import add_list_parser
 from airflow_provider_exactlyonce.checkpoint.restore_command import add_restore_parser
 from airflow_provider_exactlyonce.checkpoint.state_command import add_state_parser
 from airflow_provider_exactlyonce.checkpoint.stop_command import add_stop_parser
@@ -23,8 +24,10 @@ from airflow_provider_exactlyonce.control import lease, restarts, status, upgrad
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.cli import add_broker_parser
 from airflow_provider_exactlyonce.doctor.command import add_doctor_parser
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, UnknownPipelineError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.ledger import listing
+from airflow_provider_exactlyonce.ledger.home import never_started
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, RunRecord, shown
 from airflow_provider_exactlyonce.streaming import settings
@@ -44,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_run(subparsers)
     _add_status(subparsers)
+    add_list_parser(subparsers)
     add_stop_parser(subparsers)
     add_savepoint_parser(subparsers)
     add_state_parser(subparsers)
@@ -61,9 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(with_action(sys.argv[1:] if arguments is None else arguments))
     try:
         return int(given.func(given))
+    except UnknownPipelineError as error:
+        config = kafka_config.from_environment(given.bootstrap_servers)
+        return _failed(error, f". {listing.hint(config, given.pipeline)}")
     except ExactlyOnceError as error:
-        print(f"{type(error).__name__}: {error} ({error.page()})", file=sys.stderr)
-        return error.exit_code
+        return _failed(error)
+
+
+def _failed(error: ExactlyOnceError, hint: str = "") -> int:
+    print(f"{type(error).__name__}: {error}{hint} ({error.page()})", file=sys.stderr)
+    return error.exit_code
 
 
 def _add_run(subparsers: Any) -> None:
@@ -136,7 +147,7 @@ def _status(given: argparse.Namespace) -> int:
     except KafkaException as error:
         raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
     if tail is None or tail.claim is None:
-        raise RefusedError(f"pipeline {given.pipeline} has no ledger on this cluster: it has never been started here")
+        raise never_started(given.pipeline)
     home = Home(given.home or tail.claim.home_path)
     facts, deaths, sizes = _facts(given.pipeline, tail, home), _restarts(home), _state_sizes(home)
     facts["lost"] = lost

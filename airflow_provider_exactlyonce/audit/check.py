@@ -22,6 +22,7 @@ from airflow_provider_exactlyonce.audit.readable import ReadableRecords
 from airflow_provider_exactlyonce.audit.sink_check import SinkCheck, Totals
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
+from airflow_provider_exactlyonce.ledger.home import never_started
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_pipeline
 
@@ -92,9 +93,7 @@ class _Audit:
         began = time.monotonic()
         tail = self._reader.tail()
         if tail is None or tail.place.run == 0:
-            raise RefusedError(
-                f"pipeline {self._pipeline} has no ledger on this cluster: it has never been started here"
-            )
+            raise never_started(self._pipeline)
         self._check_bounds(tail.place.oldest, tail.place.commit)
         ledger, judged, limits = self._gather(tail.place.oldest)
         with LedgerReader(self._config, backfill_pipeline(self._pipeline)) as backfills:

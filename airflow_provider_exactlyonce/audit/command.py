@@ -12,6 +12,7 @@ from airflow_provider_exactlyonce.answers import print_answer
 from airflow_provider_exactlyonce.audit.findings import INVARIANTS, Report
 from airflow_provider_exactlyonce.exceptions import AuditFailedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka.arguments import add_cluster_arguments
 from airflow_provider_exactlyonce.ledger.records import shown
 
 _PROGRESS_SECONDS: Final = 5.0
@@ -27,7 +28,7 @@ def add_audit_parser(subparsers: Any) -> None:
         epilog="exit codes: 0 every invariant holds, 69 one does not, 64 there is nothing to judge",
     )
     parser.add_argument("pipeline", help="the pipeline's name")
-    parser.add_argument("--bootstrap-servers", help=f"Kafka brokers, instead of {kafka_config.VARIABLE}")
+    add_cluster_arguments(parser)
     parser.add_argument("--from-commit", type=int, default=0, metavar="N", help="the first commit to judge")
     parser.add_argument("--to-commit", type=int, default=0, metavar="N", help="the last commit to judge")
     parser.add_argument(
@@ -40,7 +41,6 @@ def add_audit_parser(subparsers: Any) -> None:
         metavar="SECONDS",
         help="how long a transaction that is open now may go on (default: %(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=_audit)
 
 

@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import DEFAULT_RETENTION
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka.arguments import add_cluster_arguments
 from airflow_provider_exactlyonce.ledger.home import home_path
 
 _TAKE: Final = "take"
@@ -83,9 +84,8 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_home_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the same without the pipeline's name."""
-    parser.add_argument("--bootstrap-servers", help=f"Kafka brokers, instead of {kafka_config.VARIABLE}")
     parser.add_argument("--home", help="the pipeline's home, if it is not where its last run started")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_cluster_arguments(parser)
 
 
 def home_of(given: argparse.Namespace) -> Home:

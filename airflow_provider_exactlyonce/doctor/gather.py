@@ -24,6 +24,7 @@ from airflow_provider_exactlyonce.doctor.facts import CheckpointFacts, Facts, Hi
 from airflow_provider_exactlyonce.doctor.findings import Finding
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.config import for_confluent
+from airflow_provider_exactlyonce.ledger import listing
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.recorded import Stretch
@@ -136,7 +137,8 @@ def _find_home(facts: Facts, location: str | None) -> Home | None:
                 "ledger-missing",
                 f"pipeline {facts.pipeline} has no ledger on this cluster: it has never been started here, or its "
                 "ledger was deleted",
-                "check the name and bootstrap.servers; pass --home to compare with what its home knows",
+                f"{listing.hint(facts.config, facts.pipeline)}. Check the name and bootstrap.servers; pass --home to "
+                "compare with what its home knows",
             )
         )
     else:

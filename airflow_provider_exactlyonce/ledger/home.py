@@ -24,5 +24,10 @@ def home_path(config: Mapping[str, Any], pipeline: str) -> str:
     except KafkaException as error:
         raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
     if tail is None or tail.claim is None:
-        raise UnknownPipelineError(f"pipeline {pipeline} has no ledger on this cluster: it has never been started here")
+        raise never_started(pipeline)
     return tail.claim.home_path
+
+
+def never_started(pipeline: str) -> UnknownPipelineError:
+    """Return the error for a pipeline without a ledger, or without a claim in it."""
+    return UnknownPipelineError(f"pipeline {pipeline} has no ledger on this cluster: it has never been started here")

@@ -23,6 +23,8 @@ SCHEMA: Final = 2
 RECORD_BYTES_MAXIMUM: Final = 8 * 1024 * 1024
 _HEADROOM_BYTES: Final = 64 * 1024  # for tombstones in the same record batch
 _TRANSACTIONAL_ID_PREFIX: Final = "exactlyonce."
+_LEDGER_PREFIX: Final = "exactlyonce.ledger."
+_BACKFILL_SUFFIX: Final = ".backfill"
 _COMMIT: Final = "commit"
 _BACKFILL: Final = "backfill"
 #: What a pipeline's commits give, unless they say that it is less.
@@ -45,7 +47,13 @@ def check_pipeline_name(name: str) -> str:
 
 def ledger_topic(pipeline: str) -> str:
     """Return the name of the pipeline's ledger topic."""
-    return f"exactlyonce.ledger.{check_pipeline_name(pipeline)}"
+    return f"{_LEDGER_PREFIX}{check_pipeline_name(pipeline)}"
+
+
+def ledgered(topic: str) -> str | None:
+    """Return the pipeline whose ledger a topic is, None when it is none."""
+    name = topic.removeprefix(_LEDGER_PREFIX)
+    return name if name != topic and _NAME.fullmatch(name) else None
 
 
 def transactional_id(pipeline: str) -> str:
@@ -55,7 +63,13 @@ def transactional_id(pipeline: str) -> str:
 
 def backfill_pipeline(pipeline: str) -> str:
     """Return the name under which a pipeline's backfills have a ledger and a transactional.id of their own."""
-    return check_pipeline_name(f"{pipeline}.backfill")
+    return check_pipeline_name(f"{pipeline}{_BACKFILL_SUFFIX}")
+
+
+def backfilled(pipeline: str) -> str | None:
+    """Return the pipeline whose backfills have this name, None when it is a pipeline's own."""
+    name = pipeline.removesuffix(_BACKFILL_SUFFIX)
+    return name if name not in (pipeline, "") else None
 
 
 def pipeline_of(transactional_id: str) -> str | None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.answers import pairs, print_answer, table
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
-from airflow_provider_exactlyonce.kafka.config import VARIABLE, from_environment
+from airflow_provider_exactlyonce.kafka.arguments import add_cluster_arguments
+from airflow_provider_exactlyonce.kafka.config import from_environment
 from airflow_provider_exactlyonce.ledger.records import pipeline_of
 from airflow_provider_exactlyonce.transactions.liveness import why_taken_for_alive
 
@@ -58,8 +59,7 @@ def _add(
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=description, description=description[0].upper() + description[1:] + "."
     )
-    parser.add_argument("--bootstrap-servers", help=f"Kafka brokers, instead of {VARIABLE}")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_cluster_arguments(parser)
     parser.set_defaults(func=function)
     return parser
 

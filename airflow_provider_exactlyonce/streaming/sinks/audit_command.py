@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_exactlyonce.answers import print_answer
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka.arguments import add_cluster_arguments
+from airflow_provider_exactlyonce.ledger.home import never_started
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -31,8 +33,7 @@ def add_audit_sinks_parser(subparsers: Any) -> None:
     )
     parser.add_argument("job", help="the job's file, which declares the sinks")
     parser.add_argument("--pipeline", help="which pipeline of the file, if it declares several")
-    parser.add_argument("--bootstrap-servers", help=f"Kafka brokers, instead of {kafka_config.VARIABLE}")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_cluster_arguments(parser)
     parser.set_defaults(func=_audit)
 
 
@@ -51,7 +52,7 @@ def audit_sinks(job: Pipeline, config: Mapping[str, Any]) -> dict[str, list[str]
     with LedgerReader(config, job.name) as reader:
         tail = reader.tail()
         if tail is None or tail.claim is None:
-            raise RefusedError(f"pipeline {job.name} has no ledger at {config['bootstrap.servers']}")
+            raise never_started(job.name)
         context = SinkContext(pipeline=job.name, home=Path(tail.claim.home_path))
         commits = list(reader.commits())
     found: dict[str, list[str]] = {}
@@ -83,6 +84,7 @@ def _audit(given: argparse.Namespace) -> int:
 
     config = kafka_config.from_environment(given.bootstrap_servers)
     job = job_file.load(given.job, given.pipeline)
+    given.pipeline = job.name
     found = audit_sinks(job, config)
     lines = []
     for sink, texts in found.items():

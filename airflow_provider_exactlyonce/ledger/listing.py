@@ -1,0 +1,52 @@
+"""Which pipelines a cluster has, as its ledger topics tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.kafka.config import for_confluent
+from airflow_provider_exactlyonce.ledger.records import backfilled, ledgered
+
+_TIMEOUT_SECONDS: Final = 30.0
+_NAMED: Final = 10
+
+
+def names(config: Mapping[str, Any]) -> list[str]:
+    """Return the pipelines that have a ledger which the Kafka user may see, in order; ledgers of backfills, too.
+
+    :param config: client configuration in librdkafka's names
+    :raises KafkaException: when the cluster does not answer
+    """
+    from confluent_kafka.admin import AdminClient
+
+    topics = AdminClient(for_confluent(config)).list_topics(timeout=_TIMEOUT_SECONDS).topics
+    return sorted(name for topic in topics if (name := ledgered(topic)) is not None)
+
+
+def hint(config: Mapping[str, Any], pipeline: str) -> str:
+    """Return a sentence on which pipelines a cluster has, for a name that is none of them; what is like it first.
+
+    :param config: client configuration in librdkafka's names
+    """
+    from confluent_kafka import KafkaException
+
+    try:
+        return among([name for name in names(config) if backfilled(name) is None], pipeline)
+    except KafkaException as error:
+        return f"Which pipelines there are can't be told: {error.args[0]}"
+
+
+def among(there: Sequence[str], pipeline: str) -> str:
+    """Return the same for the names that there are."""
+    if not there:
+        return "No pipeline has ever been started on this cluster: check bootstrap.servers"
+    folded = {name.casefold(): name for name in there}
+    close = [folded[name] for name in get_close_matches(pipeline.casefold(), folded, n=3)]
+    others = [name for name in there if name not in close][: _NAMED - len(close)]
+    left = len(there) - len(close) - len(others)
+    listed = ", ".join(others) + (f" and {left:,} more (exactlyonce list)" if left else "")
+    if not close:
+        return f"There are: {listed}"
+    return f"Is it {' or '.join(close)}?" + (f" There are also: {listed}" if listed else "")

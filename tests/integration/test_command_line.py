@@ -1,0 +1,118 @@
+"""The command ``exactlyonce`` on a real cluster: what it says of pipelines, and of names that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce import cli
+from airflow_provider_exactlyonce.control import lease
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
+from airflow_provider_exactlyonce.ledger import topic
+from airflow_provider_exactlyonce.ledger.records import backfill_pipeline
+from tests.conftest import MakeTopic
+from tests.integration.ledger.crafted import CraftedPipeline, rows_of
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(autouse=True)
+def cluster(kafka_config: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXACTLYONCE_KAFKA", kafka_config["bootstrap.servers"])
+
+
+@pytest.fixture
+def crafted(kafka_config: Mapping[str, str], make_topic: MakeTopic) -> Iterator[CraftedPipeline]:
+    with CraftedPipeline(kafka_config, f"shop-{uuid.uuid4().hex[:8]}", make_topic(partitions=2)) as pipeline:
+        yield pipeline
+
+
+def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+    assert cli.main(["list", "--json"]) == 0
+    return {one["pipeline"]: one for one in json.loads(capsys.readouterr().out)["pipelines"]}
+
+
+def test_list_shows_the_last_commit_the_run_the_state_and_the_home_of_each_pipeline(
+    crafted: CraftedPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home(tmp_path / "home")
+    home.create(crafted.pipeline)
+    crafted.claim(home=home.identity(), home_path=str(home.path), pid=os.getpid())
+    crafted.commit(rows_of(0))
+    crafted.settle()
+    found = listed(capsys)[crafted.pipeline]
+    assert (found["run"], found["commit"], found["version"], found["guarantee"]) == (1, 1, "v", "exactly_once")
+    assert found["committed"].startswith("20")
+    assert (found["home"], found["state"]) == (str(home.path), "absent")
+    with lease.holding(home.lease, crafted.pipeline, "t"):
+        assert listed(capsys)[crafted.pipeline]["state"] == "starting"
+    assert cli.main(["list"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith(crafted.pipeline)]
+    assert line.split()[-1] == str(home.path)
+
+
+def test_list_shows_a_pipeline_without_a_commit_one_without_a_claim_and_tells_backfills_apart(
+    crafted: CraftedPipeline, kafka_config: Mapping[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    crafted.claim(home_path="/nowhere/home")
+    backfills, begun = backfill_pipeline(crafted.pipeline), f"begun-{crafted.pipeline}"
+    for name in (backfills, begun):
+        topic.ensure(kafka_config, name)
+    found = listed(capsys)
+    of = {name: found[name] for name in (crafted.pipeline, backfills, begun)}
+    assert {name: one["backfills_of"] for name, one in of.items()} == {
+        crafted.pipeline: None,
+        backfills: crafted.pipeline,
+        begun: None,
+    }
+    assert {name: (one["run"], one["commit"], one["committed"]) for name, one in of.items()} == {
+        crafted.pipeline: (1, 0, None),
+        backfills: (None, 0, None),
+        begun: (None, 0, None),
+    }
+    assert of[crafted.pipeline]["state"] == "unknown", "its home is not here, so nothing is known of its driver"
+
+
+COMMANDS = [
+    ["status"],
+    ["stop"],
+    ["savepoint"],
+    ["savepoint", "list"],
+    ["state", "show", "--operator", "0"],
+    ["restore"],
+    ["rescale", "--state-partitions", "2"],
+    ["upgrade", "PIPELINE", "job.py"],
+    ["rollback"],
+    ["backfill", "--commits", "1..2"],
+    ["audit"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_misspelt_pipeline_is_told_which_ones_there_are(
+    crafted: CraftedPipeline, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    crafted.claim()
+    misspelt = crafted.pipeline.replace("shop", "shp").upper()
+    given = [misspelt if word == "PIPELINE" else word for word in command]
+    assert cli.main(given if given != command else [*command, misspelt]) == UnknownPipelineError.exit_code
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"UnknownPipelineError: pipeline {misspelt} has no ledger on this cluster")
+    assert f"Is it {crafted.pipeline}" in said
+
+
+def test_the_doctor_tells_which_pipelines_there_are_too(
+    crafted: CraftedPipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crafted.claim()
+    assert cli.main(["doctor", crafted.pipeline[:-1], "--json"]) == 1
+    [finding] = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["name"] == "ledger-missing"
+    assert f"Is it {crafted.pipeline}" in finding["do"]

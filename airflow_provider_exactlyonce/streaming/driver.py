@@ -47,6 +47,7 @@ from airflow_provider_exactlyonce.streaming.driver_report import DriverReport
 from airflow_provider_exactlyonce.streaming.goal import Goal
 from airflow_provider_exactlyonce.streaming.guarantees import Plan
 from airflow_provider_exactlyonce.streaming.replay import (
+    Comparison,
     OneStartPerBatchError,
     Replay,
     check_replay,
@@ -248,9 +249,7 @@ class Driver:
             raise
         others.claim(run.number, run.tail.commit, first_repeated(run.home, run.lineage))
         if needs_replay:
-            self._replay = open_replay(
-                spark, run, checkpoint, accept_nondeterminism=self._options.accept_nondeterminism
-            )
+            self._replay = open_replay(spark, run, checkpoint, self._comparison(run))
             self._report.tell(replay=self._replay.report)  # who waits for it to be live must see that it isn't yet
         self._goal.begin(self._report.status.commit)
         if not needs_replay and run.tail.commit is not None and self._has_reached(run.tail.commit):
@@ -265,7 +264,7 @@ class Driver:
                 plan=lambda number: self._plan(checkpoint, run, number),
                 stop_reason=self._stop_reason,
                 committed=self._on_commit,
-                diverged=self._on_difference,
+                diverged=lambda record, error: self._on_difference(self._comparison(run), record, error),
             ),
             max_batch_attempts=plan.attempts(self._pipeline.max_batch_attempts),
         )
@@ -349,13 +348,16 @@ class Driver:
     def _is_replaying(self) -> bool:
         return self._replay is not None and self._replay.pending
 
-    def _on_difference(self, record: CommitRecord, error: DivergedError) -> None:
-        if self._replay is not None:
+    def _on_difference(self, comparison: Comparison, record: CommitRecord, error: DivergedError) -> None:
+        """Decide what follows from other rows of a commit that is run again."""
+        if self._replay is not None and self._is_replaying():
             self._replay.judge(record, error)
-        elif self._may_differ():
-            log.warning("commit %d: %s", record.commit, error)
         else:
-            raise error
+            self._report.tell(replay=comparison.report(record, error))
+
+    def _comparison(self, run: Run) -> Comparison:
+        accept = self._options.accept_nondeterminism or run.lineage.accept_nondeterminism or self._may_differ()
+        return Comparison(version=run.options.version, accept=accept)
 
     def _may_differ(self) -> bool:
         """Tell whether a weaker guarantee was accepted for what a batch that is run again does not find again."""

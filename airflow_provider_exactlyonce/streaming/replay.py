@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from airflow_provider_exactlyonce import failpoints
@@ -29,7 +29,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.recorded import RecordedCommits, Stretch, check_input
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.batch import Batch
-from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.run import Run
 from airflow_provider_exactlyonce.streaming.spark_steering import SteeredQuery, SteeringError
 from airflow_provider_exactlyonce.streaming.start_checks import replay_is_needed
 
@@ -48,15 +48,54 @@ class Stay(Protocol):
     """What a replay needs to know of a run."""
 
     @property
-    def options(self) -> RunOptions:
-        """How it was started."""
-
-    @property
     def lineage(self) -> Lineage:
         """The lineage that is brought up."""
 
     def rebase(self, batch: int, commit: int) -> None:
         """Note that a batch of the lineage is this commit, and those after it follow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What follows when a committed batch, run again, gives other rows: in a replay, and after a crash.
+
+    :param version: the job's version that runs; what another one has committed can't be compared
+    :param accept: other rows stop nothing
+    """
+
+    version: str
+    accept: bool
+
+    def is_exact(self, record: CommitRecord) -> bool:
+        """Tell whether the commit is one that must come out again."""
+        return record.version == self.version
+
+    def judge(self, record: CommitRecord, error: DivergedError) -> bool:
+        """Decide about other rows; returns whether they contradict the commit, which was accepted.
+
+        :raises DivergedError: unless that was accepted, or another version committed it
+        """
+        if not self.is_exact(record):
+            log.info("commit %d was delivered by version %s, and not compared", record.commit, record.version)
+            return False
+        if not self.accept:
+            raise error
+        log.warning("commit %d diverged, which was accepted: %s", record.commit, error)
+        return True
+
+    def report(self, record: CommitRecord, error: DivergedError) -> ReplayReport:
+        """Decide about other rows of one commit that was run again outside of a replay; returns the account of it.
+
+        :raises DivergedError: as :meth:`judge`
+        """
+        diverged = self.judge(record, error)
+        return ReplayReport(
+            first=record.commit,
+            last=record.commit,
+            done=record.commit,
+            diverged=[record.commit] if diverged else [],
+            not_compared=[] if diverged else [(record.version, record.commit, record.commit)],
+        )
 
 
 class OneStartPerBatchError(ExactlyOnceError):
@@ -69,7 +108,7 @@ class Replay:
     :param run: the driver's hold on the pipeline, with its claim
     :param commits: from the commit after the checkpoint's newest to the ledger's newest
     :param stretch: what they add up to
-    :param accept_nondeterminism: rows that differ don't stop it
+    :param comparison: what follows from rows that differ
     """
 
     def __init__(
@@ -80,14 +119,13 @@ class Replay:
         commits: RecordedCommits,
         *,
         stretch: Stretch,
-        accept_nondeterminism: bool,
+        comparison: Comparison,
     ) -> None:
         self._spark: Final = spark
         self._run: Final = run
         self._checkpoint: Final = checkpoint
         self._commits: Final = commits
-        self._version: Final = run.options.version
-        self._accept: Final = run.lineage.accept_nondeterminism or accept_nondeterminism
+        self._comparison: Final = comparison
         self._began: Final = time.monotonic()
         self._query: StreamingQuery | None = None
         self._attached: Final = threading.Event()
@@ -102,7 +140,7 @@ class Replay:
             done=commits.first - 1,
             records=stretch.records,
             recorded_seconds=stretch.seconds,
-            not_compared=[part for part in stretch.versions if part[0] != self._version],
+            not_compared=[part for part in stretch.versions if part[0] != comparison.version],
         )
 
     @property
@@ -128,7 +166,7 @@ class Replay:
         for planned in self._checkpoint.batches("offsets"):
             if planned > number:
                 self._checkpoint.remove("offsets", planned)
-        exact = self._is_exact(record)
+        exact = self._comparison.is_exact(record)
         text = adapted(
             record.offsets,
             confs_of=before.text if before else None,
@@ -157,7 +195,7 @@ class Replay:
         """
         return (
             self._next is not None
-            and not self._is_exact(self._next[1])
+            and not self._comparison.is_exact(self._next[1])
             and not self._busy
             and time.monotonic() - self._moved > _NO_REASON_SECONDS
         )
@@ -182,7 +220,7 @@ class Replay:
         found: list[tuple[str, object, object]] = [("batch", batch.number, number)]
         if not planned.same_sources(committed):
             found.append(("end offsets", planned.kafka_ends(), committed.kafka_ends()))
-        if self._is_exact(record):
+        if self._comparison.is_exact(record):
             found.append(("watermark", planned.watermark, committed.watermark))
         for name, is_planned, was_committed in found:
             if is_planned != was_committed:
@@ -197,18 +235,14 @@ class Replay:
 
         :raises DivergedError: unless it was accepted beforehand, or another version committed them
         """
-        if not self._is_exact(record):
-            return
-        if not self._accept:
-            raise error
-        log.warning("commit %d diverged, which was accepted: %s", record.commit, error)
-        self.report = replace(self.report, diverged=[*self.report.diverged, record.commit])
+        if self._comparison.judge(record, error):
+            self.report = replace(self.report, diverged=[*self.report.diverged, record.commit])
 
     def repeated(self) -> None:
         """Note that the recorded batch has been run, and tell Spark the next one, or put everything back."""
         invariant(self._next is not None, "a recorded batch was run")
         batch, record = self._next  # type: ignore[misc]
-        exact = self._is_exact(record)
+        exact = self._comparison.is_exact(record)
         self._find_next(batch, parse_offsets(record.offsets), done=record.commit)
         seconds = time.monotonic() - self._began
         done = self.report.done - self.report.first + 1
@@ -255,9 +289,6 @@ class Replay:
             "s. Start the pipeline again; it goes on from there"
         )
 
-    def _is_exact(self, record: CommitRecord) -> bool:
-        return record.version == self._version
-
     def _find_next(self, batch: int, before: BatchOffsets | None, *, done: int | None = None) -> None:
         """Find what follows a batch, and what is done with it.
 
@@ -280,7 +311,7 @@ class Replay:
         stretch, or before a commit that is compared, none follows: there it is run.
         """
         following = record
-        while before is not None and not self._is_exact(following):
+        while before is not None and not self._comparison.is_exact(following):
             if not before.same_sources(parse_offsets(following.offsets)):
                 return following
             if following.commit == self.report.last:
@@ -300,7 +331,7 @@ class Replay:
         steered.steer(
             offsets.sources,
             timestamp=offsets.timestamp,
-            watermark=offsets.watermark if self._is_exact(record) else None,
+            watermark=offsets.watermark if self._comparison.is_exact(record) else None,
         )
 
     def _steered_query(self) -> SteeredQuery:
@@ -341,7 +372,7 @@ def check_replay(run: Run, tail: LedgerTail | None, unsure: Sequence[str], *, ac
     log.warning("the job may give other rows each time, which is accepted: %s", "; ".join(unsure))
 
 
-def open_replay(spark: SparkSession, run: Run, checkpoint: Checkpoint, *, accept_nondeterminism: bool) -> Replay:
+def open_replay(spark: SparkSession, run: Run, checkpoint: Checkpoint, comparison: Comparison) -> Replay:
     """Open the replay of what the ledger is ahead, after the claim.
 
     :raises RefusedError: when a commit, or source records, are gone
@@ -350,7 +381,7 @@ def open_replay(spark: SparkSession, run: Run, checkpoint: Checkpoint, *, accept
     log.info(
         "commits %d to %d are replayed without writing: %s source records", commits.first, commits.last, stretch.records
     )
-    return Replay(spark, run, checkpoint, commits, stretch=stretch, accept_nondeterminism=accept_nondeterminism)
+    return Replay(spark, run, checkpoint, commits, stretch=stretch, comparison=comparison)
 
 
 def _recorded(run: Run, checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> tuple[RecordedCommits, Stretch]:

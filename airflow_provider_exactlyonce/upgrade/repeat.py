@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.kafka.wire import WireClient
     from airflow_provider_exactlyonce.streaming.definition import Pipeline
     from airflow_provider_exactlyonce.streaming.replay import Replay
-    from airflow_provider_exactlyonce.streaming.run import RunOptions
 
 _WAIT_SECONDS: Final = 0.2
 
@@ -53,7 +52,6 @@ class Ground:
 class _Stay:
     """What a replay needs of a run, without one."""
 
-    options: RunOptions
     lineage: Lineage
 
     def rebase(self, batch: int, commit: int) -> None:
@@ -120,22 +118,15 @@ class Repeat:
         :raises ExactlyOnceError: when it could not be done
         """
         from airflow_provider_exactlyonce.kafka.wire import WireClient
-        from airflow_provider_exactlyonce.streaming.replay import Replay
-        from airflow_provider_exactlyonce.streaming.run import RunOptions
+        from airflow_provider_exactlyonce.streaming.replay import Comparison, Replay
 
         lineage = Lineage(id=str(uuid.uuid4()), base_batch=ground.batch, base_commit=ground.commit)
         lineages.make(self._checkpoint.path.parent, ground.source.path, ground.files, lineage)
         commits = RecordedCommits(LedgerReader(self._config, self._pipeline.name), ground.commit + 1, last)
         stretch = commits.check()
         check_input(self._config, stretch)
-        options = RunOptions(
-            config=self._config,
-            token="",
-            version=self._pipeline.version,
-            transaction_timeout_milliseconds=0,
-        )
-        stay = _Stay(options, lineage)
-        replay = Replay(spark, stay, self._checkpoint, commits, stretch=stretch, accept_nondeterminism=True)
+        comparison = Comparison(version=self._pipeline.version, accept=True)
+        replay = Replay(spark, _Stay(lineage), self._checkpoint, commits, stretch=stretch, comparison=comparison)
         try:
             with WireClient(self._config) as client:
                 self._repeat(spark, replay, client, lineage.id)

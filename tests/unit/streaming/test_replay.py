@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceEr
 from airflow_provider_exactlyonce.ledger.recorded import RecordedCommits
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place
 from airflow_provider_exactlyonce.streaming.batch import Batch
-from airflow_provider_exactlyonce.streaming.replay import Replay
+from airflow_provider_exactlyonce.streaming.replay import Comparison, Replay
 
 OURS, THEIRS = "ours", "theirs"
 
@@ -106,7 +106,7 @@ class Query:
             self.checkpoint,
             commits,
             stretch=commits.check(),
-            accept_nondeterminism=False,
+            comparison=Comparison(version=OURS, accept=self.hold.lineage.accept_nondeterminism),
         )
 
     def planned(self, number: int) -> Batch:

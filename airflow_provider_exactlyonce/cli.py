@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from airflow_provider_exactlyonce.ledger import listing
 from airflow_provider_exactlyonce.ledger.home import never_started
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, RunRecord, shown
-from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming import driver_options, settings
 from airflow_provider_exactlyonce.streaming.check_command import add_check_parser
 from airflow_provider_exactlyonce.streaming.explain_command import add_explain_parser
 from airflow_provider_exactlyonce.streaming.rescale_command import add_rescale_parser
@@ -81,22 +82,48 @@ def _add_run(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "run",
         help="run a pipeline's driver here, through spark-submit",
-        description="Run JOB.py through spark-submit with the settings that the protocol needs. "
-        "What follows JOB.py goes to the job; JOB.py --help lists it.",
+        description="Run JOB.py through spark-submit with the settings that the protocol needs. Options may stand "
+        "before and after JOB.py; what is not listed here goes to the job, and stands after it.",
         epilog="exit codes: 0 finished or stopped, 64 refused, 65 already running, 66 superseded by another run, "
         "67 a record that can't be processed, others: failed, start again",
+        allow_abbrev=False,
     )
+    _add_submission(parser)
+    of_job = parser.add_argument_group("options of the job")
+    driver_options.add_arguments(partial(_add_forwarded, of_job))
+    parser.add_argument("job", metavar="JOB.py", help="the job's file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="further options")
+    parser.set_defaults(func=_run, forwarded=[])
+
+
+def _add_submission(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--master", default="local[*]", help="Spark master (default: %(default)s)")
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; repeatable")
     parser.add_argument("--packages", help="packages for Spark, instead of the connector that this project resolves")
-    parser.add_argument("job", help="the job's file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the job's arguments, such as --home DIR")
-    parser.set_defaults(func=_run)
+
+
+class _Forward(argparse.Action):
+    """Keep an option of the job as it was given."""
+
+    def __call__(self, _: object, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        namespace.forwarded = [*namespace.forwarded, option_string, *([values] if isinstance(values, str) else [])]
+
+
+def _add_forwarded(group: Any, name: str, **about: Any) -> None:
+    nargs = 0 if about.get("action") == "store_true" else None
+    group.add_argument(name, action=_Forward, nargs=nargs, dest="forwarded", metavar="VALUE", help=about["help"])
 
 
 def _run(given: argparse.Namespace) -> int:
+    ours = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    _add_submission(ours)
+    given, of_job = ours.parse_known_args(given.arguments, given)
     command = submit_command(
-        given.job, given.arguments, master=given.master, conf=settings.pairs(given.conf), packages=given.packages
+        given.job,
+        [*given.forwarded, *of_job],
+        master=given.master,
+        conf=settings.pairs(given.conf),
+        packages=given.packages,
     )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from airflow_provider_exactlyonce.control.home import Home
@@ -39,6 +39,39 @@ class DriverOptions:
     backfill: bool = False
 
 
+def add_arguments(add: Callable[..., object]) -> None:
+    """Declare what the command line takes.
+
+    :param add: :meth:`argparse.ArgumentParser.add_argument`, or what stands for it
+    """
+    add("--home", required=True, help="the pipeline's home directory; made if absent")
+    add(
+        "--until",
+        default=FOREVER,
+        help=f"{FORMS}; available: end when all that is available now is committed (default: forever)",
+    )
+    add("--goal", help="name under which the target of --until is kept for the run's later starts")
+    add("--interval", help="trigger interval (default: the job's, or as soon as there is data)")
+    add("--bootstrap-servers", help=f"Kafka brokers, instead of {settings.KAFKA_VARIABLE}")
+    add("--accept-home", action="store_true", help="the home was moved on purpose; it replaces the one in the ledger")
+    add(
+        "--allow-single-replica",
+        action="store_true",
+        help="accept topics with one replica on a cluster of several brokers, for development",
+    )
+    add(
+        "--accept-nondeterminism",
+        action="store_true",
+        help="replayed commits may give other rows than were committed: the state then differs from the output",
+    )
+    add(
+        "--allow-empty-state",
+        action="store_true",
+        help="if checkpoint and savepoints are lost, go on with empty state after the last commit",
+    )
+    add("--backfill", action="store_true", help="run the backfill that --home is of (started by exactlyonce backfill)")
+
+
 def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions:
     """Read the command line and the environment.
 
@@ -49,36 +82,7 @@ def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions
         epilog=f"{settings.KAFKA_VARIABLE} has the brokers, or the whole Kafka configuration as JSON, in librdkafka's "
         "names.",
     )
-    parser.add_argument("--home", required=True, help="the pipeline's home directory; made if absent")
-    parser.add_argument(
-        "--until",
-        default=FOREVER,
-        help=f"{FORMS}; available: end when all that is available now is committed (default: forever)",
-    )
-    parser.add_argument("--goal", help="name under which the target of --until is kept for the run's later starts")
-    parser.add_argument("--interval", help="trigger interval (default: the job's, or as soon as there is data)")
-    parser.add_argument("--bootstrap-servers", help=f"Kafka brokers, instead of {settings.KAFKA_VARIABLE}")
-    parser.add_argument(
-        "--accept-home", action="store_true", help="the home was moved on purpose; it replaces the one in the ledger"
-    )
-    parser.add_argument(
-        "--allow-single-replica",
-        action="store_true",
-        help="accept topics with one replica on a cluster of several brokers, for development",
-    )
-    parser.add_argument(
-        "--accept-nondeterminism",
-        action="store_true",
-        help="replayed commits may give other rows than were committed: the state then differs from the output",
-    )
-    parser.add_argument(
-        "--allow-empty-state",
-        action="store_true",
-        help="if checkpoint and savepoints are lost, go on with empty state after the last commit",
-    )
-    parser.add_argument(
-        "--backfill", action="store_true", help="run the backfill that --home is of (started by exactlyonce backfill)"
-    )
+    add_arguments(parser.add_argument)
     given = parser.parse_args(arguments)
     try:
         target_of(given.until)

@@ -23,6 +23,8 @@ from airflow_provider_exactlyonce.checkpoint.state_command import add_state_pars
 from airflow_provider_exactlyonce.checkpoint.stop_command import add_stop_parser
 from airflow_provider_exactlyonce.control import lease, restarts, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.outlook import outlook
+from airflow_provider_exactlyonce.control.state import state_of
 from airflow_provider_exactlyonce.devkit.cli import add_broker_parser
 from airflow_provider_exactlyonce.doctor.command import add_doctor_parser
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, UnknownPipelineError
@@ -189,11 +191,13 @@ def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
     driver = status.read(home.status)
     newest = driver if driver and claim and driver.token == claim.token else None
     plan = upgrade_plan.read(home)
+    is_here = home.path.is_dir()
     return {
         "pipeline": pipeline,
         "run": claim.run if claim else None,
-        "driver": lease.life(held).value,
-        "state": newest.state.value if newest else None,
+        "driver": lease.life(held).value if is_here else "unknown",
+        "state": state_of(home)[0].value if is_here else None,
+        "next": outlook(home) if is_here else f"{home.path} is not on this machine: nothing is known of the driver",
         "pid": held.pid if held else None,
         "host": held.host if held else None,
         "home": str(home.path),

@@ -21,7 +21,8 @@ from airflow_provider_exactlyonce.control.status import ENDED, DriverState
 from airflow_provider_exactlyonce.control.waiting import Wait
 
 _START_GRACE_SECONDS: Final = 120.0  # from intent to lease on another host: submit, JVM, Spark session
-_RESTART_GRACE_SECONDS: Final = 120.0  # a supervisor that was lost between death and restart leaves its trace, too
+#: A supervisor that was lost between death and restart leaves its trace, too.
+RESTART_GRACE_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +122,7 @@ def awaiting_restart(home: Home) -> Death | None:
 def restarts_soon(home: Home) -> bool:
     """Whether a supervisor is about to start the next driver, and no other may hold the pipeline meanwhile."""
     dead = awaiting_restart(home)
-    return dead is not None and time.time() - dead.died < _RESTART_GRACE_SECONDS
+    return dead is not None and time.time() - dead.died < RESTART_GRACE_SECONDS
 
 
 def has_happened(home: Home, wait: Wait) -> bool:

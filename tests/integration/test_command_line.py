@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_provider_exactlyonce import cli
-from airflow_provider_exactlyonce.control import lease
+from airflow_provider_exactlyonce.control import documents, lease, restarts, status
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.restarts import Restart
+from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
 from airflow_provider_exactlyonce.ledger import topic
 from airflow_provider_exactlyonce.ledger.records import backfill_pipeline
@@ -78,6 +82,29 @@ def test_list_shows_a_pipeline_without_a_commit_one_without_a_claim_and_tells_ba
         begun: (None, 0, None),
     }
     assert of[crafted.pipeline]["state"] == "unknown", "its home is not here, so nothing is known of its driver"
+
+
+def test_status_says_between_a_death_and_the_restart_that_the_driver_is_gone_and_who_starts_the_next_one(
+    crafted: CraftedPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told() -> dict[str, Any]:
+        assert cli.main(["status", crafted.pipeline, "--json"]) == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    home = Home(tmp_path / "home")
+    crafted.claim(home_path=str(home.path))
+    assert (told()["driver"], told()["state"]) == ("unknown", None)
+    assert told()["next"] == f"{home.path} is not on this machine: nothing is known of the driver"
+    home.create(crafted.pipeline)
+    held = lease.take(home.lease, crafted.pipeline, "t", run=1)
+    status.write(home.status, Status(pipeline=crafted.pipeline, token="t", state=DriverState.RUNNING, run=1))
+    assert (told()["driver"], told()["state"], told()["next"]) == ("alive", "running", None)
+    documents.write(home.lease, {**asdict(held), "process_started": 1})  # a process that has ended
+    died = Restart(series="t", number=1, token="t", run=1, commit=0, cause="killed", exit_code=-9, died=time.time())
+    restarts.append(home.restarts, replace(died, due=time.time() + 600))
+    assert (told()["driver"], told()["state"]) == ("gone", "lost")
+    assert "is gone without an account, and no successor has started" in told()["next"]
+    assert "its supervisor starts the next one at" in told()["next"]
 
 
 COMMANDS = [

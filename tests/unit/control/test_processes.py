@@ -11,7 +11,7 @@ import psutil
 
 from airflow_provider_exactlyonce.control import processes, stopping
 from airflow_provider_exactlyonce.control.home import Home
-from tests.unit.control.test_supervisor import wait_for
+from tests.waiting import eventually
 
 STARTER = """
 import sys
@@ -26,7 +26,7 @@ def test_who_stops_a_driver_in_the_triggerer_leaves_no_zombie_there(tmp_path: Pa
     before = set(psutil.Process().children())
     stopping.detach(Home(tmp_path), "nobody", reason="the task was killed", timeout_seconds=0)
     [enforcer] = set(psutil.Process().children()) - before
-    wait_for(lambda: not psutil.pid_exists(enforcer.pid), seconds=60)
+    eventually(lambda: not psutil.pid_exists(enforcer.pid), "it is reaped")
 
 
 def test_a_driver_that_is_left_behind_is_nothing_that_python_warns_of(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""What comes after a driver that has died or fallen silent: what the records in its home say, and no more."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Final
+
+from airflow_provider_exactlyonce.control import commands, drivers, restarts, upgrade_plan
+from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.restarts import Restart
+from airflow_provider_exactlyonce.control.state import PipelineState, state_of
+from airflow_provider_exactlyonce.control.status import Status
+
+_ENDS: Final = {
+    PipelineState.SILENT: "gives no sign of life",
+    PipelineState.LOST: "is gone without an account",
+    PipelineState.FAILED: "has failed",
+}
+
+
+def outlook(home: Home) -> str | None:
+    """Return what is known of the next driver, in a sentence.
+
+    None while a driver runs or starts, after an end in order, and before the first start.
+    """
+    state, status = state_of(home)
+    if state not in _ENDS:
+        return None
+    held = leases.read(home.lease)
+    token = held.token if held is not None else status.token if status is not None else None
+    who = drivers.describe(home, token) if held is not None else "the driver"
+    return f"{who} {_ENDS[state]}, and no successor has started; {_next(home, token, status)}"
+
+
+def _next(home: Home, token: str | None, status: Status | None) -> str:
+    plan = upgrade_plan.read(home)
+    if plan is not None and plan.holds_starts:
+        return f"{plan.sentence}, which alone starts the next one"
+    entry, intent = _recorded(home, token, status), intents.read(home.intent)
+    for dead in filter(None, (token, entry.token if entry else None, intent.token if intent else None)):
+        if (reason := commands.stop_requested(home, dead)) is not None:
+            return f"a stop was asked for ({reason}), so nobody starts the next one"
+    if entry is not None:
+        due = datetime.fromtimestamp(entry.due, UTC).isoformat(timespec="seconds")
+        if time.time() < entry.due:
+            return f"its supervisor starts the next one at {due} (restart {entry.number})"
+        if time.time() < entry.due + drivers.RESTART_GRACE_SECONDS:
+            return f"restart {entry.number} by its supervisor is due since {due}"
+        return f"restart {entry.number} was due at {due} and has not come: its supervisor is lost, start it again"
+    if intent is not None:
+        return f"its supervisor ({intent.owner}) has not noted its end yet, and has to decide on a restart"
+    return "no supervisor is known to start the next one"
+
+
+def _recorded(home: Home, token: str | None, status: Status | None) -> Restart | None:
+    """Return the restart that a supervisor has promised after the newest driver's death."""
+    entry = next(reversed(restarts.read(home.restarts)), None)
+    if entry is None or entry.relaunched is not None:
+        return None
+    held = leases.read(home.lease)
+    heard = max(held.heartbeat if held is not None else 0.0, status.updated if status is not None else 0.0)
+    # Else somebody has started a driver since, by hand.
+    return entry if entry.token == token or entry.died >= heard else None

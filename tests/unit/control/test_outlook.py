@@ -1,0 +1,118 @@
+"""What is said of a driver between its death and its restart."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.control import commands, lease, restarts, status
+from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.intent import Intent
+from airflow_provider_exactlyonce.control.outlook import outlook
+from airflow_provider_exactlyonce.control.restarts import Restart
+from airflow_provider_exactlyonce.control.status import DriverState, Status
+from airflow_provider_exactlyonce.exceptions import StopRequestedError
+from airflow_provider_exactlyonce.restart import RestartStrategy
+from tests.unit.control.test_supervisor import supervisor
+from tests.waiting import eventually
+
+DEAD = "and no successor has started; "
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """Give a home whose driver was killed: its lease and its last account are there, its process isn't."""
+    home = Home(tmp_path / "home")
+    code = (
+        "import sys; from pathlib import Path; from airflow_provider_exactlyonce.control import lease; "
+        "lease.take(Path(sys.argv[1]), 'p', 't', run=3)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(home.lease)], check=True, timeout=60)
+    status.write(home.status, Status(pipeline="p", token="t", state=DriverState.RUNNING, run=3, commit=7))
+    return home
+
+
+def record(home: Home, *, token: str = "t", died: float = 0.0, due: float = 0.0) -> None:
+    now = time.time()
+    entry = Restart(
+        series="t", number=2, token=token, run=3, commit=7, cause="killed", exit_code=-9, died=now + died, due=now + due
+    )
+    restarts.append(home.restarts, entry)
+
+
+def said(home: Home) -> str:
+    found = outlook(home)
+    assert found is not None
+    assert "the driver (pid " in found
+    assert "is gone without an account, " in found
+    return found.partition(DEAD)[2]
+
+
+def test_a_driver_without_a_supervisor_is_started_by_nobody(home: Home) -> None:
+    assert said(home) == "no supervisor is known to start the next one"
+
+
+def test_a_supervisor_that_has_not_looked_yet_promises_nothing(home: Home) -> None:
+    intent = Intent(token="t", owner="shop/stream", until="forever", series="t", restarts=0, log="driver-1.log")
+    intents.write(home.intent, intent)
+    assert said(home) == "its supervisor (shop/stream) has not noted its end yet, and has to decide on a restart"
+
+
+@pytest.mark.parametrize(
+    ("due", "expected"),
+    [
+        (60.0, r"its supervisor starts the next one at \S+ \(restart 2\)"),
+        (-10.0, r"restart 2 by its supervisor is due since \S+"),
+        (-3600.0, r"restart 2 was due at \S+ and has not come: its supervisor is lost, start it again"),
+    ],
+)
+def test_a_restart_is_expected_when_its_supervisor_has_recorded_it(home: Home, due: float, expected: str) -> None:
+    record(home, due=due)
+    assert re.fullmatch(expected, said(home))
+
+
+def test_a_restart_of_an_older_driver_says_nothing_of_one_that_was_started_by_hand(home: Home) -> None:
+    record(home, token="older", died=-3600, due=-3600)
+    assert said(home) == "no supervisor is known to start the next one"
+
+
+def test_after_a_stop_nobody_starts_the_next_one(home: Home) -> None:
+    record(home, due=60.0)
+    commands.request_stop(home, "t", reason="exactlyonce stop")
+    assert said(home) == "a stop was asked for (exactlyonce stop), so nobody starts the next one"
+
+
+def test_of_a_driver_that_runs_or_has_ended_in_order_nothing_is_said(home: Home) -> None:
+    held = lease.take(home.lease, "p", "u")
+    assert outlook(home) is None
+    lease.release(home.lease, held)
+    for state in (DriverState.FINISHED, DriverState.STOPPED):
+        status.write(home.status, Status(pipeline="p", token="u", state=state))
+        assert outlook(home) is None
+
+
+def test_between_a_real_death_and_the_restart_the_supervisors_next_start_is_told(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    delayed = RestartStrategy.fixed_delay(3, timedelta(minutes=10))
+    supervised = supervisor(home, "take-lease commit die", strategy=delayed)
+
+    def run() -> None:
+        with pytest.raises(StopRequestedError):
+            list(supervised.run())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        eventually(lambda: restarts.read(home.restarts), "the supervisor notes the death")
+        assert said(home).startswith("its supervisor starts the next one at ")
+    finally:
+        supervised.stop("the test is over")
+        thread.join()

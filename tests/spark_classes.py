@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 ARCHIVE = Path(__file__).parents[1] / ".exactlyonce" / f"classes-of-spark-{version('pyspark')}.jsa"
-_START_SECONDS = 240
 
 #: For a driver's JVM. An archive that is absent, or made by another Java or of other jars, is ignored.
 JVM_OPTION = f"-XX:SharedArchiveFile={ARCHIVE} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
@@ -48,7 +47,7 @@ def _make(config: Mapping[str, str]) -> None:
         try:
             world.send(10)
             driver = world.start(conf={option: dump})
-            assert driver.wait(_START_SECONDS) == 0, driver.output()[-3000:]
+            assert driver.wait() == 0, driver.output()[-3000:]
         finally:
             world.end()
     beside.touch()  # a Java that can't write an archive is not asked again

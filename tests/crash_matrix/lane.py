@@ -21,6 +21,7 @@ from tests.crash_matrix.cases import CLAIM, LONG_TIMEOUT_SECONDS, Case, Fault, L
 from tests.crash_matrix.pipeline import HangingError, Pipeline
 from tests.crash_matrix.shapes import NO_DATA
 from tests.crash_matrix.verdict import Findings
+from tests.waiting import HANG_SECONDS
 
 #: After a restart's claim nothing of the run before may hide records any longer; this is for the markers' way.
 HELD_SECONDS_MAXIMUM = 2.0
@@ -270,7 +271,9 @@ def _freeze(pipeline: Pipeline, chance: random.Random) -> None:
         frozen = time.monotonic()
         time.sleep(pipeline.timeout_seconds + chance.uniform(0.2, 1.0))
         while pipeline.observer.is_held_back() is not False:
-            assert time.monotonic() - frozen < pipeline.timeout_seconds + 20, "the broker aborts what timed out"
+            assert time.monotonic() - frozen < pipeline.timeout_seconds + HANG_SECONDS, (
+                "the broker aborts what timed out"
+            )
             time.sleep(0.1)
         pipeline.release()
     finally:

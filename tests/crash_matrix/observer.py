@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Record, decode
+from tests.waiting import HANG_SECONDS
 
 Place = tuple[str, int]
 
@@ -91,7 +92,7 @@ class Observer:
         :raises KafkaException: when the broker does not answer
         """
         asked = {TopicPartition(*place): OffsetSpec.latest() for place in self._places}
-        futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=5)
+        futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=30)
         return {(place.topic, place.partition): future.result().offset for place, future in futures.items()}
 
     def held_back(self) -> dict[Place, int]:
@@ -114,7 +115,7 @@ class Observer:
             return None
         return high if stable == high else None
 
-    def catch_up(self, ends: Mapping[Place, int], timeout_seconds: float = 20) -> None:
+    def catch_up(self, ends: Mapping[Place, int], timeout_seconds: float = HANG_SECONDS) -> None:
         """Read up to these ends.
 
         :raises AssertionError: when it doesn't come

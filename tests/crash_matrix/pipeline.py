@@ -22,7 +22,7 @@ from tests.crash_matrix.verdict import Findings, Judge
 from tests.integration.streaming.harness import Driver, World
 
 JOBS = Path(__file__).parent / "jobs"
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 600.0
 #: Exit codes after which a supervisor would not start the driver again.
 FINAL_CODES = frozenset({64, 65, 66, 67, 70})
 

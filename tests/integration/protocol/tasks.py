@@ -24,9 +24,9 @@ import pyarrow as pa
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError
 from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
+from tests.waiting import HANG_SECONDS
 
 ROWS_A_FLUSH = 10
-_CONNECT_SECONDS = 20.0
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
@@ -161,7 +161,7 @@ class Tasks:
                 os.kill(pid, signal.SIGKILL)
 
     def _connect(self, slot: int) -> socket.socket:
-        deadline = time.monotonic() + _CONNECT_SECONDS
+        deadline = time.monotonic() + HANG_SECONDS
         while True:
             connection = socket.socket(socket.AF_UNIX)
             try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,13 +160,11 @@ def test_a_living_driver_is_not_fenced(world: World) -> None:
         thread = threading.Thread(target=beat)
         thread.start()
         try:
-            began = time.monotonic()
             with (
                 run_of(world, world.home, "second") as second,
                 pytest.raises(AlreadyRunningError, match="runs already: run 1"),
             ):
                 second.start()
-            assert time.monotonic() - began < lease.STALE_SECONDS / 2
         finally:
             ended.set()
             thread.join()

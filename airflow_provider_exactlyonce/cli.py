@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from airflow_provider_exactlyonce import pages
 from airflow_provider_exactlyonce.answers import pairs, print_answer, table
 from airflow_provider_exactlyonce.audit.command import add_audit_parser
 from airflow_provider_exactlyonce.backfill.command import add_backfill_parser
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_doctor_parser(subparsers)
     add_transactions_parser(subparsers)
     add_broker_parser(subparsers)
+    _add_help(subparsers)
     given = parser.parse_args(with_action(sys.argv[1:] if arguments is None else arguments))
     try:
         return int(given.func(given))
@@ -153,6 +155,27 @@ def submit_command(
 
         command += ["--jars", ",".join(map(str, spark_connector_jars()))]
     return [*command, *settings.program_of(job), *arguments]
+
+
+def _add_help(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "help",
+        help="print what an error means and what to do, or a page of the documentation",
+        description="Print a part of the documentation of this version. Without TOPIC, list them.",
+    )
+    parser.add_argument("topic", nargs="?", metavar="TOPIC", help="an error's name, an exit code, or a page's name")
+    parser.set_defaults(func=_help)
+
+
+def _help(given: argparse.Namespace) -> int:
+    rows = [{"page": name, "about": title} for name, title in pages.titles().items()]
+    end = "exactlyonce help TOPIC prints one of them; exactlyonce COMMAND --help is for a command"
+    text = f"{table(rows)}\n\nerrors: {', '.join(pages.errors())}\n\n{end}" if given.topic is None else None
+    try:
+        print(text or pages.find(given.topic), flush=True)
+    except BrokenPipeError:  # a pager has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _add_status(subparsers: Any) -> None:

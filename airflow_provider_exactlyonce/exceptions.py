@@ -34,8 +34,8 @@ class ExactlyOnceError(Exception):
 
     @classmethod
     def page(cls) -> str:
-        """Return where the documentation says what it means and what to do."""
-        return f"docs/errors.md#{cls.__name__.lower()}"
+        """Return the command that tells what it means and what to do."""
+        return f"exactlyonce help {cls.__name__}"
 
 
 class RefusedError(ExactlyOnceError):

@@ -14,7 +14,7 @@ def get_provider_info() -> dict[str, Any]:
         "package-name": "airflow-provider-exactlyonce",
         "name": "Exactly Once",
         "description": "Exactly-once PySpark streams from Kafka to Kafka: one Kafka transaction per micro-batch, "
-        "a commit ledger, gates and restarts.",
+        "a commit ledger, gates and restarts. The documentation is installed with it: exactlyonce help.",
         "integrations": [
             {
                 "integration-name": _INTEGRATION,

@@ -76,7 +76,8 @@ def wheels(cache: Path) -> Path:
 def package(cache: Path) -> Path:
     """Return the archive of this package, made if it isn't there."""
     folder = Path(__file__).parents[1]
-    files = {f"{_PACKAGE}/{file.relative_to(folder)}": file for file in folder.rglob("*") if _is_source(file)}
+    sources = [file for file in folder.rglob("*") if _is_source(file) and folder / "docs" not in file.parents]
+    files = {f"{_PACKAGE}/{file.relative_to(folder)}": file for file in sources}
     digest = hashlib.sha256()
     for name in sorted(files):
         digest.update(f"{name}\0".encode())

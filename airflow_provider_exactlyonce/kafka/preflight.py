@@ -297,7 +297,9 @@ def unreachable(config: Mapping[str, str]) -> ExactlyOnceError:
 def missing_rights(user: str | None, rights: Iterable[str]) -> RefusedError:
     """Return the error for rights that the Kafka user lacks, such as ``"WRITE on topic t"``."""
     who = f"the Kafka user {user}" if user else "the Kafka user"
-    return RefusedError(f"{who} lacks the right {', '.join(rights)}; grant it with an ACL (docs/security.md lists all)")
+    return RefusedError(
+        f"{who} lacks the right {', '.join(rights)}; grant it with an ACL (`exactlyonce help security` lists all)"
+    )
 
 
 def _check_version(client: WireClient, broker: Mapping[str, Any]) -> None:

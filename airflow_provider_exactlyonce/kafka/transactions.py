@@ -250,7 +250,8 @@ def _asked(call: Callable[[], T]) -> T:
         raise
     except kafka.errors.AuthorizationError as error:
         raise RefusedError(
-            f"the Kafka user lacks a right for this: {type(error).__name__}: {error} (docs/security.md lists all)"
+            f"the Kafka user lacks a right for this: {type(error).__name__}: {error} "
+            "(`exactlyonce help security` lists all)"
         ) from error
     except kafka.errors.KafkaError as error:
         raise ExactlyOnceError(f"Kafka did not answer: {type(error).__name__}: {error}") from error

@@ -301,7 +301,7 @@ class _Stay:
                 raise AirflowTaskTimeout(str(error)) from error
             if supervisor is not None and supervisor.log is not None and not isinstance(error, StopRequestedError):
                 error.log_tail = verdict.log_tail(supervisor.log)
-            self._task.log.error("%s: what it means and what to do is in %s", type(error).__name__, error.page())
+            self._task.log.error("%s: what it means and what to do tells `%s`", type(error).__name__, error.page())
             raise
         return result
 

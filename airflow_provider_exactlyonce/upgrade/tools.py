@@ -64,9 +64,9 @@ def check_version(tools: Tools, application: str, pipeline: str, savepoint: Path
         return answer
     said = done.stderr.strip()[-_SHOWN_CHARACTERS:]
     if done.returncode == RefusedError.exit_code:
-        # The command's last line is the error's name, its message, and where the documentation has it.
+        # The command's last line is the error's name, its message, and the command that prints its page.
         last = said.splitlines()[-1] if said else f": {application} was refused"
-        raise RefusedError(last.partition(": ")[2].rpartition(" (docs/")[0] or last)
+        raise RefusedError(last.partition(": ")[2].rpartition(" (exactlyonce help ")[0] or last)
     raise ExactlyOnceError(f"the check of {application} ended with exit code {done.returncode}: {said}")
 
 

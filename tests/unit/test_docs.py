@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import re
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import airflow_provider_exactlyonce
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce import pages
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.failpoints import (
     BACKFILL_NAMES,
     NAMES,
@@ -97,10 +99,42 @@ def test_every_error_has_its_part_of_the_page_below_its_exit_code() -> None:
 
 
 def test_every_error_names_its_part_of_the_page() -> None:
-    anchors = {anchor_of(title) for title in titles_of("errors")}
     for error in error_classes():
-        assert error.page() == f"docs/errors.md#{error.__name__.lower()}"
-        assert error.page().partition("#")[2] in anchors
+        assert error.page() == f"exactlyonce help {error.__name__}"
+        assert pages.find(error.__name__.lower()).splitlines()[0] == f"### {error.__name__}"
+
+
+def test_every_exit_code_of_an_error_has_help() -> None:
+    for error in error_classes():
+        if error.exit_code:
+            assert f"\n### {error.__name__}\n" in pages.find(str(error.exit_code))
+
+
+def test_a_page_is_printed_with_links_that_can_be_followed_there() -> None:
+    for page in pages.titles():
+        text = pages.find(page.upper())
+        assert not re.search(r"\]\([\w/.-]+\.md", text), page
+        for topic in re.findall(r"\(exactlyonce help ([\w-]+)\)", text):
+            assert pages.find(topic)
+
+
+def test_help_on_nothing_names_what_is_like_it() -> None:
+    with pytest.raises(RefusedError, match=r"no help on 'savepoint': is it savepoints or"):
+        pages.find("savepoint")
+
+
+def test_messages_refer_to_pages_that_an_installed_package_can_show() -> None:
+    for file in sorted(Path(airflow_provider_exactlyonce.__file__).parent.rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docstrings = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, documented)}
+        texts = {
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        for text in texts - docstrings:
+            assert not re.search(r"docs/\S*\.md", text), f"{file}: {text}"
+            for topic in re.findall(r"`exactlyonce help (\w[\w-]*)`", text):
+                assert pages.find(topic), f"{file}: {text}"
 
 
 def text_of(document: str) -> str:

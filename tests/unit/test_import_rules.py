@@ -70,7 +70,7 @@ BELOW: dict[str, set[str]] = {
     "devkit": set(),
 }
 #: Modules at the top of the package that everybody may import; they import each other only.
-PLAIN = {"answers", "codec", "exceptions", "failpoints", "health", "restart", "until"}
+PLAIN = {"answers", "codec", "exceptions", "failpoints", "health", "pages", "restart", "until"}
 #: Modules at the top that nobody imports.
 ENTRIES = {"cli", "get_provider_info"}
 

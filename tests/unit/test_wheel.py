@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_exactlyonce import pages
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -24,7 +26,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"airflow_provider_exactlyonce"}
-    for needed in ("py.typed", "get_provider_info.py", "devkit/ivy.xml", "devkit/checksums.txt"):
+    for needed in ("py.typed", "get_provider_info.py", "devkit/ivy.xml", "devkit/checksums.txt", "docs/errors.md"):
         assert f"airflow_provider_exactlyonce/{needed}" in names
     assert not [name for name in names if name.endswith((".pyc", ".jar"))]
 
@@ -45,5 +47,9 @@ def test_the_wheel_installs_and_its_entry_points_work(wheel: Path, tmp_path: Pat
     )
     said = subprocess.check_output([python, "-c", program], env=environment, text=True, cwd=tmp_path)
     assert said.split() == [str(site / "airflow_provider_exactlyonce/__init__.py"), "airflow-provider-exactlyonce"]
-    helped = subprocess.check_output([tmp_path / "bin/exactlyonce", "--help"], env=environment, text=True)
+    installed = tmp_path / "bin/exactlyonce"
+    helped = subprocess.check_output([installed, "--help"], env=environment, text=True)
     assert "broker" in helped
+    for topic in ("RefusedError", "gates"):
+        page = subprocess.check_output([installed, "help", topic], env=environment, text=True, cwd=tmp_path)
+        assert page == f"{pages.find(topic)}\n"

@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from airflow_provider_exactlyonce import exceptions
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.lease import Life
-from airflow_provider_exactlyonce.control.status import DriverState
+from airflow_provider_exactlyonce.control.status import DriverError, DriverState
 from airflow_provider_exactlyonce.doctor.facts import Facts
 from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
 
@@ -67,6 +68,11 @@ def holds_no_stale_lease(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _topic(error: DriverError) -> str:
+    """Return what there is help on: an error of ours by its name, a foreign one by its exit code."""
+    return error.kind if hasattr(exceptions, error.kind) else str(error.exit_code)
+
+
 def did_not_fail(facts: Facts) -> Iterator[Finding]:
     """Tell why the last driver failed."""
     driver = facts.driver
@@ -81,5 +87,5 @@ def did_not_fail(facts: Facts) -> Iterator[Finding]:
         "driver-failed",
         f"the last driver (run {status.run}) failed after commit {status.commit}: {status.error.kind}: "
         f"{status.error.message.splitlines()[0] if status.error.message else ''}",
-        f"exit code {status.error.exit_code} in docs/exit-codes.md says what to do; then start it again",
+        f"`exactlyonce help {_topic(status.error)}` says what to do; then start it again",
     )

@@ -31,7 +31,7 @@ def test_a_job_that_cant_be_checked_is_refused_in_the_commands_words(tmp_path: P
         check_version(tools, str(job), "p", tmp_path / "1-ab")
     said = str(raised.value)
     assert said.startswith(f"{job}:1: importing it fails: ModuleNotFoundError")
-    assert "docs/errors.md" not in said
+    assert "exactlyonce help" not in said
 
 
 def test_the_function_of_a_comparison_is_loaded_from_its_file(tmp_path: Path) -> None:

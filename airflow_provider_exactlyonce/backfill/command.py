@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow_provider_exactlyonce.answers import pairs, print_answer
 from airflow_provider_exactlyonce.backfill import homes
+from airflow_provider_exactlyonce.backfill.application import application_of
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output
 from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments
 from airflow_provider_exactlyonce.control import progress
@@ -94,7 +95,7 @@ def _backfill(given: argparse.Namespace, submit: Submit) -> int:
     config = kafka_config.from_environment(given.bootstrap_servers)
     home = Home(given.home or home_path(config, given.pipeline))
     made = homes.make(home, given.pipeline, request)
-    application = given.application or homes.application_of(home, given.pipeline, config)
+    application = given.application or application_of(made, config)
     arguments = ["--home", str(made.path), *homes.driver_arguments(accept_nondeterminism=given.accept_nondeterminism)]
     command = submit(
         application, arguments, master=given.master, conf=settings.pairs(given.conf), packages=given.packages

@@ -3,6 +3,7 @@
 ::
 
     <home>/backfills/identity.json    what all of them are to their common ledger
+    <home>/backfills/ledger.json      that ledger, as the last of them has left it
     <home>/backfills/turn.lock        held by the driver whose turn it is, for as long as its process lives
     <home>/backfills/<request>/       a home; besides what each home has:
         request.json                  what is asked for
@@ -26,10 +27,10 @@ from typing import Any, Final
 
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
-from airflow_provider_exactlyonce.control import documents, releases
+from airflow_provider_exactlyonce.control import documents
 from airflow_provider_exactlyonce.control.home import SCHEMA, Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import backfill_pipeline
 
 log = logging.getLogger("exactlyonce")
@@ -86,6 +87,46 @@ def make(home: Home, pipeline: str, request: BackfillRequest) -> Home:
     with contextlib.suppress(FileExistsError):
         documents.write(made.path / "home.json", body, exclusive=True)
     return made
+
+
+def adopt(home: Home, identity: str) -> None:
+    """Give the request's home, and those beside it, the identity that the ledger knows: the directory was lost.
+
+    :param home: the request's
+    """
+    body = {"schema": SCHEMA, "id": identity}
+    documents.write(home.path.parent / "identity.json", body)
+    documents.write(home.path / "home.json", {**body, "pipeline": home.pipeline()})
+
+
+def check_ledger(home: Home, tail: LedgerTail | None) -> None:
+    """Check that the ledger of backfills still has what the pipeline's backfills have written to it.
+
+    :param home: the request's
+    :param tail: the ledger's end, None when there is none
+    :raises RefusedError: when it was deleted, recreated or set back
+    """
+    known = documents.read(home.path.parent / "ledger.json")
+    if known is None:
+        return
+    was = (known["cluster_id"], known["topic_id"])
+    if tail is not None and (tail.cluster_id, tail.topic_id) == was and tail.place.commit >= known["commit"]:
+        return
+    now = f"topic {tail.topic_id} of cluster {tail.cluster_id} with {tail.place.commit}" if tail else "gone"
+    raise RefusedError(
+        f"the ledger of backfills was topic {was[1]} of cluster {was[0]} with {known['commit']} records, and is {now}: "
+        "what was written would be written again. Check bootstrap.servers; if it was deleted on purpose, delete "
+        f"{home.path.parent} as well"
+    )
+
+
+def note_ledger(home: Home, tail: LedgerTail) -> None:
+    """Remember the ledger of backfills as it is.
+
+    :param home: the request's
+    """
+    known = {"cluster_id": tail.cluster_id, "topic_id": tail.topic_id, "commit": tail.place.commit}
+    documents.write(home.path.parent / "ledger.json", {"schema": SCHEMA, **known})
 
 
 def asked_of(home: Home) -> Asked:
@@ -174,26 +215,6 @@ def _locked(descriptor: int) -> bool:
 
 def _holder(path: str) -> str:
     return Path(path).read_text().strip() or "unknown"
-
-
-def application_of(home: Home, pipeline: str, config: Mapping[str, Any]) -> str:
-    """Return the file of the version that a pipeline runs: what a backfill runs unless it is told otherwise.
-
-    :param home: the pipeline's own
-    :param config: client configuration in librdkafka's names
-    :raises RefusedError: when it was not kept
-    """
-    with LedgerReader(config, pipeline) as reader:
-        tail = reader.tail()
-    claim = tail.claim if tail is not None else None
-    if claim is None:
-        raise RefusedError(f"pipeline {pipeline} has never run on this cluster: name the job's file")
-    known = releases.application(home, claim.version)
-    if known is None:
-        raise RefusedError(
-            f"the file of version {claim.version} of {pipeline} is not kept in {home.path}: name the job's file"
-        )
-    return str(known.file)
 
 
 def driver_arguments(*, accept_nondeterminism: bool = False) -> list[str]:

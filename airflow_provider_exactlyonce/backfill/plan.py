@@ -58,16 +58,36 @@ def plan(resolved: Resolved, terms: Terms, commits: Iterable[CommitRecord]) -> l
 
     :param commits: what the ledger has after ``resolved.base_commit``, oldest first; none are needed with empty state
         unless the output is compared
-    :raises RefusedError: when the source was read twice in between
+    :raises RefusedError: when the source was read twice in between, or the ledger has forgotten a commit
     """
     planner = _Planner(resolved, terms)
     if terms.state is BackfillState.EMPTY:
         planner.from_empty(commits)
     elif resolved.commits is not None:
-        planner.of_commits(commits, resolved.commits)
+        planner.of_commits(_known(resolved, commits), resolved.commits)
     else:
-        planner.of_offsets(commits)
+        planner.of_offsets(_known(resolved, commits))
     return planner.steps
+
+
+def _known(resolved: Resolved, commits: Iterable[CommitRecord]) -> Iterator[CommitRecord]:
+    """Yield the commits that there were when the range was resolved.
+
+    Those since would cut it elsewhere, and what is written already would not be found again.
+
+    :raises RefusedError: when one is missing
+    """
+    expected = resolved.base_commit + 1
+    for record in commits:
+        if resolved.newest_commit is not None and record.commit > resolved.newest_commit:
+            return
+        if record.commit != expected:
+            raise RefusedError(
+                f"commit {expected} of pipeline {record.pipeline} is not in its ledger any more, and the backfill runs "
+                "it again: begin with an empty state, or keep more history with ledger_retention"
+            )
+        expected += 1
+        yield record
 
 
 class _Planner:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final, Self
 
@@ -31,6 +32,8 @@ class Resolved:
     :param unseen: partitions of the range that the state which it begins with has not seen, and where their logs begin
     :param savepoint: whose state it begins with, None for none
     :param base_commit: the commit whose state it begins with; 0 for none
+    :param newest_commit: the newest one when it was resolved: batches are cut as the commits up to it were, whatever
+        was committed since; None of a range that an older release has resolved
     """
 
     starts: Positions
@@ -40,6 +43,16 @@ class Resolved:
     commits: tuple[int, int] | None = None
     savepoint: str | None = None
     base_commit: int = 0
+    newest_commit: int | None = None
+
+    def writes_the_same(self, other: Resolved) -> bool:
+        """Tell whether another one covers the same range in the same batches, wherever its state comes from."""
+        return (self.starts, self.ends, self.commits, self.newest_commit) == (
+            other.starts,
+            other.ends,
+            other.commits,
+            other.newest_commit,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -51,6 +64,7 @@ class Resolved:
             "commits": list(self.commits) if self.commits else None,
             "savepoint": self.savepoint,
             "base_commit": self.base_commit,
+            "newest_commit": self.newest_commit,
         }
 
     @classmethod
@@ -65,6 +79,7 @@ class Resolved:
             commits=(commits[0], commits[1]) if commits else None,
             savepoint=body["savepoint"],
             base_commit=body["base_commit"],
+            newest_commit=body.get("newest_commit"),
         )
 
 
@@ -81,25 +96,57 @@ def positions_from_json(body: Mapping[str, Mapping[str, int]]) -> Positions:
     return {(topic, int(partition)): offset for topic, of in body.items() for partition, offset in of.items()}
 
 
-def resolve(
-    config: Mapping[str, Any],
-    pipeline: str,
-    topics: Iterable[str],
-    request: BackfillRequest,
-    savepoints: Savepoints,
-) -> Resolved:
-    """Find out what a request means now.
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A range of the source.
+
+    :param starts: where it begins in each partition that it reads
+    :param ends: where it ends, exclusive; the same partitions
+    :param commits: first and last, of a range of whole commits
+    """
+
+    starts: Positions
+    ends: Positions
+    commits: tuple[int, int] | None = None
+
+
+class Resolver:
+    """Finds out what a request means now.
 
     :param config: client configuration in librdkafka's names
     :param topics: the pipeline's sources
     :param savepoints: the pipeline's own
-    :raises RefusedError: when the range is not there, or its state can't be made
     """
-    with LedgerReader(config, pipeline) as reader:
-        resolver = _Resolver(reader, StableOffsets(config), sorted(set(topics)), savepoints)
-        found = resolver.resolve(request)
-        resolver.check_input(found)
-        return found
+
+    def __init__(self, config: Mapping[str, Any], pipeline: str, topics: Iterable[str], savepoints: Savepoints) -> None:
+        self._config: Final = config
+        self._pipeline: Final = pipeline
+        self._topics: Final = sorted(set(topics))
+        self._savepoints: Final = savepoints
+
+    def span(self, request: BackfillRequest) -> Span:
+        """Return the range, whether it can be run or not.
+
+        :raises RefusedError: when the range is not there
+        """
+        with self._opened() as resolver:
+            return resolver.span(request)
+
+    def resolve(self, request: BackfillRequest, begun: Resolved | None = None) -> Resolved:
+        """Return the range, and the state that it begins with.
+
+        :param begun: what it meant when its first batch was written, None when none was: its batches stay as they are
+        :raises RefusedError: when the range is not there, or its state can't be made
+        """
+        with self._opened() as resolver:
+            found = resolver.resolve(request) if begun is None else resolver.resolve_again(request, begun)
+            resolver.check_input(found)
+            return found
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[_Resolver]:
+        with LedgerReader(self._config, self._pipeline) as reader:
+            yield _Resolver(reader, StableOffsets(self._config), self._topics, self._savepoints)
 
 
 class _Resolver:
@@ -116,17 +163,32 @@ class _Resolver:
         self._oldest = tail.place.oldest if tail is not None else 1
         self._newest = tail.place.commit if tail is not None else 0
 
-    def resolve(self, request: BackfillRequest) -> Resolved:
+    def span(self, request: BackfillRequest) -> Span:
         commits = self._commits(request)
-        if commits is not None:
-            return self._of_commits(request, commits)
-        starts, ends = self._span(request)
-        if request.kind is Output.COMPARE:
-            return self._of_commits(request, self._covering(starts, ends))
+        if commits is None:
+            starts, ends = self._bounds(request)
+            if request.kind is not Output.COMPARE:
+                return Span(starts=starts, ends=ends)
+            commits = self._covering(starts, ends)
+        starts, ends = self._source_of(*commits)
+        return Span(starts=starts, ends=ends, commits=commits)
+
+    def resolve(self, request: BackfillRequest) -> Resolved:
+        return replace(self._with_base(request, self.span(request)), newest_commit=self._newest)
+
+    def resolve_again(self, request: BackfillRequest, begun: Resolved) -> Resolved:
         if request.state is BackfillState.EMPTY:
-            begins = {**self._stable(), **starts, **self._warm_up_before(request, starts)}
-            return Resolved(starts=starts, ends=ends, begins=begins)
-        return self._with_state(starts, ends)
+            return begun
+        span = Span(starts=begun.starts, ends=begun.ends, commits=begun.commits)
+        return replace(self._with_base(request, span), newest_commit=begun.newest_commit)
+
+    def _with_base(self, request: BackfillRequest, span: Span) -> Resolved:
+        if span.commits is not None:
+            return self._of_commits(request, span, span.commits)
+        if request.state is BackfillState.EMPTY:
+            begins = {**self._stable(), **span.starts, **self._warm_up_before(request, span.starts)}
+            return Resolved(starts=span.starts, ends=span.ends, begins=begins)
+        return self._with_state(span.starts, span.ends)
 
     def check_input(self, found: Resolved) -> None:
         """Check that all that is read is there.
@@ -186,7 +248,7 @@ class _Resolver:
         tail = self._reader.tail()
         return tail.commit.watermark if tail is not None and tail.commit is not None else 0
 
-    def _span(self, request: BackfillRequest) -> tuple[Positions, Positions]:
+    def _bounds(self, request: BackfillRequest) -> tuple[Positions, Positions]:
         """Return where a range of offsets or of time begins and ends."""
         if request.offsets is not None:
             spans = {(topic, part): span for topic, of in request.offsets.items() for part, span in of.items()}
@@ -242,9 +304,8 @@ class _Resolver:
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def _of_commits(self, request: BackfillRequest, commits: tuple[int, int]) -> Resolved:
-        first, last = commits
-        starts, ends = self._source_of(first, last)
+    def _of_commits(self, request: BackfillRequest, span: Span, commits: tuple[int, int]) -> Resolved:
+        first, starts, ends = commits[0], span.starts, span.ends
         if request.state is BackfillState.EMPTY:
             begins = {**starts, **self._warm_up_before(request, starts, first)}
             return Resolved(starts=starts, ends=ends, begins=begins, commits=commits)

@@ -1,29 +1,51 @@
-"""What a backfill gave: in its ledger, where the last record of each has it."""
+"""What a backfill has written, and what it gave: in its ledger, whatever became of its home.
+
+The claim of each of its runs says what the request meant, so that whoever asks for the same in other words, or from
+another home, runs the same batches; the last record of each has its result.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_exactlyonce.backfill.homes import Begun
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, digits
-from airflow_provider_exactlyonce.backfill.resolve import Positions, Resolved
+from airflow_provider_exactlyonce.backfill.resolve import Positions, Resolved, Span
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_pipeline
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord, backfill_pipeline
 
 
-def name_of(pipeline: str, version: str, request: BackfillRequest, resolved: Resolved) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What the ledger of backfills has of one.
+
+    :param batches: the record of each batch that it wrote, oldest first
+    :param result: what it gave, None when it has not ended
+    :param begun: what the request meant when the first batch was written; None when none was, or by an older release
+    """
+
+    batches: Sequence[CommitRecord] = ()
+    result: Mapping[str, Any] | None = None
+    begun: Resolved | None = None
+
+
+def name_of(pipeline: str, version: str, request: BackfillRequest, span: Span | None) -> str:
     """Return the backfill's name: of the range as it was resolved, or of the times that were asked for.
 
     Where a range of time begins in the source depends on when it is asked, if records are late; it is one range all the
     same.
+
+    :param span: the range; a range of time needs none
     """
     return digits(
         {
             "pipeline": pipeline,
             "version": version,
-            "range": list(request.time) if request.time else source_of(resolved),
+            "range": list(request.time) if request.time else span and source_of(span),
             "state": request.state.value,
             "warm_up": str(request.warm_up) if request.state is BackfillState.EMPTY else None,
             "output": str(request.output),
@@ -31,7 +53,7 @@ def name_of(pipeline: str, version: str, request: BackfillRequest, resolved: Res
     )
 
 
-def source_of(resolved: Resolved) -> dict[str, dict[str, list[int]]]:
+def source_of(resolved: Resolved | Span) -> dict[str, dict[str, list[int]]]:
     """Return a range's source offsets as JSON values."""
     found: dict[str, dict[str, list[int]]] = {}
     for (topic, partition), end in sorted(resolved.ends.items()):
@@ -39,12 +61,36 @@ def source_of(resolved: Resolved) -> dict[str, dict[str, list[int]]]:
     return found
 
 
-def records_of(config: Mapping[str, Any], pipeline: str, name: str) -> list[CommitRecord]:
-    """Return what the ledger of a pipeline's backfills has of one, oldest first; empty when it has no ledger."""
+def written_of(config: Mapping[str, Any], pipeline: str, name: str) -> Written:
+    """Return what the ledger of a pipeline's backfills has of one; nothing when there is no ledger.
+
+    :raises RefusedError: when records of the ledger are lost: it can't be told what was written
+    """
     with LedgerReader(config, backfill_pipeline(pipeline)) as reader:
         if reader.tail() is None:
-            return []
-        return [record for record in reader.commits() if record.backfill == name]
+            return Written()
+        own: list[CommitRecord] = []
+        claims: dict[int, RunRecord] = {}
+        expected = 1
+        for _, record in reader.records():
+            if isinstance(record, RunRecord):
+                claims[record.run] = record
+                continue
+            if record.commit != expected:
+                raise RefusedError(
+                    f"{reader.topic} lacks record {expected}, the next one is {record.commit}: what backfills of "
+                    f"{pipeline} have written can't be told, and {name} may have been one of them. If nothing of it "
+                    f"was, delete {reader.topic} and the directory backfills of the pipeline's home"
+                )
+            expected += 1
+            if record.backfill == name:
+                own.append(record)
+    claim = claims.get(own[0].run) if own else None
+    return Written(
+        batches=[record for record in own if record.result is None],
+        result=next((record.result for record in own if record.result is not None), None),
+        begun=Resolved.from_json(claim.plan) if claim is not None and claim.plan is not None else None,
+    )
 
 
 def describe(

@@ -213,6 +213,7 @@ class RunRecord:
     :param claimed: milliseconds since the epoch
     :param guarantee: what the pipeline gives from end to end in this run
     :param lost: {commit: its source ranges} of those whose rows this run found that may be lost; only at most once
+    :param plan: of a run of a backfill: what its request meant when it was begun; None in every other ledger
     """
 
     kind: ClassVar[str] = "run"
@@ -232,6 +233,7 @@ class RunRecord:
     parent_savepoint: str | None = None
     guarantee: str = EXACTLY_ONCE
     lost: Mapping[int, SourceRanges] = field(default_factory=dict)
+    plan: Mapping[str, Any] | None = None
 
     @property
     def key(self) -> bytes:
@@ -263,6 +265,8 @@ def encode(record: Record) -> bytes:
     :raises RefusedError: when no ledger topic accepts a record of that size
     """
     body: dict[str, Any] = {"schema": SCHEMA, "kind": record.kind, **vars(record), "before": vars(record.before)}
+    if isinstance(record, RunRecord) and record.plan is None:
+        del body["plan"]  # older releases read the claims of pipelines
     if isinstance(record, CommitRecord):
         body["digest"] = f"{record.digest:016x}"  # as text: many JSON readers round integers above 2**53
         body["sink"] = {

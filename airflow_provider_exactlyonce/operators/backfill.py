@@ -161,17 +161,17 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         :raises RefusedError: when an argument or a connection can't be used
         """
         from airflow_provider_exactlyonce.backfill import homes
-        from airflow_provider_exactlyonce.control.home import Home
+        from airflow_provider_exactlyonce.backfill.application import application_of
         from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.hooks.launch import DriverSettings, build_launch, find_application
 
         _check_until(until)
-        asked, dag = homes.asked_of(home), self.get_dag()
+        dag = self.get_dag()
         if self.application:
             application = find_application(self.application, dag.fileloc if dag is not None else None)
         else:
             config = client_config(self.kafka_conn_id)
-            application = homes.application_of(Home(asked.home), asked.pipeline, config)
+            application = application_of(home, config)
         settings = DriverSettings(
             application=application,
             name=f"{self.dag_id}.{self.task_id}",

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from airflow_provider_exactlyonce import failpoints
-from airflow_provider_exactlyonce.backfill import homes, results
+from airflow_provider_exactlyonce.backfill import homes, progress, results
 from airflow_provider_exactlyonce.backfill.homes import Begun
 from airflow_provider_exactlyonce.backfill.plan import Step, Terms, plan
+from airflow_provider_exactlyonce.backfill.progress import Done
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, Output
-from airflow_provider_exactlyonce.backfill.resolve import positions_to_json, resolve
+from airflow_provider_exactlyonce.backfill.resolve import Resolved, Resolver, positions_to_json
 from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import write_start
@@ -85,31 +86,73 @@ class BackfillDriver(Driver):
         with homes.turn(home, self._give_up):
             self._report.own(alone=True)  # who has the turn
             self._report.tell()
-            begun, written = self._begin()
-            done = next((record.result for record in written if record.result is not None), None)
-            if done is None:
-                done = self._run_again(begun, written)
+            done = self._result()
             homes.write_result(home, done)
             homes.forget(home)
 
-    def _begin(self) -> tuple[Begun, list[CommitRecord]]:
-        """Return what is run, and what its ledger has of it already."""
-        home, config, version = self._options.home, self._options.config, self._pipeline.version
+    def _result(self) -> Mapping[str, Any]:
+        """Return what the backfill gave, before or now."""
+        home, config, pipeline = self._options.home, self._options.config, self._asked.pipeline
+        self._check_ledger()
         known = homes.begun(home)
-        if known is not None and known.version == version:
-            written = results.records_of(config, self._asked.pipeline, known.name)
-            if home.current() is not None or any(record.result is not None for record in written):
-                return known, written
-        request = self._asked.request
-        topics = [source.topic for source in self._pipeline.sources.values()]
-        savepoints = Savepoints(Home(self._asked.home).savepoints)
-        resolved = resolve(config, self._asked.pipeline, topics, request, savepoints)
-        name = results.name_of(self._asked.pipeline, version, request, resolved)
-        begun = Begun(version=version, name=name, resolved=resolved)
-        homes.begin(home, begun)
-        return begun, results.records_of(config, self._asked.pipeline, name)
+        if known is not None and known.version != self._pipeline.version:
+            known = None
+        name = known.name if known is not None else self._name()
+        written = results.written_of(config, pipeline, name)
+        if written.result is not None:
+            return written.result
+        done = self._settled()
+        if known is None or done is None or not _is_same(known.resolved, written.begun):
+            resolved = self._resolver().resolve(self._asked.request, written.begun)
+            known, done = Begun(version=self._pipeline.version, name=name, resolved=resolved), None
+            homes.begin(home, known)
+        return self._run_again(known, done)
 
-    def _run_again(self, begun: Begun, written: list[CommitRecord]) -> Mapping[str, Any]:
+    def _settled(self) -> Done | None:
+        """Return how far the lineage is; None when there is none that can be gone on with: it is made anew then."""
+        home = self._options.home
+        try:
+            lineage = home.current()
+        except RefusedError as error:
+            log.warning("%s; what is written already is not written again", error)
+            return None
+        if lineage is None:
+            return None
+        checkpoint = Checkpoint(home.checkpoint(lineage.id))
+        done = progress.settle(checkpoint)
+        if done is None:
+            log.warning("%s can't be gone on with; what is written already is not written again", checkpoint.path)
+        return done
+
+    def _check_ledger(self) -> None:
+        """Check that the ledger of backfills is the one that this home belongs to.
+
+        :raises RefusedError: when it is another one, or has lost records
+        """
+        home, config = self._options.home, self._options.config
+        with LedgerReader(config, backfill_pipeline(self._asked.pipeline)) as reader:
+            tail = reader.tail()
+        homes.check_ledger(home, tail)
+        claim = tail.claim if tail is not None else None
+        if claim is None or claim.home == home.identity():
+            return
+        with LedgerReader(config, self._asked.pipeline) as reader:
+            own = reader.tail()
+        if own is not None and own.claim is not None and own.claim.home == Home(self._asked.home).identity():
+            homes.adopt(home, claim.home)  # it is the pipeline's: what was below it was lost
+
+    def _name(self) -> str:
+        request = self._asked.request
+        span = None if request.time is not None else self._resolver().span(request)
+        return results.name_of(self._asked.pipeline, self._pipeline.version, request, span)
+
+    def _resolver(self) -> Resolver:
+        topics = [source.topic for source in self._pipeline.sources.values()]
+        return Resolver(
+            self._options.config, self._asked.pipeline, topics, Savepoints(Home(self._asked.home).savepoints)
+        )
+
+    def _run_again(self, begun: Begun, done: Done | None) -> Mapping[str, Any]:
         run = self._open_run(
             self._options.home,
             backfill_pipeline(self._pipeline.name),
@@ -122,13 +165,14 @@ class BackfillDriver(Driver):
                 allow_single_replica=self._options.allow_single_replica,
                 ledger_retention=_KEEP_ALL,
                 backfill=begun.name,
+                plan=begun.resolved.to_json(),
             ),
         )
         topics = self._check_topics(run)
         steps = self._plan_steps(begun, {name: topic.topic_id for name, topic in topics.items()})
         spark = self._open_session()
         with SequencerListener(sequencer_endpoint(spark)) as listener:
-            return self._execute(spark, run, listener, topics, begun, steps, written)
+            return self._execute(spark, run, listener, topics, begun, steps, done)
 
     def _plan_steps(self, begun: Begun, topic_ids: Mapping[str, str]) -> list[Step]:
         request = self._asked.request
@@ -153,7 +197,7 @@ class BackfillDriver(Driver):
         topics: Mapping[str, TopicFacts],
         begun: Begun,
         steps: list[Step],
-        written: list[CommitRecord],
+        done: Done | None,
     ) -> Mapping[str, Any]:
         config = self._options.config
         result = self._pipeline.result(spark, config)
@@ -178,20 +222,23 @@ class BackfillDriver(Driver):
         )
         stream = sink.prepare(result)
         with LedgerReader(config, run.pipeline) as reader:
-            lineage = self._lineage(begun, order, reader.tail())
+            lineage, done = self._lineage(begun, order, done, reader.tail())
         self._start_run(run, spark)
-        checkpoint = Checkpoint(run.home.checkpoint(lineage.id))
-        own = [record for record in written if record.lineage == lineage.id]
+        homes.note_ledger(run.home, run.tail)
+        written = self._written(begun, topics)
+        if written.result is not None:
+            return written.result
         last = max((step.commit or 0 for step in steps), default=0)
         told = BackfillSteps(
             spark,
-            checkpoint,
+            Checkpoint(run.home.checkpoint(lineage.id)),
             steps,
             commits=RecordedCommits(LedgerReader(config, self._asked.pipeline), begun.resolved.base_commit + 1, last)
             if last
             else None,
             topics=order,
-            own=own[-1] if own else None,
+            done=done,
+            written=written.batches if self._writes else None,
         )
         try:
             self._report.tell(state=DriverState.RUNNING, progressed=time.time())
@@ -199,6 +246,30 @@ class BackfillDriver(Driver):
             return self._complete(run, begun, told)
         finally:
             told.close()
+
+    @property
+    def _writes(self) -> bool:
+        return self._asked.request.kind is not Output.COMPARE
+
+    def _written(self, begun: Begun, topics: Mapping[str, TopicFacts]) -> results.Written:
+        """Return what is written, now that the claim keeps others from writing more.
+
+        :raises RefusedError: when a topic that has it was recreated since
+        :raises ExactlyOnceError: when a request in other words has begun meanwhile
+        """
+        written = results.written_of(self._options.config, self._asked.pipeline, begun.name)
+        if not _is_same(begun.resolved, written.begun):
+            raise ExactlyOnceError(
+                f"backfill {begun.name} was begun elsewhere meanwhile, as another range of the source. Start it again"
+            )
+        for record in written.batches:
+            for topic, known in {**record.source_topic_ids, **record.sink_topic_ids}.items():
+                if topic in topics and topics[topic].topic_id != known:
+                    raise RefusedError(
+                        f"topic {topic} was recreated since backfill {begun.name} has written {len(written.batches)} "
+                        "batches: what it held is gone. Ask for another topic, or for what is missing by its offsets"
+                    )
+        return written
 
     def _run_steps(
         self, spark: SparkSession, run: Run, stream: DataFrame, sink: KafkaTransaction, steps: BackfillSteps
@@ -209,7 +280,7 @@ class BackfillDriver(Driver):
             sink,
             steps,
             checkpoint,
-            writes=self._asked.request.kind is not Output.COMPARE,
+            writes=self._writes,
             accept_nondeterminism=self._options.accept_nondeterminism,
             max_batch_attempts=self._pipeline.max_batch_attempts,
             stop_reason=self._stop_reason,
@@ -217,8 +288,7 @@ class BackfillDriver(Driver):
             progressed=lambda: self._report.tell(progressed=time.time()),
         )
         impossible = missing_part(spark)
-        while (number := steps.prepare(once=impossible is not None)) is not None:
-            batches.begin_at(number)
+        while steps.prepare(once=impossible is not None):
             query = self._start_query(stream, checkpoint.path, batches, once=impossible is not None)
             steps.attach(query)
             try:
@@ -233,16 +303,16 @@ class BackfillDriver(Driver):
     def _complete(self, run: Run, begun: Begun, steps: BackfillSteps) -> Mapping[str, Any]:
         """Write the record that ends the backfill; returns the result."""
         done = steps.done
-        written = results.records_of(self._options.config, self._asked.pipeline, begun.name)
+        written = results.written_of(self._options.config, self._asked.pipeline, begun.name)
         result = results.describe(
             self._asked.pipeline,
             self._asked.request,
             begun,
-            written,
-            suppressed=done.suppressed,
-            compared=done.compared,
-            differences=done.differences,
-            diverged=done.diverged,
+            written.batches,
+            suppressed=steps.suppressed,
+            compared=steps.compared,
+            differences=list(done.differences.values()),
+            diverged=list(done.diverged.values()),
         )
         before = run.tail.place
         run.session.begin()
@@ -273,19 +343,24 @@ class BackfillDriver(Driver):
         offset = run.session.write(ledger_topic(run.pipeline), 0, record.key, records.encode(record))
         run.session.commit(lambda: self._stop_reason() is not None)
         run.committed(record, offset)
+        homes.note_ledger(run.home, run.tail)
         failpoints.reach("backfill-done")
         log.info("backfill %s is done: %s", begun.name, json.dumps(result))
         return result
 
     # -- lineage --------------------------------------------------------------------------------------------------
 
-    def _lineage(self, begun: Begun, order: list[str], tail: LedgerTail | None) -> Lineage:
+    def _lineage(
+        self, begun: Begun, order: list[str], done: Done | None, tail: LedgerTail | None
+    ) -> tuple[Lineage, Done]:
         """Make the backfill's lineage, or find it, and let it follow what other backfills have committed since."""
         home = self._options.home
-        lineage = home.current()
-        if lineage is None:
+        lineage = home.current() if done is not None else None
+        if lineage is None or done is None:
             lineages.remove_unfinished(home.lineages)
             lineage = self._made(begun, order)
+            done = Done(base=lineage.base_batch)
+            progress.write(Checkpoint(home.checkpoint(lineage.id)), done)
             home.use(lineage.id)
             failpoints.reach("backfill-prepared")
         claim = tail.claim if tail is not None else None
@@ -298,7 +373,7 @@ class BackfillDriver(Driver):
             parent_commit=tail.place.commit if tail is not None else 0,
         )
         home.remember(lineage)
-        return lineage
+        return lineage, done
 
     def _made(self, begun: Begun, order: list[str]) -> Lineage:
         home, resolved = self._options.home, begun.resolved
@@ -392,3 +467,8 @@ def _order(result: DataFrame) -> list[str]:
         topic_of_mark(node, node.getClass().getSimpleName()) for node in tree(result._jdf.queryExecution().analyzed())
     ]
     return list(dict.fromkeys(topic for topic in found if topic is not None))
+
+
+def _is_same(resolved: Resolved, written: Resolved | None) -> bool:
+    """Tell whether a range is the one that is written in part; an older release does not say, its batches do."""
+    return written is None or resolved.writes_the_same(written)

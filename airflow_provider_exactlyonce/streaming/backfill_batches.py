@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.backfill.plan import Step
@@ -66,15 +65,6 @@ class BackfillBatches:
             max_batch_attempts=max_batch_attempts,
         )
 
-    def begin_at(self, number: int) -> None:
-        """Say that the query begins with a batch: it follows the ledger's newest commit, or is one of them already."""
-        newest = self._run.tail.place.commit
-        committed = self._steps.committed_before(number)
-        if committed is not None:
-            self._run.rebase(number, newest)  # the record says which commit it is; those after it are new
-        elif self._run.lineage.commit_of(number) != newest + 1:
-            self._run.rebase(number - 1, newest)
-
     def process(self, frame: DataFrame, number: int) -> None:
         """Process one batch; the callback of ``foreachBatch``.
 
@@ -95,18 +85,25 @@ class BackfillBatches:
         if planned is None:
             raise ExactlyOnceError(f"{self._checkpoint.path}/offsets lacks batch {number}")
         step = self._steps.begin(number, planned)
-        if step.emits and self._writes:
+        written = self._steps.recorded()
+        if step.emits and self._writes and written is None:
+            self._follow_ledger(number)
             self._coordinator.process(frame, number)
             self._steps.finish(number)
             return
         rows, digest = self._recompute(frame)
-        if step.emits:
+        if written is not None:
+            self._check_written(number, written, rows, digest)
+        elif step.emits:
             self._compare(number, step, rows, digest)
         else:
             self._check(number, step, rows, digest)
+
+    def _follow_ledger(self, number: int) -> None:
+        """Let the batch be the commit after the ledger's newest, whatever was run for its state in between."""
         newest = self._run.tail.place.commit
-        if self._writes and self._steps.pending and self._steps.upcoming.emits:
-            self._run.rebase(number, newest)
+        if self._run.lineage.commit_of(number) != newest + 1:
+            self._run.rebase(number - 1, newest)
 
     def _recompute(self, frame: DataFrame) -> tuple[int, int]:
         try:
@@ -124,11 +121,28 @@ class BackfillBatches:
             self._steps.finish(number)
             return
         record = self._steps.record(step)
-        differences = list(done.differences)
+        differences = dict(done.differences)
         if (rows, digest) != (record.rows, record.digest):
-            differences.append((record.commit, record.rows, f"{record.digest:016x}", rows, f"{digest:016x}"))
+            differences[number] = (record.commit, record.rows, f"{record.digest:016x}", rows, f"{digest:016x}")
             log.warning("commit %d delivered %d rows, and gives %d other ones now", record.commit, record.rows, rows)
-        self._steps.finish(number, compared=done.compared + 1, differences=differences)
+        self._steps.finish(number, differences=differences)
+
+    def _check_written(self, number: int, record: CommitRecord, rows: int, digest: int) -> None:
+        """Check that a batch that is written gives the same again, so that the state fits what follows.
+
+        :raises DivergedError: when it does not
+        """
+        if (rows, digest) != (record.rows, record.digest):
+            text = (
+                f"backfill {record.backfill} has written {record.rows} rows with digest {record.digest:016x} (record "
+                f"{record.commit} of {record.pipeline}); run again for its state the batch gives {rows} and "
+                f"{digest:016x}"
+            )
+            if not self._accept:
+                raise DivergedError(f"{text}. The job is not deterministic; accept that with --accept-nondeterminism")
+            log.warning("%s, which was accepted", text)
+        log.info("batch %d is record %d already: state rebuilt, nothing written", number, record.commit)
+        self._steps.finish(number)
 
     def _check(self, number: int, step: Step, rows: int, digest: int) -> None:
         """Check that a batch before the range gives what it gave, so that the state is what it was.
@@ -136,7 +150,7 @@ class BackfillBatches:
         :raises DivergedError: when it does not
         """
         done = self._steps.done
-        diverged = list(done.diverged)
+        diverged = dict(done.diverged)
         if step.exact:
             record = self._steps.record(step)
             if (rows, digest) != (record.rows, record.digest):
@@ -146,21 +160,19 @@ class BackfillBatches:
                         f"{record.digest:016x}; run again it gives {rows} rows and {digest:016x}: the state would not "
                         "be what it was. The job is not deterministic; accept that with --accept-nondeterminism"
                     )
-                diverged.append(record.commit)
-        self._steps.finish(number, suppressed=done.suppressed + 1, diverged=diverged)
+                diverged[number] = record.commit
+        self._steps.finish(number, diverged=diverged)
 
     def _plan(self, number: int) -> Batch:
-        batch = planned_batch(self._checkpoint, self._run.client, self._run.lineage.id, number)
-        return replace(batch, recorded=self._steps.committed_before(number))
+        return planned_batch(self._checkpoint, self._run.client, self._run.lineage.id, number)
 
     def _committed(self, record: CommitRecord, seconds: float, before: bool) -> None:
-        if not before:
-            self._tell(record)
+        self._steps.wrote(record)
+        self._tell(record)
         log.info(
-            "commit %d of the backfills, batch %d: %s rows in %.2f s%s",
+            "commit %d of the backfills, batch %d: %s rows in %.2f s",
             record.commit,
             record.batch,
             f"{record.rows:,}",
             seconds,
-            ", was committed before: state rebuilt, nothing written" if before else "",
         )

@@ -4,9 +4,8 @@ Spark runs one uncommitted batch again by itself, so the first batch of every st
 its ``offsets/N``; each further one is steered from the callback of the one before, as in a replay. Spark is never left
 to decide where a batch ends.
 
-``steps.json`` beside the checkpoint says which step the newest batch was. It is written in the callback, before Spark's
-``commits/N``: a batch that is run again is the same step again. A batch that is in the ledger and not in ``steps.json``
-is known by where it ends.
+The ledger says what is written: its records of the backfill are those of the range's first batches, in their order,
+whichever lineage, home or words of a request wrote them. Such a batch is run for its state only, as a replay does.
 """
 
 from __future__ import annotations
@@ -15,15 +14,16 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.backfill import progress
 from airflow_provider_exactlyonce.backfill.plan import Step
+from airflow_provider_exactlyonce.backfill.progress import Done
+from airflow_provider_exactlyonce.backfill.resolve import Positions, ends_of
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, parse_offsets
 from airflow_provider_exactlyonce.checkpoint.offsets_text import adapted, composed
-from airflow_provider_exactlyonce.control import documents
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.recorded import RecordedCommits
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -39,26 +39,6 @@ log = logging.getLogger("exactlyonce")
 _START_SECONDS: Final = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Done:
-    """What has been done; ``steps.json``.
-
-    :param batch: the newest batch
-    :param step: index of the step that it was, -1 for none
-    :param suppressed: batches that ran without output
-    :param compared: commits that were compared with what was delivered
-    :param differences: (commit, rows and digest that were delivered, that were found) of those that differ
-    :param diverged: commits before the range that gave other rows, which was accepted
-    """
-
-    batch: int
-    step: int = -1
-    suppressed: int = 0
-    compared: int = 0
-    differences: list[tuple[int, int, str, int, str]] = field(default_factory=list)
-    diverged: list[int] = field(default_factory=list)
-
-
 class BackfillSteps:
     """Tells Spark the batches of one backfill in their turn. Called by the query's thread but for :meth:`attach`.
 
@@ -66,7 +46,8 @@ class BackfillSteps:
     :param steps: all of them
     :param commits: the pipeline's records, for the steps that repeat one; None when none does
     :param topics: of the sources, in Spark's order
-    :param own: the newest record of this lineage in the ledger of backfills
+    :param done: what of them has been done
+    :param written: the record of each batch of the range that is written, in their order; None when none ever is
     """
 
     def __init__(
@@ -77,22 +58,21 @@ class BackfillSteps:
         *,
         commits: RecordedCommits | None,
         topics: Sequence[str],
-        own: CommitRecord | None,
+        done: Done,
+        written: Sequence[CommitRecord] | None,
     ) -> None:
         self._spark: Final = spark
         self._checkpoint: Final = checkpoint
         self._steps: Final = steps
         self._commits: Final = commits
         self._topics: Final = topics
-        self._own: Final = own
-        self._path: Final = checkpoint.path.parent / "steps.json"
+        self._written: Final = None if written is None else list(written)
         self._query: StreamingQuery | None = None
         self._attached: Final = threading.Event()
         self._steered: SteeredQuery | None = None
-        self._once = False
-        newest = checkpoint.newest_commit()  # without steps.json that is the batch whose state it begins with
-        self.done = read(self._path) or Done(batch=-1 if newest is None else newest)
-        self._next = self.done.step + 1
+        self._once = self._repeats = False
+        self.done = done
+        self._next = done.upcoming
         self._started_at = -1
 
     @property
@@ -105,49 +85,77 @@ class BackfillSteps:
         """The step that is run next."""
         return self._steps[self._next]
 
+    @property
+    def suppressed(self) -> int:
+        """How many batches before the range have been run."""
+        return sum(not self._steps[index].emits for index in self.done.ran)
+
+    @property
+    def compared(self) -> int:
+        """How many commits of the range have been run."""
+        return sum(self._steps[index].emits and self._steps[index].commit is not None for index in self.done.ran)
+
     def close(self) -> None:
         """Close the connection to the ledger."""
         if self._commits is not None:
             self._commits.close()
 
-    def prepare(self, *, once: bool) -> int | None:
-        """Write the next batch into the checkpoint, before every start of the query.
+    def prepare(self, *, once: bool) -> bool:
+        """Write the next batch into the checkpoint, before every start of the query; false when none is left.
 
-        :returns: its number, None when none is left
         :param once: the query can't be steered, and ends after it
+        :raises RefusedError: when the ledger has batches that are in no step
         """
         self._attached.clear()
         self._query, self._steered, self._once = None, None, once
         newest = self._checkpoint.newest_commit()
-        last = self.done.batch if newest is None else newest
-        if not last <= self.done.batch <= last + 1:
-            raise RefusedError(
-                f"{self._checkpoint.path} is at batch {last}, and its steps.json at {self.done.batch}: files of it "
-                "were lost. Remove the directory of this backfill if nothing of it is in its ledger"
-            )
-        number = last + 1
-        if self.done.batch == number:  # Spark has not noted it: it is the same step again
-            self._next = self.done.step
+        last = self.done.base if newest is None else newest
+        self.done = self.done.cut(last)  # what Spark has not noted it runs again
+        self._next = self.done.upcoming
         before = self._checkpoint.offsets(last)
-        committed = self.committed_before(number)
-        if committed is not None:
-            self._find_committed(committed)
-            text = committed.offsets
-        else:
-            self._leave_out_closing(last, before)
-            if not self.pending:
-                return None
-            text = self._text(last, before)
+        self._leave_out_closing(last, before)
+        if not self.pending:
+            if (record := self._next_record()) is not None:
+                raise self._another_range(record, None)
+            return False
+        number = last + 1
+        text = self._text(last, before)
         for planned in self._checkpoint.batches("offsets"):
             if planned >= number:
                 self._checkpoint.remove("offsets", planned)
         self._checkpoint.write_offsets(number, text)
         self._started_at = self._next
-        return number
+        return True
 
-    def committed_before(self, number: int) -> CommitRecord | None:
-        """Return the record of a batch that is committed, and that Spark has not noted; None when it is not."""
-        return self._own if self._own is not None and self._own.batch == number else None
+    def recorded(self) -> CommitRecord | None:
+        """Return the record of the upcoming step if it is written already, None when it is not.
+
+        :raises RefusedError: when what was written then ends elsewhere
+        """
+        record = self._next_record() if self.upcoming.emits else None
+        if record is not None and ends_of(record) != self.upcoming.ends:
+            raise self._another_range(record, self.upcoming)
+        return record
+
+    def wrote(self, record: CommitRecord) -> None:
+        """Note a batch that was written."""
+        if self._written is not None:
+            self._written.append(record)
+
+    def _next_record(self) -> CommitRecord | None:
+        """Return the record of the batch of the range that is run next, None when it is not written yet."""
+        if self._written is None:
+            return None
+        count = sum(self._steps[index].emits for index in self.done.ran)
+        return self._written[count] if count < len(self._written) else None
+
+    def _another_range(self, record: CommitRecord, step: Step | None) -> RefusedError:
+        found = f"ends at {_shown(step.ends)}" if step is not None else "does not exist"
+        return RefusedError(
+            f"backfill {record.backfill} has written a batch that ends at {_shown(ends_of(record))} (record "
+            f"{record.commit} of {record.pipeline}), and here that batch {found}: it was asked for then as another "
+            "range of the source. Nothing was written; ask for what is missing by its offsets"
+        )
 
     def check_progress(self) -> None:
         """Check, after the query's end, that something was done since its start.
@@ -181,13 +189,14 @@ class BackfillSteps:
                 f"batch {number} of the backfill would end at offset {ends.get(min(wrong))} of {topic}-{partition}, "
                 f"and {step.ends.get(min(wrong))} was planned. Nothing was written; start it again"
             )
-        if step.exact:
-            recorded = self.record(step)
-            watermark = parse_offsets(recorded.offsets).watermark
+        pattern = self._pattern()
+        self._repeats = pattern is not None
+        if pattern is not None:
+            watermark = parse_offsets(pattern.offsets).watermark
             if planned.watermark != watermark:
                 raise DivergedError(
-                    f"commit {recorded.commit} would be run again with the watermark {planned.watermark}, and had "
-                    f"{watermark}. Nothing was written"
+                    f"commit {pattern.commit} of {pattern.pipeline} would be run again with the watermark "
+                    f"{planned.watermark}, and had {watermark}. Nothing was written"
                 )
         return step
 
@@ -202,50 +211,58 @@ class BackfillSteps:
 
         :param changes: fields of :class:`Done`
         """
-        step = self.upcoming
-        if self.done.batch < number:  # else it is noted already, and Spark has run it again
-            self.done = replace(self.done, batch=number, step=self._next, **changes)
-        documents.write(self._path, asdict(self.done))
+        self.done = replace(self.done, ran=[*self.done.ran, self._next], **changes)
+        progress.write(self._checkpoint, self.done)
         self._next += 1
         failpoints.reach("backfill-step")
         if self._once:
             return
         steered = self._steered_query()
-        if step.exact:
+        if self._repeats:
             steered.forget_operator_watermarks()
+        while self._is_left_out():
+            self._next += 1
         if self.pending:
-            self._steer(steered, self.upcoming)
+            self._steer(steered)
         else:
             steered.end()
 
-    def _steer(self, steered: SteeredQuery, step: Step) -> None:
-        if step.exact:
-            offsets = parse_offsets(self.record(step).offsets)
+    def _pattern(self) -> CommitRecord | None:
+        """Return the record that the upcoming step repeats with its watermark and time, None when it repeats none."""
+        record = self.recorded()
+        if record is not None:
+            return record
+        return self.record(self.upcoming) if self.upcoming.exact else None
+
+    def _steer(self, steered: SteeredQuery) -> None:
+        pattern = self._pattern()
+        if pattern is not None:
+            offsets = parse_offsets(pattern.offsets)
             steered.steer(offsets.sources, timestamp=offsets.timestamp, watermark=offsets.watermark)
         else:
+            step = self.upcoming
             text = composed({}, self._topics, step.ends, timestamp=0, watermark=0)
             steered.steer(parse_offsets(text).sources, timestamp=self._timestamp(step), watermark=None)
 
-    def _find_committed(self, record: CommitRecord) -> None:
-        """Find the step that a batch was which is in the ledger, and that Spark has not noted."""
-        ends = {(topic, part): end for topic, of in record.source.items() for part, (_, end) in of.items()}
-        for index in range(self._next, min(self._next + 2, len(self._steps))):
-            if self._steps[index].ends == ends:
-                self._next = index
-                return
-        raise RefusedError(f"batch {record.batch} of the backfill is committed up to {ends}, which is not in its plan")
+    def _is_left_out(self) -> bool:
+        """Tell whether the upcoming step is one without data that was left out when the range was written."""
+        record = self._next_record() if self.pending and self.upcoming.closing and self.upcoming.emits else None
+        return record is not None and ends_of(record) != self.upcoming.ends
 
     def _leave_out_closing(self, last: int, before: BatchOffsets | None) -> None:
-        """Pass over steps without data that have nothing to let go."""
+        """Pass over steps without data that have nothing to let go; what was written then is run again."""
         done = self._checkpoint.commit(last)
         moved = before is not None and done is not None and done.next_watermark > before.watermark
-        while self.pending and self.upcoming.closing and not moved:
+        while self.pending and self.upcoming.closing:
+            written = self._next_record() if self.upcoming.emits else None
+            if moved if written is None else not self._is_left_out():
+                return
             self._next += 1
 
     def _text(self, last: int, before: BatchOffsets | None) -> str:
-        step, done = self.upcoming, self._checkpoint.commit(last)
-        if step.exact:
-            return adapted(self.record(step).offsets, confs_of=before.text if before else None, watermark=None)
+        step, done, pattern = self.upcoming, self._checkpoint.commit(last), self._pattern()
+        if pattern is not None:
+            return adapted(pattern.offsets, confs_of=before.text if before else None, watermark=None)
         return composed(
             before.conf if before is not None else fixed_settings(self._spark),
             self._topics,
@@ -268,6 +285,5 @@ class BackfillSteps:
         return self._steered
 
 
-def read(path: Path) -> Done | None:
-    """Return what has been done, None when nothing was."""
-    return documents.load(path, Done)
+def _shown(ends: Positions) -> str:
+    return ", ".join(f"{topic}-{partition} offset {end}" for (topic, partition), end in sorted(ends.items()))

@@ -15,9 +15,9 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.backfill import homes as backfills
@@ -63,6 +63,7 @@ class RunOptions:
     :param allow_single_replica: topics may have one replica on a cluster of several brokers
     :param ledger_retention: how much of the ledger's history stays
     :param backfill: the backfill that this run is of, None for the pipeline itself
+    :param plan: what the backfill's request meant when it was begun
     """
 
     config: dict[str, str] = field(repr=False)
@@ -73,6 +74,7 @@ class RunOptions:
     allow_single_replica: bool = False
     ledger_retention: LedgerRetention = DEFAULT_RETENTION
     backfill: str | None = None
+    plan: Mapping[str, Any] | None = None
 
 
 class Run:
@@ -313,6 +315,7 @@ class Run:
             parent_savepoint=self.lineage.savepoint,
             guarantee=self.guarantee,
             lost=self.lost,
+            plan=self.options.plan,
         )
 
     def _wait_until_stable(self, offset: int) -> None:

@@ -11,7 +11,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
-from airflow_provider_exactlyonce.backfill.resolve import Resolved, resolve
+from airflow_provider_exactlyonce.backfill.resolve import Resolved, Resolver
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
@@ -35,7 +35,7 @@ def source(kafka_config: Mapping[str, str], make_topic: Callable[..., str]) -> s
 def ask(kafka_config: Mapping[str, str], source: str, tmp_path: Path) -> Callable[..., Resolved]:
     def resolved(**given: Any) -> Resolved:
         request = BackfillRequest.parse(**{"state": "empty", "output": "topic=t", **given})
-        return resolve(kafka_config, f"p-{source}", [source], request, Savepoints(tmp_path))
+        return Resolver(kafka_config, f"p-{source}", [source], Savepoints(tmp_path)).resolve(request)
 
     return resolved
 

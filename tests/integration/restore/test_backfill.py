@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import signal
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -21,16 +24,19 @@ from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.audit.findings import Report
 from airflow_provider_exactlyonce.backfill import homes
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, instant
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control import status
+from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.failpoints import BACKFILL_NAMES, NAMES, RESTORE_NAMES
 from airflow_provider_exactlyonce.kafka.digest import BACKFILL_HEADER
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_pipeline
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_pipeline, ledger_topic
 from airflow_provider_exactlyonce.streaming.backfill import BackfillDriver
 from airflow_provider_exactlyonce.streaming.driver_options import DriverOptions
 from tests.integration.restore.harness import Bench, Case
 from tests.integration.restore.shapes import SHAPES
-from tests.integration.streaming.harness import read_committed
+from tests.integration.streaming.harness import eventually, read_committed
 
 ROUNDS = 8
 SAVED = 5
@@ -263,6 +269,159 @@ class KilledError(Exception):
     """Stands for the death of the driver."""
 
 
+def killed_at(name: str, times: int, case: Case, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> None:
+    """Run a backfill that dies when it has reached a step so many times."""
+    left = [times]
+
+    def reach(step: str) -> None:
+        left[0] -= step == name
+        if step == name and left[0] == 0:
+            raise KilledError(name)
+
+    with monkeypatch.context() as armed:
+        armed.setattr(failpoints, "reach", reach)
+        assert backfill(case, expected=1, **asked) == {}, name
+
+
+def home_of(case: Case, **asked: Any) -> Home:
+    return homes.make(case.home, case.name, BackfillRequest.parse(**asked))
+
+
+def source_of(case: Case, first: int, last: int) -> dict[str, dict[str, list[int]]]:
+    """Return what some commits have read, as offsets of a request."""
+    commits = {record.commit: record for record in case.commits()}
+    return {
+        topic: {str(part): [start, commits[last].source[topic][part][1]] for part, (start, _) in of.items()}
+        for topic, of in commits[first].source.items()
+    }
+
+
+@pytest.mark.timeout(300)
+def test_what_a_killed_backfill_has_written_is_not_repeated_under_other_words_or_from_a_lost_home(
+    windowed: Case, make_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, other = windowed, make_topic(partitions=3)
+    newest = case.tail().place.commit
+    first, output = SAVED + 1, {"output": f"topic={other}"}
+    words = {"commits": f"{first}..{newest}", **output}
+    killed_at("after-commit", 1, case, monkeypatch, **words)
+    began = rows(case, other)
+    assert Counter() < began < delivered(case, first, newest)
+
+    # The same range in other words, which dies too.
+    offsets = {"offsets": source_of(case, first, newest), **output}
+    killed_at("after-commit", 1, case, monkeypatch, **offsets)
+    assert began < rows(case, other) < delivered(case, first, newest)
+
+    shutil.rmtree(home_of(case, **words).path)  # and the home of the first is lost
+    found = backfill(case, **words)
+    assert rows(case, other) == delivered(case, first, newest)
+    assert found["rows"] == sum(rows(case, other).values())
+    assert {**backfill(case, **offsets)} == found, "it is done, whoever asks"
+    shutil.rmtree(case.home.path / "backfills")
+    assert backfill(case, **offsets) == found
+    assert rows(case, other) == delivered(case, first, newest)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "lost",
+    ["commits", *(pytest.param(one, marks=pytest.mark.slow) for one in ("torn", "steps", "lineage", "older copy"))],
+)
+def test_a_backfill_whose_files_a_host_has_lost_goes_on_and_has_each_row_once(
+    windowed: Case, make_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch, lost: str, tmp_path: Path
+) -> None:
+    case, other = windowed, make_topic(partitions=3)
+    newest = case.tail().place.commit
+    asked = {"commits": f"{SAVED + 2}..{newest}", "output": f"topic={other}"}
+    home = home_of(case, **asked)
+    killed_at("backfill-step", 2, case, monkeypatch, **asked)
+    shutil.copytree(home.path, tmp_path / "copy")
+    killed_at("backfill-step", 3, case, monkeypatch, **asked)
+    lineage = home.current()
+    assert lineage is not None
+    checkpoint = Checkpoint(home.checkpoint(lineage.id))
+    last = checkpoint.batches("commits")[-1]
+    if lost == "commits":
+        for batch in (last, last - 1):
+            checkpoint.remove("commits", batch)
+        checkpoint.remove("offsets", last + 1)
+    elif lost == "torn":
+        (checkpoint.path / "commits" / str(last)).write_text("")
+        (checkpoint.path / "offsets" / str(last)).write_text("")
+    elif lost == "steps":
+        (checkpoint.path.parent / "steps.json").unlink()
+    elif lost == "lineage":
+        (checkpoint.path.parent / "lineage.json").write_text("")
+    else:
+        shutil.rmtree(home.path)
+        shutil.copytree(tmp_path / "copy", home.path)
+    found = backfill(case, **asked)
+    assert rows(case, other) == delivered(case, SAVED + 2, newest)
+    assert found["rows"] == sum(rows(case, other).values())
+    assert audited(case).found == ()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_range_that_the_pipeline_reads_while_its_backfill_is_dead_is_cut_as_it_was(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written is found again by its batches: commits of since then must not move them."""
+    case, other = bench.case("stateless", bench.topics("stateless"), limit=100), bench.make_topic()
+    feed = bench.input(rows=100)
+    feed.send(case.topics)
+    case.run()
+    for _ in range(3):
+        feed.send(case.topics)
+    [topic] = case.topics.values()
+    ends = {str(part): [0, end] for (_, part), end in StableOffsets(case.config).last_stable(places(case)).items()}
+    asked = {"offsets": {topic: ends}, "output": f"topic={other}"}
+    killed_at("backfill-step", 2, case, monkeypatch, **asked)
+    for _ in range(2):
+        feed.send(case.topics)
+    case.run()
+    found = backfill(case, **asked)
+    assert found["records"] == sum(end for _, end in ends.values()) == 400
+    ids = Counter(json.loads(row)["id"] for row in rows(case, other).elements())
+    assert (len(ids), set(ids.values())) == (400, {1})
+
+
+def places(case: Case) -> list[tuple[str, int]]:
+    return StableOffsets(case.config).partitions(list(case.topics.values()))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_backfill_is_refused_when_its_ledger_or_its_topic_has_lost_what_was_written(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, other, third = prepared(bench, "stateless", rounds=4, saved=2), bench.make_topic(), bench.make_topic()
+    asked = {"commits": "3..4", "output": f"topic={other}"}
+    killed_at("backfill-step", 1, case, monkeypatch, **asked)
+    admin = AdminClient(dict(case.config))
+    admin.delete_topics([other])[other].result(30)
+    eventually(lambda: other not in admin.list_topics(timeout=10).topics, "it is gone")
+    admin.create_topics([NewTopic(other, 1, 1)])[other].result(30)
+    assert backfill(case, expected=64, **asked) == {}
+    assert "was recreated since backfill" in told(case, **asked)
+    assert rows(case, other) == Counter()
+
+    ledger = ledger_topic(backfill_pipeline(case.name))
+    admin.delete_topics([ledger])[ledger].result(30)
+    eventually(lambda: ledger not in admin.list_topics(timeout=10).topics, "it is gone")
+    again = {"commits": "3..4", "output": f"topic={third}"}
+    assert backfill(case, expected=64, **again) == {}
+    assert "what was written would be written again" in told(case, **again)
+    assert rows(case, third) == Counter()
+
+
+def told(case: Case, **asked: Any) -> str:
+    error = status.read(home_of(case, **asked).status).error  # type: ignore[union-attr]
+    return error.message if error is not None else ""
+
+
+@pytest.mark.timeout(300)
 def test_a_backfill_that_dies_at_every_step_goes_on_and_has_each_row_once(
     windowed: Case, make_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,16 +431,7 @@ def test_a_backfill_that_dies_at_every_step_goes_on_and_has_each_row_once(
     deaths = [(name, 1) for name in (*RESTORE_NAMES[:2], *BACKFILL_NAMES[:2])]
     deaths += [(name, 1) for name in NAMES if name != "during-send"] + [(BACKFILL_NAMES[1], 3), (BACKFILL_NAMES[2], 1)]
     for name, times in deaths:
-        left = [times]
-
-        def reach(step: str, name: str = name, left: list[int] = left) -> None:
-            left[0] -= step == name
-            if step == name and left[0] == 0:
-                raise KilledError(name)
-
-        with monkeypatch.context() as armed:
-            armed.setattr(failpoints, "reach", reach)
-            assert backfill(case, expected=1, **asked) == {}, name
+        killed_at(name, times, case, monkeypatch, **asked)
         between = rows(case, other)
         assert between <= delivered(case, SAVED + 2, newest), name
         if name == "after-commit":  # another one has its turn

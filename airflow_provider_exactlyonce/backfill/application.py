@@ -1,0 +1,53 @@
+"""Which version of the job runs a backfill that does not name one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_exactlyonce.backfill import homes, results
+from airflow_provider_exactlyonce.control import releases
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+
+log = logging.getLogger("exactlyonce")
+
+
+def application_of(made: Home, config: Mapping[str, Any]) -> str:
+    """Return the file that a request is run with unless it names one: that of the version that the pipeline runs.
+
+    What has written a part of its range goes on: with another version it would be another backfill, and that part would
+    be written again.
+
+    :param made: the request's home
+    :param config: client configuration in librdkafka's names
+    :raises RefusedError: when it was not kept
+    """
+    asked, begun = homes.asked_of(made), homes.begun(made)
+    home, pipeline = Home(asked.home), asked.pipeline
+    if begun is not None:
+        written = results.written_of(config, pipeline, begun.name)
+        if written.batches and written.result is None:
+            log.info(
+                "version %s has written %d batches of this backfill, and goes on; name the job's file to begin another",
+                begun.version,
+                len(written.batches),
+            )
+            return _kept(home, pipeline, begun.version)
+    with LedgerReader(config, pipeline) as reader:
+        tail = reader.tail()
+    claim = tail.claim if tail is not None else None
+    if claim is None:
+        raise RefusedError(f"pipeline {pipeline} has never run on this cluster: name the job's file")
+    return _kept(home, pipeline, claim.version)
+
+
+def _kept(home: Home, pipeline: str, version: str) -> str:
+    known = releases.application(home, version)
+    if known is None:
+        raise RefusedError(
+            f"the file of version {version} of {pipeline} is not kept in {home.path}: name the job's file"
+        )
+    return str(known.file)

@@ -1,0 +1,100 @@
+"""How far a backfill's checkpoint is: ``steps.json`` beside it says which step each of its batches was.
+
+It is flushed to disk before Spark writes ``commits/N``, which Spark does not flush: after a host's crash it may be any
+number of batches ahead. What counts is the newest batch that is whole, and the steps up to it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Self
+
+from airflow_provider_exactlyonce.checkpoint import whole
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.control import documents
+
+log = logging.getLogger("exactlyonce")
+
+_FILE: Final = "steps.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What has been done; ``steps.json``.
+
+    :param base: the batch that the lineage began with, -1 for none
+    :param ran: index of the step that each batch after it was, in their order; steps that were left out are not in it
+    :param differences: {batch: (commit, rows and digest that were delivered, that were found)} of those that differ
+    :param diverged: {batch: commit} before the range that gave other rows, which was accepted
+    """
+
+    base: int
+    ran: Sequence[int] = ()
+    differences: Mapping[int, tuple[int, int, str, int, str]] = field(default_factory=dict)
+    diverged: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int:
+        """The newest batch."""
+        return self.base + len(self.ran)
+
+    @property
+    def upcoming(self) -> int:
+        """Index of the step after the newest batch's."""
+        return self.ran[-1] + 1 if self.ran else 0
+
+    def cut(self, batch: int) -> Self:
+        """Return what had been done after an older batch."""
+        return replace(
+            self,
+            ran=self.ran[: max(0, batch - self.base)],
+            differences={number: one for number, one in self.differences.items() if number <= batch},
+            diverged={number: commit for number, commit in self.diverged.items() if number <= batch},
+        )
+
+
+def write(checkpoint: Checkpoint, done: Done) -> None:
+    """Keep what has been done."""
+    documents.write(checkpoint.path.parent / _FILE, asdict(done))
+
+
+def settle(checkpoint: Checkpoint) -> Done | None:
+    """Return what has been done up to the newest batch that is whole, and remove what is left of later ones.
+
+    :returns: None when the checkpoint can't be gone on with
+    """
+    done = _read(checkpoint)
+    found, defects = whole.newest_whole(checkpoint)
+    newest = -1 if found is None else found
+    if done is None or not done.base <= newest <= done.batch:
+        return None
+    last = max(done.batch, checkpoint.newest_commit() or 0)
+    if last <= newest + 1 and not defects:
+        return done.cut(newest)  # Spark has not noted the last one: it runs it again, as after any death
+    if newest < 0 or not checkpoint.state_names_are_unique(newest):
+        return None  # what is left of later states would be mixed with what is run again
+    for defect in defects:
+        log.warning("%s/%s %s", checkpoint.path, defect.path, defect.reason)
+    log.warning("what was run after batch %d of %s was lost with the host: it is run again", newest, checkpoint.path)
+    for batch in checkpoint.batches("commits"):
+        if batch > newest:
+            checkpoint.remove("commits", batch)
+    return done.cut(newest)
+
+
+def _read(checkpoint: Checkpoint) -> Done | None:
+    """Read ``steps.json``; None when it is lost, or of an older release."""
+    body: dict[str, Any] | None = documents.read(checkpoint.path.parent / _FILE)
+    if body is None or "ran" not in body:
+        return None
+    return Done(
+        base=body["base"],
+        ran=body["ran"],
+        differences={
+            int(batch): (commit, rows, digest, found, other)
+            for batch, (commit, rows, digest, found, other) in body["differences"].items()
+        },
+        diverged={int(batch): commit for batch, commit in body["diverged"].items()},
+    )

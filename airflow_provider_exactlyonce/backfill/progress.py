@@ -18,6 +18,7 @@ from airflow_provider_exactlyonce.control import documents
 log = logging.getLogger("exactlyonce")
 
 _FILE: Final = "steps.json"
+_BY_BATCH: Final = ("differences", "diverged")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,8 @@ class Done:
 
 def write(checkpoint: Checkpoint, done: Done) -> None:
     """Keep what has been done."""
-    documents.write(checkpoint.path.parent / _FILE, asdict(done))
+    batches = {name: {str(batch): one for batch, one in getattr(done, name).items()} for name in _BY_BATCH}
+    documents.write(checkpoint.path.parent / _FILE, {**asdict(done), **batches})
 
 
 def settle(checkpoint: Checkpoint) -> Done | None:

@@ -32,6 +32,21 @@ class Written:
     result: Mapping[str, Any] | None = None
     begun: Resolved | None = None
 
+    def check_asked(self, name: str, commits: tuple[int, int] | None) -> None:
+        """Check that it is of the commits that are asked for: those without data make ranges of one name.
+
+        :param commits: first and last, None for a range that is not of whole commits
+        :raises RefusedError: when others were asked for then
+        """
+        then = self.result["commits"] if self.result is not None else self.begun and self.begun.commits
+        if commits is None or not then or tuple(then) == commits:
+            return
+        raise RefusedError(
+            f"backfill {name} was asked for as commits {then[0]}..{then[1]}, and commits {commits[0]}..{commits[1]} "
+            "have the same source records: those that only one of them has are without data. Ask for these alone, or "
+            f"for {then[0]}..{then[1]} again"
+        )
+
 
 def name_of(pipeline: str, version: str, request: BackfillRequest, span: Span | None) -> str:
     """Return the backfill's name: of the range as it was resolved, or of the times that were asked for.

@@ -20,11 +20,12 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.backfill import homes, progress, results
+from airflow_provider_exactlyonce.backfill.begin import Start, begin
 from airflow_provider_exactlyonce.backfill.homes import Begun
 from airflow_provider_exactlyonce.backfill.plan import Step, Terms, plan
 from airflow_provider_exactlyonce.backfill.progress import Done
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, Output
-from airflow_provider_exactlyonce.backfill.resolve import Resolved, Resolver, positions_to_json
+from airflow_provider_exactlyonce.backfill.resolve import positions_to_json
 from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import write_start
@@ -86,71 +87,14 @@ class BackfillDriver(Driver):
         with homes.turn(home, self._give_up):
             self._report.own(alone=True)  # who has the turn
             self._report.tell()
-            done = self._result()
+            start = begin(home, self._options.config, self._pipeline.version, self._topics)
+            done = self._run_again(start.begun, start.done) if isinstance(start, Start) else start
             homes.write_result(home, done)
             homes.forget(home)
 
-    def _result(self) -> Mapping[str, Any]:
-        """Return what the backfill gave, before or now."""
-        home, config, pipeline = self._options.home, self._options.config, self._asked.pipeline
-        self._check_ledger()
-        known = homes.begun(home)
-        if known is not None and known.version != self._pipeline.version:
-            known = None
-        name = known.name if known is not None else self._name()
-        written = results.written_of(config, pipeline, name)
-        if written.result is not None:
-            return written.result
-        done = self._settled()
-        if known is None or done is None or not _is_same(known.resolved, written.begun):
-            resolved = self._resolver().resolve(self._asked.request, written.begun)
-            known, done = Begun(version=self._pipeline.version, name=name, resolved=resolved), None
-            homes.begin(home, known)
-        return self._run_again(known, done)
-
-    def _settled(self) -> Done | None:
-        """Return how far the lineage is; None when there is none that can be gone on with: it is made anew then."""
-        home = self._options.home
-        try:
-            lineage = home.current()
-        except RefusedError as error:
-            log.warning("%s; what is written already is not written again", error)
-            return None
-        if lineage is None:
-            return None
-        checkpoint = Checkpoint(home.checkpoint(lineage.id))
-        done = progress.settle(checkpoint)
-        if done is None:
-            log.warning("%s can't be gone on with; what is written already is not written again", checkpoint.path)
-        return done
-
-    def _check_ledger(self) -> None:
-        """Check that the ledger of backfills is the one that this home belongs to.
-
-        :raises RefusedError: when it is another one, or has lost records
-        """
-        home, config = self._options.home, self._options.config
-        with LedgerReader(config, backfill_pipeline(self._asked.pipeline)) as reader:
-            tail = reader.tail()
-        homes.check_ledger(home, tail)
-        claim = tail.claim if tail is not None else None
-        if claim is None or claim.home == home.identity():
-            return
-        with LedgerReader(config, self._asked.pipeline) as reader:
-            own = reader.tail()
-        if own is not None and own.claim is not None and own.claim.home == Home(self._asked.home).identity():
-            homes.adopt(home, claim.home)  # it is the pipeline's: what was below it was lost
-
-    def _name(self) -> str:
-        request = self._asked.request
-        span = None if request.time is not None else self._resolver().span(request)
-        return results.name_of(self._asked.pipeline, self._pipeline.version, request, span)
-
-    def _resolver(self) -> Resolver:
-        topics = [source.topic for source in self._pipeline.sources.values()]
-        return Resolver(
-            self._options.config, self._asked.pipeline, topics, Savepoints(Home(self._asked.home).savepoints)
-        )
+    @property
+    def _topics(self) -> list[str]:
+        return [source.topic for source in self._pipeline.sources.values()]
 
     def _run_again(self, begun: Begun, done: Done | None) -> Mapping[str, Any]:
         run = self._open_run(
@@ -258,7 +202,7 @@ class BackfillDriver(Driver):
         :raises ExactlyOnceError: when a request in other words has begun meanwhile
         """
         written = results.written_of(self._options.config, self._asked.pipeline, begun.name)
-        if not _is_same(begun.resolved, written.begun):
+        if written.begun is not None and not begun.resolved.writes_the_same(written.begun):
             raise ExactlyOnceError(
                 f"backfill {begun.name} was begun elsewhere meanwhile, as another range of the source. Start it again"
             )
@@ -400,7 +344,7 @@ class BackfillDriver(Driver):
     def _check_topics(self, run: Run) -> dict[str, TopicFacts]:
         return preflight.check_topics(
             run.client,
-            sources=[source.topic for source in self._pipeline.sources.values()],
+            sources=self._topics,
             sinks=self._sink.topics,
             ledger=ledger_topic(run.pipeline),
             user=self._options.config.get("sasl.username"),
@@ -467,8 +411,3 @@ def _order(result: DataFrame) -> list[str]:
         topic_of_mark(node, node.getClass().getSimpleName()) for node in tree(result._jdf.queryExecution().analyzed())
     ]
     return list(dict.fromkeys(topic for topic in found if topic is not None))
-
-
-def _is_same(resolved: Resolved, written: Resolved | None) -> bool:
-    """Tell whether a range is the one that is written in part; an older release does not say, its batches do."""
-    return written is None or resolved.writes_the_same(written)

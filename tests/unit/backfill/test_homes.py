@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +16,14 @@ import pytest
 from airflow_provider_exactlyonce.backfill import homes
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
+from airflow_provider_exactlyonce.backfill.results import Written
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError, StopRequestedError
 from tests.waiting import HANG_SECONDS
+from airflow_provider_exactlyonce.ledger.reader import LedgerTail
+from tests.unit.backfill.test_plan import at, commit
 
+COMMIT = commit(1, at(0), at(10))
 HOLD = """
 import sys, time
 from airflow_provider_exactlyonce.backfill import homes
@@ -104,3 +111,47 @@ def test_the_ledger_keeps_what_an_unfinished_backfill_reads(home: Home) -> None:
     assert homes.oldest_needed(home) == 4
     homes.forget(made(home, "5..9"))
     assert homes.oldest_needed(home) == 8
+
+
+def ledger(commit: int, topic: str = "t") -> LedgerTail:
+    return LedgerTail(
+        cluster_id="c", topic_id=topic, end_offset=0, commit=replace(COMMIT, commit=commit), commit_offset=7
+    )
+
+
+@pytest.mark.parametrize("found", [None, ledger(2), ledger(3, "other")])
+def test_a_ledger_that_has_lost_what_was_written_is_refused_for_every_request(
+    home: Home, found: LedgerTail | None
+) -> None:
+    homes.check_ledger(made(home, "1..2"), found)
+    homes.note_ledger(made(home, "1..2"), ledger(3))
+    homes.check_ledger(made(home, "1..3"), ledger(4))
+    with pytest.raises(RefusedError, match="what was written would be written again"):
+        homes.check_ledger(made(home, "1..3"), found)
+
+
+def test_a_directory_that_was_lost_gets_the_identity_that_the_ledger_knows(home: Home) -> None:
+    known = made(home, "1..2").identity()
+    shutil.rmtree(home.path / "backfills")
+    one = made(home, "1..2")
+    assert one.identity() != known is not None
+    homes.adopt(one, known)
+    assert (one.identity(), one.pipeline(), made(home, "1..3").identity()) == (known, "p.backfill", known)
+
+
+@pytest.mark.parametrize(
+    ("asked", "then", "refused"),
+    [
+        ((2, 3), (2, 2), True),
+        ((2, 2), (2, 2), False),
+        (None, (2, 2), False),
+        ((2, 2), None, False),
+    ],
+)
+def test_commits_without_data_do_not_pass_for_part_of_a_backfill_of_the_same_records(
+    asked: tuple[int, int] | None, then: tuple[int, int] | None, refused: bool
+) -> None:
+    resolved = Resolved(starts={}, ends={}, begins={}, commits=then)
+    for written in (Written(begun=resolved), Written(result={"commits": then and list(then)})):
+        with pytest.raises(RefusedError, match=r"n was asked for as commits 2\.\.2") if refused else nullcontext():
+            written.check_asked("n", asked)

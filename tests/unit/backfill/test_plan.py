@@ -179,3 +179,15 @@ def test_a_partition_that_nobody_had_seen_is_read_from_its_beginning() -> None:
         position = {**position, **step.ends}
     suppressed, first, counted = covered([replace(step, ends={**begins, **step.ends}) for step in steps], dict(begins))
     assert (suppressed["in", 1], first["in", 1], counted["in", 1]) == (3, 4, 9)
+
+
+def test_commits_that_are_younger_than_the_range_do_not_cut_it_elsewhere() -> None:
+    resolved = Resolved(starts=at(10, 10), ends=at(40, 40), begins=at(0, 0), newest_commit=3)
+    assert plan(resolved, TERMS, COMMITS) == plan(resolved, TERMS, COMMITS[:3])
+    assert plan(replace(resolved, newest_commit=None), TERMS, COMMITS) != plan(resolved, TERMS, COMMITS)
+
+
+def test_a_commit_that_the_ledger_has_forgotten_is_missed() -> None:
+    resolved = Resolved(starts=at(20, 20), ends=at(40, 40), begins=at(0, 0), commits=(4, 5))
+    with pytest.raises(RefusedError, match=r"commit 2 of pipeline p is not in its ledger any more"):
+        plan(resolved, TERMS, [COMMITS[0], *COMMITS[2:]])

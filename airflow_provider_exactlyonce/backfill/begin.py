@@ -1,0 +1,104 @@
+"""How a driver finds out what there is left to run: from the ledger first, then from the request's home.
+
+The ledger says what is written and what the request meant then; a home may be lost, copied, older than it, or another
+one, of a request in other words for the same range.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_exactlyonce.backfill import homes, progress, results
+from airflow_provider_exactlyonce.backfill.homes import Asked, Begun
+from airflow_provider_exactlyonce.backfill.progress import Done
+from airflow_provider_exactlyonce.backfill.resolve import Resolver
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.records import backfill_pipeline
+
+log = logging.getLogger("exactlyonce")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a driver begins with.
+
+    :param begun: what the request means
+    :param done: how far its lineage is, None when it has to be made
+    """
+
+    begun: Begun
+    done: Done | None
+
+
+def begin(home: Home, config: Mapping[str, Any], version: str, topics: Sequence[str]) -> Start | Mapping[str, Any]:
+    """Return what is left to run, and fix what the request means; or the result, when nothing is.
+
+    Only who has the turn may call it.
+
+    :param home: the request's
+    :param config: client configuration in librdkafka's names
+    :param version: of the job
+    :param topics: the pipeline's sources
+    :raises RefusedError: when it can't be run, or it can't be told what is written
+    """
+    asked, known = homes.asked_of(home), homes.begun(home)
+    _check_ledger(home, asked, config)
+    resolver = Resolver(config, asked.pipeline, topics, Savepoints(Home(asked.home).savepoints))
+    if known is not None and known.version == version:
+        name, commits = known.name, known.resolved.commits
+    else:
+        known = None
+        span = None if asked.request.time is not None else resolver.span(asked.request)
+        name = results.name_of(asked.pipeline, version, asked.request, span)
+        commits = span.commits if span is not None else None
+    written = results.written_of(config, asked.pipeline, name)
+    written.check_asked(name, commits)
+    if written.result is not None:
+        return written.result
+    done = _settled(home)
+    same = known is not None and (written.begun is None or known.resolved.writes_the_same(written.begun))
+    if known is None or done is None or not same:
+        known = Begun(version=version, name=name, resolved=resolver.resolve(asked.request, written.begun))
+        homes.begin(home, known)
+        done = None
+    return Start(begun=known, done=done)
+
+
+def _check_ledger(home: Home, asked: Asked, config: Mapping[str, Any]) -> None:
+    """Check that the ledger of backfills is the one that this home belongs to.
+
+    :raises RefusedError: when it is another one, or has lost records
+    """
+    with LedgerReader(config, backfill_pipeline(asked.pipeline)) as reader:
+        tail = reader.tail()
+    homes.check_ledger(home, tail)
+    claim = tail.claim if tail is not None else None
+    if claim is None or claim.home == home.identity():
+        return
+    with LedgerReader(config, asked.pipeline) as reader:
+        own = reader.tail()
+    if own is not None and own.claim is not None and own.claim.home == Home(asked.home).identity():
+        homes.adopt(home, claim.home)  # it is the pipeline's: what was below it was lost
+
+
+def _settled(home: Home) -> Done | None:
+    """Return how far the lineage is; None when there is none that can be gone on with: it is made anew then."""
+    try:
+        lineage = home.current()
+    except RefusedError as error:
+        log.warning("%s; what is written already is not written again", error)
+        return None
+    if lineage is None:
+        return None
+    checkpoint = Checkpoint(home.checkpoint(lineage.id))
+    done = progress.settle(checkpoint)
+    if done is None:
+        log.warning("%s can't be gone on with; what is written already is not written again", checkpoint.path)
+    return done

@@ -66,6 +66,18 @@ class Begun:
     resolved: Resolved
 
 
+@dataclass(frozen=True, kw_only=True)
+class LedgerSeen:
+    """The ledger of backfills, as the last of them has left it.
+
+    :param commit: its newest commit
+    """
+
+    cluster_id: str
+    topic_id: str
+    commit: int
+
+
 def make(home: Home, pipeline: str, request: BackfillRequest) -> Home:
     """Make a request's home, or find it; returns it.
 
@@ -106,18 +118,26 @@ def check_ledger(home: Home, tail: LedgerTail | None) -> None:
     :param tail: the ledger's end, None when there is none
     :raises RefusedError: when it was deleted, recreated or set back
     """
-    known = documents.read(home.path.parent / "ledger.json")
+    known = known_ledger(home)
     if known is None:
         return
-    was = (known["cluster_id"], known["topic_id"])
-    if tail is not None and (tail.cluster_id, tail.topic_id) == was and tail.place.commit >= known["commit"]:
+    was = (known.cluster_id, known.topic_id)
+    if tail is not None and (tail.cluster_id, tail.topic_id) == was and tail.place.commit >= known.commit:
         return
     now = f"topic {tail.topic_id} of cluster {tail.cluster_id} with {tail.place.commit}" if tail else "gone"
     raise RefusedError(
-        f"the ledger of backfills was topic {was[1]} of cluster {was[0]} with {known['commit']} records, and is {now}: "
+        f"the ledger of backfills was topic {was[1]} of cluster {was[0]} with {known.commit} records, and is {now}: "
         "what was written would be written again. Check bootstrap.servers; if it was deleted on purpose, delete "
         f"{home.path.parent} as well"
     )
+
+
+def known_ledger(home: Home) -> LedgerSeen | None:
+    """Return what the last backfill has seen of their ledger, None before the first.
+
+    :param home: a request's
+    """
+    return documents.load(home.path.parent / "ledger.json", LedgerSeen)
 
 
 def note_ledger(home: Home, tail: LedgerTail) -> None:
@@ -125,8 +145,8 @@ def note_ledger(home: Home, tail: LedgerTail) -> None:
 
     :param home: the request's
     """
-    known = {"cluster_id": tail.cluster_id, "topic_id": tail.topic_id, "commit": tail.place.commit}
-    documents.write(home.path.parent / "ledger.json", {"schema": SCHEMA, **known})
+    seen = LedgerSeen(cluster_id=tail.cluster_id, topic_id=tail.topic_id, commit=tail.place.commit)
+    documents.write(home.path.parent / "ledger.json", {"schema": SCHEMA, **asdict(seen)})
 
 
 def asked_of(home: Home) -> Asked:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Self
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
 
+from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.checkpoint import whole
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control import documents
@@ -18,6 +19,7 @@ from airflow_provider_exactlyonce.control import documents
 log = logging.getLogger("exactlyonce")
 
 _FILE: Final = "steps.json"
+_SCHEMA: Final = 2
 _BY_BATCH: Final = ("differences", "diverged")
 
 
@@ -59,7 +61,14 @@ class Done:
 def write(checkpoint: Checkpoint, done: Done) -> None:
     """Keep what has been done."""
     batches = {name: {str(batch): one for batch, one in getattr(done, name).items()} for name in _BY_BATCH}
-    documents.write(checkpoint.path.parent / _FILE, {**asdict(done), **batches})
+    documents.write(checkpoint.path.parent / _FILE, {"schema": _SCHEMA, **codec.dump(done), **batches})
+
+
+def read(checkpoint: Checkpoint) -> Done | None:
+    """Read ``steps.json``; None when it is lost, or of schema 1, which has only the newest batch's step."""
+    path = checkpoint.path.parent / _FILE
+    body = documents.read(path, (1, _SCHEMA))
+    return None if body is None or body.get("schema") != _SCHEMA else codec.load(Done, body, str(path))
 
 
 def settle(checkpoint: Checkpoint) -> Done | None:
@@ -67,7 +76,7 @@ def settle(checkpoint: Checkpoint) -> Done | None:
 
     :returns: None when the checkpoint can't be gone on with
     """
-    done = _read(checkpoint)
+    done = read(checkpoint)
     found, defects = whole.newest_whole(checkpoint)
     newest = -1 if found is None else found
     if done is None or not done.base <= newest <= done.batch:
@@ -84,19 +93,3 @@ def settle(checkpoint: Checkpoint) -> Done | None:
         if batch > newest:
             checkpoint.remove("commits", batch)
     return done.cut(newest)
-
-
-def _read(checkpoint: Checkpoint) -> Done | None:
-    """Read ``steps.json``; None when it is lost, or of an older release."""
-    body: dict[str, Any] | None = documents.read(checkpoint.path.parent / _FILE)
-    if body is None or "ran" not in body:
-        return None
-    return Done(
-        base=body["base"],
-        ran=body["ran"],
-        differences={
-            int(batch): (commit, rows, digest, found, other)
-            for batch, (commit, rows, digest, found, other) in body["differences"].items()
-        },
-        diverged={int(batch): commit for batch, commit in body["diverged"].items()},
-    )

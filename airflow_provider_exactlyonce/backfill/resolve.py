@@ -64,7 +64,7 @@ class Resolved:
             "commits": list(self.commits) if self.commits else None,
             "savepoint": self.savepoint,
             "base_commit": self.base_commit,
-            "newest_commit": self.newest_commit,
+            **({} if self.newest_commit is None else {"newest_commit": self.newest_commit}),
         }
 
     @classmethod

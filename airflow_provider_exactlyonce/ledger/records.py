@@ -265,8 +265,6 @@ def encode(record: Record) -> bytes:
     :raises RefusedError: when no ledger topic accepts a record of that size
     """
     body: dict[str, Any] = {"schema": SCHEMA, "kind": record.kind, **vars(record), "before": vars(record.before)}
-    if isinstance(record, RunRecord) and record.plan is None:
-        del body["plan"]  # older releases read the claims of pipelines
     if isinstance(record, CommitRecord):
         body["digest"] = f"{record.digest:016x}"  # as text: many JSON readers round integers above 2**53
         body["sink"] = {

@@ -19,9 +19,10 @@ import pytest
 
 import airflow_provider_exactlyonce
 from airflow_provider_exactlyonce import codec
-from airflow_provider_exactlyonce.backfill import homes
+from airflow_provider_exactlyonce.backfill import homes, progress
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint import manifest
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import commands, documents, releases, restarts, status, upgrade_plan
 from airflow_provider_exactlyonce.control import intent as intents
@@ -34,7 +35,6 @@ from airflow_provider_exactlyonce.control.task_request import TaskRequest
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger import ranges, records
-from airflow_provider_exactlyonce.streaming import backfill_steps
 from airflow_provider_exactlyonce.streaming.goal import Goal
 from airflow_provider_exactlyonce.streaming.sinks import delivery
 from airflow_provider_exactlyonce.streaming.sinks.file_log import FileLog
@@ -201,8 +201,13 @@ KINDS: dict[str, Kind] = {
         120,
     ),
     f"home/backfills/commits/lineages/{LINEAGE}/steps.json": Kind(
-        lambda of: backfill_steps.read(of / "home/backfills/commits/lineages" / LINEAGE / "steps.json"), codec.dump
+        lambda of: progress.read(Checkpoint(of / "home/backfills/commits/lineages" / LINEAGE / "checkpoint")),
+        None,  # it lacks the step of each batch: what is written already is found in the ledger
     ),
+    f"home/backfills/time/lineages/{LINEAGE}/steps.json": Kind(
+        lambda of: progress.read(Checkpoint(of / "home/backfills/time/lineages" / LINEAGE / "checkpoint")), codec.dump
+    ),
+    "home/backfills/ledger.json": Kind(lambda of: homes.known_ledger(Home(str(of / "home/backfills/commits"))), asdict),
     **{
         f"ledger/{name}.json": record(name)
         for name in ("commit", "commit-at-least-once", "backfill", "backfill-end", "run")
@@ -359,7 +364,9 @@ WRITTEN: Mapping[str, str | None] = {
     "doctor.mending._identity": "home/home.json",
     "streaming.replay.write_report": "replay.json",
     "streaming.goal.begin": "goal-",
-    "streaming.backfill_steps.finish": "steps.json",
+    "backfill.progress.write": "steps.json",
+    "backfill.homes.adopt": "backfills/identity.json",
+    "backfill.homes.note_ledger": "backfills/ledger.json",
     "backfill.homes.make": "backfills/identity.json",
     "backfill.homes.begin": "resolved.json",
     "backfill.homes.write_result": "result.json",
@@ -397,6 +404,7 @@ LOADED: Mapping[str, str] = {
     "SinkEntry": "entry.json",
     "Note": "delivered.json",
     "Done": "steps.json",
+    "LedgerSeen": "backfills/ledger.json",
     "Intent": "intent.json",
     "RunRecord": "ledger/run.json",
     "CommitRecord": "ledger/commit.json",

@@ -19,9 +19,9 @@ from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.backfill.results import Written
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError, StopRequestedError
-from tests.waiting import HANG_SECONDS
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from tests.unit.backfill.test_plan import at, commit
+from tests.waiting import HANG_SECONDS
 
 COMMIT = commit(1, at(0), at(10))
 HOLD = """

@@ -36,7 +36,8 @@ from airflow_provider_exactlyonce.streaming.backfill import BackfillDriver
 from airflow_provider_exactlyonce.streaming.driver_options import DriverOptions
 from tests.integration.restore.harness import Bench, Case
 from tests.integration.restore.shapes import SHAPES
-from tests.integration.streaming.harness import eventually, read_committed
+from tests.integration.streaming.harness import read_committed
+from tests.waiting import eventually
 
 ROUNDS = 8
 SAVED = 5

@@ -40,7 +40,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.recorded import RecordedCommits
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges, backfill_pipeline, ledger_topic
 from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
-from airflow_provider_exactlyonce.streaming import determinism
+from airflow_provider_exactlyonce.streaming import determinism, feedback
 from airflow_provider_exactlyonce.streaming.backfill_batches import BackfillBatches
 from airflow_provider_exactlyonce.streaming.backfill_steps import BackfillSteps
 from airflow_provider_exactlyonce.streaming.driver import Driver, sequencer_endpoint
@@ -94,7 +94,7 @@ class BackfillDriver(Driver):
 
     @property
     def _topics(self) -> list[str]:
-        return [source.topic for source in self._pipeline.sources.values()]
+        return self._pipeline.topics_read
 
     def _run_again(self, begun: Begun, done: Done | None) -> Mapping[str, Any]:
         run = self._open_run(
@@ -162,6 +162,7 @@ class BackfillDriver(Driver):
             bad_source_records=bad_source_records if self._sink.diverts else None,
             listener=listener,
             stop_requested=lambda: self._stop_reason() is not None,
+            allow_feedback=self._pipeline.allow_feedback,
             mark=begun.name if self._asked.request.kind is Output.REEMIT else None,
         )
         stream = sink.prepare(result)
@@ -393,7 +394,14 @@ def _sink(pipeline: Pipeline, request: BackfillRequest) -> KafkaSink:
     sink = pipeline.kafka_sink("a backfill")
     if request.topic is None:
         return replace(sink, offsets_group=None)
-    return replace(sink, offsets_group=None, topic=request.topic, topic_column=None, bad_records_topic=None)
+    if request.topic in sink.topics:
+        raise RefusedError(
+            f"{request.topic} is a topic of the pipeline's own sink, and nobody could tell the backfill's rows apart "
+            "there: ask for output 'reemit', which marks them"
+        )
+    other = replace(sink, offsets_group=None, topic=request.topic, topic_column=None, bad_records_topic=None)
+    feedback.check_topics(pipeline.name, other.topics, pipeline.topics_read, allowed=pipeline.allow_feedback)
+    return other
 
 
 def _wait_until_gone(spark: SparkSession, query: StreamingQuery) -> None:

@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import SourceRanges, check_pipeline_name
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, LedgerRetention
-from airflow_provider_exactlyonce.streaming import job_process
+from airflow_provider_exactlyonce.streaming import feedback, job_process
 from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointConfig, CheckpointingMode
 from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
@@ -53,6 +53,7 @@ class Pipeline:
     :param state_backend: where its state lives, None for what Spark's settings say: RocksDB unless they were changed
     :param guarantee: what a reader of the output may rely on
     :param allow_weaker: it runs even if its weakest link can't give that
+    :param allow_feedback: it may write to a topic that it reads
     """
 
     name: str
@@ -67,6 +68,12 @@ class Pipeline:
     transaction_timeout_seconds: int = KafkaSink.transaction_timeout_seconds
     guarantee: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
     allow_weaker: bool = False
+    allow_feedback: bool = False
+
+    @property
+    def topics_read(self) -> list[str]:
+        """The topics that it declares as sources."""
+        return sorted({source.topic for source in self.sources.values()})
 
     @property
     def mode(self) -> CheckpointingMode:
@@ -207,6 +214,7 @@ def pipeline(
     state_backend: StateBackend | None = None,
     guarantee: str | None = None,
     allow_weaker: bool = False,
+    allow_feedback: bool = False,
 ) -> Callable[[Callable[..., DataFrame]], Pipeline]:
     """Declare a pipeline.
 
@@ -221,6 +229,7 @@ def pipeline(
     :param state_backend: where its state lives; by default RocksDB
     :param guarantee: ``exactly_once``, ``at_least_once`` or ``at_most_once``; by default the first
     :param allow_weaker: run even if the weakest link can't give that
+    :param allow_feedback: the sink may write to a topic that the pipeline reads, its topic for bad records too
     :raises RefusedError: when a value can't be
     """
     check_pipeline_name(name)
@@ -235,6 +244,8 @@ def pipeline(
     promised = checkpoint.guarantee(guarantee)
     shares = _shares(name, [sink] if isinstance(sink, KafkaSink | Sink | Share) else sink)
     kafka = shares.kafka.sink if shares.kafka else None
+    read = {one.topic for one in sources.values()}
+    feedback.check_topics(name, kafka.topics if kafka else (), read, allowed=allow_feedback)
     seconds = checkpoint.transaction_timeout_seconds(
         kafka.transaction_timeout_seconds if kafka else KafkaSink.transaction_timeout_seconds,
         KafkaSink.transaction_timeout_seconds,
@@ -254,6 +265,7 @@ def pipeline(
             state_backend=state_backend,
             guarantee=promised,
             allow_weaker=allow_weaker,
+            allow_feedback=allow_feedback,
         )
 
     return declare

@@ -70,8 +70,20 @@ def find(frame: DataFrame) -> list[str]:
             for one in tree(expression):
                 reason = _reason(one)
                 if reason is not None:
-                    found[f"{reason}: {text(one)}"] = None
+                    found[f"{reason}: {text(one)}{_place(plan, expression)}"] = None
     return list(found)
+
+
+def _place(plan: Any, expression: Any) -> str:
+    """Return which column an expression is part of, or else which condition, and where the job says so, if known."""
+    if expression.getClass().getSimpleName() == "Alias":
+        place = f", in column {expression.name()}"
+    elif expression.dataType().typeName() == "boolean":
+        place = f", in a condition of {plan.getClass().getSimpleName()}"
+    else:
+        place = ""
+    sites = [site for one in tree(expression) if (site := one.origin().pysparkErrorContext()).isDefined()]
+    return f"{place} ({str(sites[0].get()._2()).splitlines()[0]})" if sites else place
 
 
 def _rows_kept_by_chance(plan: Any, needed: Set[int]) -> Iterator[str]:

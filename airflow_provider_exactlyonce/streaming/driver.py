@@ -237,6 +237,7 @@ class Driver:
             stop_requested=lambda: self._stop_reason() is not None,
             shares=self._pipeline.shares,
             others=others,
+            allow_feedback=self._pipeline.allow_feedback,
         )
         stream = sink.prepare(result)
         releases.check_start(run.home, run.options.version, run.options.token)  # an upgrade may have begun meanwhile
@@ -285,6 +286,8 @@ class Driver:
                 plan.gives,
                 plan.reason,
             )
+        if plan.warning is not None:
+            log.warning("%s", plan.warning)
         return plan
 
     def _open_others(self, run: Run) -> OtherSinks:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.answers import pairs, table
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming import feedback
 from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointingMode
 from airflow_provider_exactlyonce.streaming.plans import Stream, undeclared_streams
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
@@ -101,12 +102,14 @@ class Plan:
 
     :param declared: what it declares
     :param allow_weaker: it runs with less
+    :param unsure: what may give other rows when a batch is run again
     """
 
     pipeline: str
     declared: CheckpointingMode
     allow_weaker: bool
     links: Sequence[Link]
+    unsure: Sequence[str] = ()
 
     @property
     def loses(self) -> bool:
@@ -165,6 +168,17 @@ class Plan:
             )
 
     @property
+    def warning(self) -> str | None:
+        """What may give other rows when a batch is run again, and what follows; None when nothing is known to."""
+        if not self.unsure:
+            return None
+        stops = "" if self.is_weaker else ", and the pipeline stops then"
+        return (
+            f"a batch that is run again, as after a crash, may give other rows than were committed{stops}: "
+            f"{'; '.join(self.unsure)}"
+        )
+
+    @property
     def document(self) -> dict[str, Any]:
         """JSON values."""
         return {
@@ -174,6 +188,7 @@ class Plan:
             "weaker": self.is_weaker,
             "allow_weaker": self.allow_weaker,
             "reason": self.reason,
+            "nondeterministic": list(self.unsure),
             "links": [{**vars(one), "gives": one.gives} for one in self.links],
         }
 
@@ -184,7 +199,8 @@ class Plan:
         end = ""
         if self.is_weaker:
             end = "it runs with less: allow_weaker=True" if self.allow_weaker else "it is refused at start"
-        lines = (table([one.row for one in self.links]), pairs({**facts, "reason": self.reason}), end)
+        warning = self.warning and f"warning: {self.warning}"
+        lines = (table([one.row for one in self.links]), pairs({**facts, "reason": self.reason}), warning, end)
         return "\n\n".join(filter(None, lines))
 
 
@@ -194,8 +210,11 @@ def examine(pipeline: Pipeline, result: DataFrame, unsure: Sequence[str], asked:
     :param result: the stream that goes to the sinks, or the one for planning only
     :param unsure: what may give other rows when a batch is run again
     :param asked: Spark settings
+    :raises RefusedError: when its function reads a topic that its sink writes to
     """
     streams = undeclared_streams(result)
+    written = pipeline.sink.topics if pipeline.sink is not None else []
+    feedback.check_streams(pipeline.name, written, streams, allowed=pipeline.allow_feedback)
     links = [
         *(_declared(source) for source in pipeline.sources.values()),
         *(_undeclared(stream) for stream in streams),
@@ -203,7 +222,11 @@ def examine(pipeline: Pipeline, result: DataFrame, unsure: Sequence[str], asked:
         *_sinks(pipeline),
     ]
     return Plan(
-        pipeline=pipeline.name, declared=pipeline.guarantee, allow_weaker=pipeline.allow_weaker, links=tuple(links)
+        pipeline=pipeline.name,
+        declared=pipeline.guarantee,
+        allow_weaker=pipeline.allow_weaker,
+        links=tuple(links),
+        unsure=tuple(unsure),
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -25,10 +25,12 @@ class Stream:
 
     :param source: the name of its format, in small letters
     :param may_lose: it has ``failOnDataLoss=false``
+    :param options: its options, names in small letters
     """
 
     source: str
     may_lose: bool
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_kafka(self) -> bool:
@@ -49,16 +51,19 @@ def _undeclared(plan: Any) -> Iterator[Stream]:
     if topic_of_mark(plan, name) is not None:
         return
     if name in _STREAMS:
-        options = (
-            plan.dataSource().options() if name == "StreamingRelation" else plan.extraOptions().asCaseSensitiveMap()
-        )
-        yield Stream(str(plan.sourceName()).lower(), _fails_silently(options))
+        options = _options(plan, name)
+        may_lose = options.get("failondataloss", "").lower() == "false"
+        yield Stream(str(plan.sourceName()).lower(), may_lose, options)
     for child in elements(plan.children()):
         yield from _undeclared(child)
 
 
-def _fails_silently(options: Any) -> bool:
-    return "failondataloss -> false" in str(options.toString()).lower().replace("=", " -> ")
+def _options(plan: Any, name: str) -> dict[str, str]:
+    if name == "StreamingRelation":
+        pairs = elements(plan.dataSource().options().toSeq())
+        return {str(pair._1()).lower(): str(pair._2()) for pair in pairs}
+    given = plan.extraOptions().asCaseSensitiveMap()
+    return {str(option).lower(): str(given[option]) for option in given}
 
 
 def check_sources(frame: DataFrame) -> None:

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError
 from airflow_provider_exactlyonce.kafka.config import for_spark
-from airflow_provider_exactlyonce.streaming import marked_errors
+from airflow_provider_exactlyonce.streaming import feedback, marked_errors
 from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
 from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction, Sums
@@ -56,6 +56,7 @@ class KafkaAtLeastOnce(KafkaTransaction):
     def write(self, frame: DataFrame) -> None:
         kept = frame.persist()  # what is counted is what was written, and the plan runs once
         try:
+            self._check_named(kept)
             self._saved(kept, self._bad_of_source())
             self._written = self._summed_up(kept)
         finally:
@@ -78,6 +79,17 @@ class KafkaAtLeastOnce(KafkaTransaction):
     def _summed_up(self, frame: DataFrame) -> Sums:
         with _errors_known():
             return _sums(frame.agg(*self._summed(frame)).collect()[0].asDict())
+
+    def _check_named(self, kept: DataFrame) -> None:
+        """Check the topics that rows name, before any is written: nothing takes it back.
+
+        :raises RefusedError: naming the topic
+        """
+        if self._declared.topic_column is not None:
+            with _errors_known():
+                named = [row["topic"] for row in kept.select("topic").distinct().collect()]
+            read = self._open_batch().source
+            feedback.check_topics(self._run.pipeline, named, read, allowed=self._allow_feedback)
 
     def _bad_of_source(self) -> DataFrame | None:
         return self._bad_source_records(self._open_batch().source) if self._bad_source_records else None

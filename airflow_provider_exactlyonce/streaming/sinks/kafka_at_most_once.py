@@ -44,6 +44,7 @@ class KafkaAtMostOnce(KafkaAtLeastOnce):
         started_milliseconds = int(time.time() * 1000)
         kept = frame.persist()  # the rows that were counted are those that are written
         try:
+            self._check_named(kept)
             bad = self._bad_of_source()
             self._written = self._summed_up(kept)
             self._recorded = super().pre_commit(started_milliseconds)

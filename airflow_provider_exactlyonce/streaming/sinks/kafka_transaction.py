@@ -29,7 +29,7 @@ from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink, SinkRange, SourceRanges
 from airflow_provider_exactlyonce.ledger.topic_identity import check_sinks, check_sources, known_sources
-from airflow_provider_exactlyonce.streaming import marked_errors, plans, spark_errors
+from airflow_provider_exactlyonce.streaming import feedback, marked_errors, plans, spark_errors
 from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.run import Run
 from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, TopicPartition, Written
@@ -86,6 +86,7 @@ class KafkaTransaction(TransactionalSink):
     :param mark: the backfill that every record is marked with, None for records without a mark
     :param shares: the Kafka sink's share and those of the others, None when Kafka gets the whole result alone
     :param others: the sinks that are not Kafka, None for none
+    :param allow_feedback: rows may go to a topic that the batch has read
     :raises RefusedError: when the consumer group for the offsets has members
     """
 
@@ -101,6 +102,7 @@ class KafkaTransaction(TransactionalSink):
         mark: str | None = None,
         shares: Shares | None = None,
         others: OtherSinks | None = None,
+        allow_feedback: bool = False,
     ) -> None:
         self._definition: Final = definition
         self._shares: Final = shares or Shares(kafka=Share(definition), others=())
@@ -110,6 +112,7 @@ class KafkaTransaction(TransactionalSink):
         self._stop_requested: Final = stop_requested
         self._bad_source_records: Final = bad_source_records
         self._mark: Final = mark
+        self._allow_feedback: Final = allow_feedback
         self._arrow_rows: Final = ArrowRows()
         self._targets = dict(targets)
         self._written_topics: Final = WrittenTopics(run, definition)
@@ -298,6 +301,8 @@ class KafkaTransaction(TransactionalSink):
 
         Topics that rows have named in earlier batches only are forgotten: they may be gone by now.
         """
+        read = self._open_batch().source
+        feedback.check_topics(self._run.pipeline, self._sink, read, allowed=self._allow_feedback)
         named = {*(self._definition.topics if self._definition else ()), *self._sink}
         self._targets = {topic: target for topic, target in self._targets.items() if topic in named}
         known = {topic: target.topic_id for topic, target in self._targets.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -152,6 +153,18 @@ def test_rows_by_chance_differ_between_several_sinks_and_double_keys(spark: Any)
     assert plan(spark, sink=both).gives == "exactly_once"
 
 
+def test_what_may_give_other_rows_is_told_with_its_column_even_where_nothing_is_weaker(spark: Any) -> None:
+    found = plan(spark, lambda events: events.selectExpr("uuid() AS id", "v").where("v > rand()"))
+    assert found.gives == "exactly_once"
+    warning = found.warning or ""
+    assert "and the pipeline stops then" in warning
+    assert "Uuid is not deterministic: uuid(" in warning
+    assert ", in column id" in warning
+    assert ", in a condition of Filter" in warning
+    assert warning in found.text.replace("\n", " ") and len(found.document["nondeterministic"]) == 2
+    assert plan(spark).warning is None
+
+
 @pytest.mark.parametrize("guarantee", ["at_least_once", "at_most_once"])
 def test_a_pipeline_that_declares_less_has_it(spark: Any, guarantee: str) -> None:
     found = plan(spark, guarantee=guarantee)
@@ -186,7 +199,7 @@ from airflow_provider_exactlyonce.streaming import KafkaSink, pipeline
 
 @pipeline(name="numbers", source={}, sink=KafkaSink("out"), allow_weaker=True)
 def numbers():
-    return SparkSession.active().readStream.format("rate").load().selectExpr("value AS n")
+    return SparkSession.active().readStream.format("rate").load().selectExpr("value AS n", "rand() AS chance")
 """
 
 
@@ -199,3 +212,5 @@ def test_the_command_explains_a_job(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert (found["declared"], found["gives"], found["weaker"]) == ("exactly_once", "at_least_once", True)
     assert [one["name"] for one in found["links"]] == ["rate", "Spark micro-batches", "kafka out"]
+    [chance] = found["nondeterministic"]
+    assert re.fullmatch(r"Rand is not deterministic: rand\(.*\), in column chance", chance)

@@ -34,7 +34,7 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.kafka.batch_headers import read_headers
 from airflow_provider_exactlyonce.kafka.preflight import check_topics
-from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
 from airflow_provider_exactlyonce.streaming import AvroFormat, KafkaSink, KafkaSource
 from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
@@ -179,6 +179,21 @@ def test_a_topic_column_sends_rows_to_many_topics_in_one_transaction(
     with pytest.raises(RecordRefusedError, match="sink topic absent"):
         out.coordinator.process(out.sink.prepare(missing), 1)
     assert len(out.commits) == 1
+
+
+def test_a_row_that_names_a_source_topic_or_a_ledger_stops_its_batch_and_nothing_of_it_is_committed(
+    spark: Any, open_sink: Callable[..., Written], kafka_config: dict[str, str], make_topic: Callable[..., str]
+) -> None:
+    default, source = make_topic(), make_topic()
+    out = open_sink(KafkaSink(default, topic_column="t"))
+    out.source = {source: {0: (0, 1)}}
+    ledger = ledger_topic(out.run.pipeline)
+    for number, (named, message) in enumerate([(source, f"topic {source}, and reads it"), (ledger, "the ledger of")]):
+        frame = spark.createDataFrame([("k", "v", None), ("k", "v", named)], "key STRING, value STRING, t STRING")
+        with pytest.raises(RefusedError, match=message):
+            out.coordinator.process(out.sink.prepare(frame), number)
+    assert (read(kafka_config, default), read(kafka_config, source), out.commits) == ([], [], [])
+    assert [message.key() for message in read(kafka_config, ledger)] == [b"run/1"]
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])

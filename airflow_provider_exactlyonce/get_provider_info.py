@@ -51,6 +51,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "hooks": [
             _modules(
+                "hooks.arguments",
                 "hooks.clusters",
                 "hooks.home",
                 "hooks.kafka",

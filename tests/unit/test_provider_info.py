@@ -9,14 +9,17 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jsonschema
 import pytest
+from packaging.requirements import Requirement
 
 from airflow_provider_exactlyonce.get_provider_info import get_provider_info
 
 PACKAGE = "airflow_provider_exactlyonce"
+ROOT = Path(__file__).parents[2]
 KINDS = {"operators": "operators", "sensors": "sensors", "triggers": "triggers", "hooks": "hooks"}
 
 
@@ -62,6 +65,13 @@ def test_the_entry_point_is_the_function() -> None:
     points = importlib.metadata.entry_points(group="apache_airflow_provider")
     [ours] = [point for point in points if point.value.startswith(PACKAGE)]
     assert ours.load() is get_provider_info
+
+
+def test_who_installs_the_extra_for_postgresql_can_make_the_connection_that_the_operator_is_told() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert "apache-airflow-providers-postgres" in {Requirement(one).name for one in extras["postgres"]}
+    provider = importlib.import_module("airflow.providers.postgres.get_provider_info").get_provider_info()
+    assert "postgres" in {one["connection-type"] for one in provider["connection-types"]}
 
 
 def test_airflow_providers_get_shows_it(tmp_path: Path) -> None:

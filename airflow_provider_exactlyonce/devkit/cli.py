@@ -1,4 +1,4 @@
-"""``exactlyonce broker start|stop|status``."""
+"""``exactlyonce broker start|stop|status|create-topic``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from airflow_provider_exactlyonce.devkit.errors import DevkitError
 from airflow_provider_exactlyonce.devkit.jars import resolve
 from airflow_provider_exactlyonce.devkit.probe import why_not_ready
 from airflow_provider_exactlyonce.devkit.state import BrokerState
+from airflow_provider_exactlyonce.devkit.topics import create_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +38,11 @@ def add_broker_parser(subparsers: Subparsers) -> None:
     start.add_argument("--port", type=int, default=0, help="where clients connect (default: as last time, or any)")
     _add_command(commands, "stop", "stop it in order; the data stays", stop_command)
     _add_command(commands, "status", f"exit 0 if it runs, {EXIT_NOT_RUNNING} if not", status_command)
+    create = _add_command(commands, "create-topic", "make a topic on it; may be repeated", create_topic_command)
+    create.add_argument("name", metavar="NAME", help="the topic's name")
+    create.add_argument(
+        "--partitions", type=int, metavar="N", help="how many it has (default: 1, or as many as it has if it is there)"
+    )
 
 
 def _add_command(
@@ -79,6 +85,21 @@ def status_command(arguments: argparse.Namespace) -> int:
         _print(arguments, None, "stopped")
         return EXIT_NOT_RUNNING
     _print(arguments, state, "starting" if why_not_ready(HOST, state.port, state.cluster_id) else "running")
+    return 0
+
+
+def create_topic_command(arguments: argparse.Namespace) -> int:
+    """Make a topic on the broker of this data; one that is there with as many partitions is left as it is."""
+    state = BrokerState.load_living(arguments.data)
+    if state is None:
+        data = arguments.data
+        raise DevkitError(f"no broker runs on {data}: start it with exactlyonce broker start --data {data}")
+    made = create_topic(state.bootstrap_servers, arguments.name, arguments.partitions)
+    if arguments.json:
+        print(json.dumps({"topic": arguments.name, "partitions": made.partitions, "created": made.created}))
+    else:
+        word = "created" if made.created else "there already"
+        print(f"{arguments.name}: {word}, partitions: {made.partitions}, broker {state.bootstrap_servers}")
     return 0
 
 

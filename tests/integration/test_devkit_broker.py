@@ -11,13 +11,14 @@ import subprocess
 import sys
 import textwrap
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from airflow_provider_exactlyonce.devkit import topics
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.devkit.cli import DEFAULT_DATA, EXIT_FAILED, EXIT_NOT_RUNNING, add_broker_parser
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
@@ -25,6 +26,7 @@ from airflow_provider_exactlyonce.devkit.metadata_log import METADATA_FOLDER
 from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
 from airflow_provider_exactlyonce.devkit.state import STATE_NAME, BrokerState
 from airflow_provider_exactlyonce.devkit.storage import is_taken_for_alive
+from airflow_provider_exactlyonce.devkit.topics import Made
 from tests.waiting import HANG_SECONDS, eventually
 
 Run = Callable[..., tuple[int, dict[str, object]]]
@@ -189,6 +191,12 @@ def test_the_command_line_starts_finds_and_stops_a_broker_in_the_background(run:
         {"bootstrap_servers": None, "pid": None, "data": data, "state": "stopped"},
     )
 
+    code, refused = run("create-topic", "events")
+    assert (code, refused["error"]) == (
+        EXIT_FAILED,
+        f"no broker runs on {data}: start it with exactlyonce broker start --data {data}",
+    )
+
     code, started = run("start")
     assert code == 0
     assert started["state"] == "running"
@@ -196,7 +204,9 @@ def test_the_command_line_starts_finds_and_stops_a_broker_in_the_background(run:
     pid = started["pid"]
     assert isinstance(pid, int)
     assert os.getsid(pid) == pid != os.getsid(0)
-    create_topic(str(started["bootstrap_servers"]), "events")
+    for created in (True, False):
+        made = {"topic": "events", "partitions": 2, "created": created}
+        assert run("create-topic", "events", "--partitions", "2") == (0, made)
 
     assert run("status") == (0, started)
     assert run("start") == (0, started)
@@ -212,6 +222,26 @@ def test_the_command_line_starts_finds_and_stops_a_broker_in_the_background(run:
     code, restarted = run("start")
     assert (code, restarted["bootstrap_servers"]) == (0, started["bootstrap_servers"])
     assert run("stop")[0] == 0
+
+
+def test_a_topic_is_made_once_and_one_with_other_partitions_is_not_taken_for_it(
+    kafka_config: Mapping[str, str],
+) -> None:
+    servers, name = kafka_config["bootstrap.servers"], f"made-{uuid.uuid4().hex[:8]}"
+    assert topics.create_topic(servers, name, 3) == Made(partitions=3, created=True)
+    assert topics.create_topic(servers, name, 3) == Made(partitions=3, created=False)
+    assert topics.create_topic(servers, name) == Made(partitions=3, created=False)
+    with pytest.raises(DevkitError, match=f"topic {name} is there with 3 partitions, not 4: leave out --partitions"):
+        topics.create_topic(servers, name, 4)
+    assert topics.create_topic(servers, f"{name}-one") == Made(partitions=1, created=True)
+
+
+@pytest.mark.parametrize(("name", "partitions"), [("a b", 1), ("none", 0), ("less", -5), ("", 1)])
+def test_a_topic_that_can_not_be_is_refused_in_the_brokers_words(
+    kafka_config: Mapping[str, str], name: str, partitions: int
+) -> None:
+    with pytest.raises(DevkitError, match=f"topic {name!r} could not be created: .+"):
+        topics.create_topic(kafka_config["bootstrap.servers"], name, partitions)
 
 
 def test_a_port_that_is_taken_is_an_error_with_an_exit_code(run: Run) -> None:

@@ -1,0 +1,57 @@
+"""Makes topics on the embedded broker."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from airflow_provider_exactlyonce.devkit.errors import DevkitError
+
+_TIMEOUT_SECONDS: Final = 30.0
+_POLL_SECONDS: Final = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A topic that is there.
+
+    :param created: whether it was made now
+    """
+
+    partitions: int
+    created: bool
+
+
+def create_topic(bootstrap_servers: str, name: str, partitions: int | None = None) -> Made:
+    """Make a topic if it isn't there, and wait until it can be used.
+
+    :param partitions: how many it has; None takes one that is there as it is, and makes one of one partition
+    :raises DevkitError: when there is one with another number of partitions, or the broker refuses it
+    """
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 2})
+    topic = NewTopic(name, num_partitions=1 if partitions is None else partitions)
+    created = True
+    try:
+        admin.create_topics([topic], operation_timeout=_TIMEOUT_SECONDS)[name].result(_TIMEOUT_SECONDS)
+    except (KafkaException, ValueError) as error:
+        known = error.args[0].code() if isinstance(error, KafkaException) else None
+        if known != KafkaError.TOPIC_ALREADY_EXISTS:
+            why = error.args[0].str() if isinstance(error, KafkaException) else error
+            raise DevkitError(f"topic {name!r} could not be created: {why}") from error
+        created = False
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    while (found := admin.list_topics(name, timeout=_TIMEOUT_SECONDS).topics[name]).error is not None:
+        if time.monotonic() > deadline:  # the broker learns of a new topic a little later
+            raise DevkitError(f"topic {name} can't be used: {found.error.str()}")
+        time.sleep(_POLL_SECONDS)
+    there = len(found.partitions)
+    if partitions is not None and there != partitions:
+        raise DevkitError(
+            f"topic {name} is there with {there} partitions, not {partitions}: leave out --partitions to take it as it "
+            "is, or choose another name"
+        )
+    return Made(partitions=there, created=created)

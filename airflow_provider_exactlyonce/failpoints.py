@@ -53,11 +53,12 @@ SAVEPOINT_NAMES: Final = (
 RESTORE_NAMES: Final = (
     "restore-copied",
     "restore-renamed",
+    "restore-switching",
     "restore-switched",
     "after-replayed",
 )
-#: The durable steps of a rescale; after the second it takes the first two of a restore, after the third the one that
-#: switches.
+#: The durable steps of a rescale; after the second it takes the first two of a restore, after the third the two that
+#: switch.
 RESCALE_NAMES: Final = (
     "rescale-copied",
     "rescale-repartitioned",

@@ -11,7 +11,9 @@ import json
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -20,6 +22,8 @@ from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint import storage
 from airflow_provider_exactlyonce.control import documents
 from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.lease import Hold
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
 
 _UNFINISHED: Final = ".unfinished-"
 #: Written under a new name and never changed, so that a lineage can share it with the savepoint.
@@ -41,6 +45,7 @@ def make(
     """
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     unfinished = target.with_name(f"{_UNFINISHED}{target.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
     _copy(unfinished / "checkpoint", source, paths, lineage.id, place=target / "checkpoint")
     for path, text in (texts or {}).items():
         (unfinished / "checkpoint" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -64,24 +69,47 @@ def work_copy(directory: Path, source: Path, paths: Iterable[str], lineage_id: s
     return checkpoint
 
 
-def switch(home: Home, lineage: Lineage) -> None:
-    """Make a lineage the one that the next start runs; the one that ran last is refused from then on."""
-    home.use(lineage.id)
-    failpoints.reach("restore-switched")
-    abandoned = home.lineage(str(lineage.parent))
-    if abandoned is not None:
-        home.remember(replace(abandoned, abandoned_for=lineage.id))
-    _remove_unstarted(home, lineage)
+def switch(home: Home, lineage: Lineage, hold: Hold) -> None:
+    """Make a lineage the one that the next start runs; the one that ran last is refused from then on.
+
+    :param hold: of the pipeline, which is stopped
+    :raises AlreadyRunningError: when somebody else has taken the pipeline over; the lineage is removed then
+    """
+    failpoints.reach("restore-switching")
+    try:
+        with hold.sure():
+            home.use(lineage.id)
+            failpoints.reach("restore-switched")
+            abandoned = home.lineage(str(lineage.parent))
+            if abandoned is not None:
+                home.remember(replace(abandoned, abandoned_for=lineage.id))
+            doomed = [_doom(directory) for directory in _unstarted(home, lineage)]
+    except AlreadyRunningError:
+        shutil.rmtree(home.lineages / lineage.id, ignore_errors=True)
+        raise
+    for directory in doomed:
+        shutil.rmtree(directory)
 
 
-def _remove_unstarted(home: Home, lineage: Lineage) -> None:
-    """Remove what was made before this one and nobody has started: no run has claimed the pipeline since."""
-    for directory in home.lineages.iterdir():
+def _unstarted(home: Home, lineage: Lineage) -> list[Path]:
+    """Return what was made before this one and nobody has started: no run has claimed the pipeline since."""
+    found = []
+    for directory in sorted(home.lineages.iterdir()):
         known = home.lineage(directory.name)
         if known is None or known.id == lineage.id or known.parent is None:
             continue
         if (known.parent_run, known.parent_commit) == (lineage.parent_run, lineage.parent_commit):
-            shutil.rmtree(directory)
+            found.append(directory)
+    return found
+
+
+def _doom(directory: Path) -> Path:
+    """Give what is going to be removed a name that nobody takes for anything else; returns it.
+
+    Removing may take long, and who does it may be frozen and go on when a successor has made a lineage of that name.
+    """
+    name = directory.name.removeprefix(_UNFINISHED)
+    return directory.rename(directory.with_name(f"{_UNFINISHED}removed-{uuid.uuid4().hex[:8]}-{name}"))
 
 
 def _copy(target: Path, source: Path, paths: Iterable[str], lineage_id: str, *, place: Path) -> None:
@@ -104,9 +132,15 @@ def unfinished(directory: Path) -> list[Path]:
     return sorted(directory.glob(f"{_UNFINISHED}*")) if directory.is_dir() else []
 
 
-def remove_unfinished(directory: Path) -> None:
-    """Remove what killed restores and rescales have left in a directory."""
-    for left in unfinished(directory):
+def remove_unfinished(directory: Path, hold: Hold | None) -> None:
+    """Remove what killed restores and rescales have left in a directory.
+
+    :param hold: of the pipeline, so that nobody else is at work there; None where something else sees to that
+    :raises AlreadyRunningError: when somebody else is
+    """
+    with hold.sure() if hold is not None else nullcontext():
+        doomed = [_doom(left) for left in unfinished(directory)]
+    for left in doomed:
         shutil.rmtree(left)
 
 

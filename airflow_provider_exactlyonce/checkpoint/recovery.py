@@ -6,6 +6,7 @@ import json
 import logging
 import uuid
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, rest
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 
@@ -66,11 +68,11 @@ def recover(
             "nothing had been seen before"
         )
     if found.ground is Ground.NEWEST_AGAIN:
-        with leases.holding(home.lease, pipeline, f"recovery-{uuid.uuid4()}"):
+        with _holding(home, pipeline) as hold, hold.sure():
             run_newest_again(checkpoint, found)
         log.warning("batch %s of %s is run again", f"{(found.batch or 0) + 1:,}", checkpoint.path)
     elif found.ground is Ground.NOTHING:
-        with leases.holding(home.lease, pipeline, f"recovery-{uuid.uuid4()}"):
+        with _holding(home, pipeline) as hold, hold.sure():
             empty = begin_empty(home, lineage, tail)
         log.warning("lineage %s begins with empty state after commit %d", empty.id, tail.place.commit)
     else:
@@ -80,6 +82,11 @@ def recover(
         restored = restore(home, pipeline, config, request)
         log.warning("restored savepoint %s of commit %d: lineage %s", chosen.id, chosen.commit, restored.lineage.id)
     return found.ground
+
+
+def _holding(home: Home, pipeline: str) -> AbstractContextManager[Hold]:
+    left = leases.check_stopped(home.lease, pipeline)
+    return leases.holding(home.lease, pipeline, f"recovery-{uuid.uuid4()}", left)
 
 
 def _save(

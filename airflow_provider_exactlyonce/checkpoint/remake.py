@@ -20,8 +20,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpo
 from airflow_provider_exactlyonce.checkpoint.request import record_of
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
-from airflow_provider_exactlyonce.control.lease import Life
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.recorded import RecordedCommits, check_input
 
@@ -34,10 +33,8 @@ def remake(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool = 
     :raises RefusedError: when the checkpoint does not fit the ledger, or a replay would lack something
     :raises AlreadyRunningError: when a driver lives
     """
-    held, life = leases.settle(home.lease)
-    if held is not None and life is Life.ALIVE:
-        raise AlreadyRunningError(f"pipeline {pipeline} runs: pid {held.pid} on {held.host}. Stop it first")
-    with leases.holding(home.lease, pipeline, f"remake-{uuid.uuid4()}"), LedgerReader(config, pipeline) as reader:
+    left, token = leases.check_stopped(home.lease, pipeline), f"remake-{uuid.uuid4()}"
+    with leases.holding(home.lease, pipeline, token, left) as hold, LedgerReader(config, pipeline) as reader:
         tail, old = reader.tail(), home.current()
         if tail is None or tail.claim is None or old is None:
             raise RefusedError(f"{home.path} has no lineage that a run has claimed: there is nothing to make one of")
@@ -57,10 +54,10 @@ def remake(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool = 
             parent_commit=tail.place.commit,
             reemits=old.reemits if batch == old.base_batch else None,
         )
-        lineages.remove_unfinished(home.lineages)
+        lineages.remove_unfinished(home.lineages, hold)
         lineages.make(home.lineages / lineage.id, checkpoint.path, _files(checkpoint, batch), lineage, texts)
         jobs.copy(home, old.id, lineage.id)
-        lineages.switch(home, lineage)
+        lineages.switch(home, lineage, hold)
         return lineage
 
 

@@ -196,7 +196,8 @@ def _take_of(
     label: str | None,
     request: str,
 ) -> Savepoint:
-    with leases.holding(home.lease, pipeline, _holder(request)):
+    left = leases.check_stopped(home.lease, pipeline)
+    with leases.holding(home.lease, pipeline, _holder(request), left):
         checkpoint = Checkpoint(path)
         batch, defects = newest_whole(checkpoint)
         if batch is None:

@@ -22,8 +22,8 @@ from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
-from airflow_provider_exactlyonce.control.lease import Life
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, invariant
+from airflow_provider_exactlyonce.control.lease import Hold
+from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.recorded import RecordedCommits, Stretch, check_input
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
@@ -88,13 +88,11 @@ def restore(home: Home, pipeline: str, config: Mapping[str, Any], request: Resto
     """
     if request.to is not None and request.to.exists():
         raise RefusedError(f"--to {request.to} exists already; name a directory that doesn't")
-    held, life = leases.settle(home.lease)
-    if held is not None and life is Life.ALIVE:
-        raise AlreadyRunningError(f"pipeline {pipeline} runs: pid {held.pid} on {held.host}. Stop it first")
-    with leases.holding(home.lease, pipeline, f"restore-{uuid.uuid4()}"), LedgerReader(config, pipeline) as reader:
+    left, token = leases.check_stopped(home.lease, pipeline), f"restore-{uuid.uuid4()}"
+    with leases.holding(home.lease, pipeline, token, left) as hold, LedgerReader(config, pipeline) as reader:
         savepoint, tail, claim, stretch = _examine(home, reader, config, request)
         lineage = _lineage(savepoint, tail, claim, request)
-        directory = _make(home, Savepoints(home.savepoints), savepoint, lineage, request.to)
+        directory = _make(home, hold, savepoint, lineage, request.to)
         return Restored(
             savepoint=savepoint,
             mode=request.mode,
@@ -214,18 +212,20 @@ def _lineage(savepoint: Savepoint, tail: LedgerTail, claim: RunRecord, request: 
     )
 
 
-def _make(home: Home, savepoints: Savepoints, savepoint: Savepoint, lineage: Lineage, to: Path | None) -> Path:
+def _make(home: Home, hold: Hold, savepoint: Savepoint, lineage: Lineage, to: Path | None) -> Path:
+    savepoints = Savepoints(home.savepoints)
     defects = savepoints.verify(savepoint.id)
     if defects:
         raise RefusedError(
             f"savepoint {savepoint.id} is damaged: {'; '.join(map(str, defects[:3]))}. Restore another one"
         )
     directory = home.lineages / lineage.id if to is None else Path(os.path.abspath(to))
-    lineages.remove_unfinished(directory.parent)
+    if to is None:
+        lineages.remove_unfinished(home.lineages, hold)
     lineages.make(directory, savepoints.checkpoint(savepoint.id).path, savepoint.files, lineage)
     if to is None:
         jobs.copy(home, savepoint.lineage, lineage.id)  # for savepoints of the new lineage, until a job runs in it
         if savepoint.job is not None and jobs.read(home, lineage.id, savepoint.version) is None:
             jobs.write(home, lineage.id, savepoint.job)
-        lineages.switch(home, lineage)
+        lineages.switch(home, lineage, hold)
     return directory

@@ -129,6 +129,11 @@ class Home:
         """Return what a lineage remembers, None when that is missing or torn."""
         return read_lineage(self.lineages / lineage_id)
 
+    def uses(self, lineage_id: str) -> bool:
+        """Whether ``current`` points to a lineage."""
+        pointer = documents.read(self.path / "current")
+        return pointer is not None and pointer["lineage"] == lineage_id
+
     def use(self, lineage_id: str) -> None:
         """Point ``current`` to a lineage that is whole."""
         documents.write(self.path / "current", {"schema": SCHEMA, "lineage": lineage_id})

@@ -1,12 +1,15 @@
 """The lease: which process runs a pipeline, and whether it is alive.
 
 The lease does not protect the data (Kafka's fencing does); it keeps two drivers from fencing each other by mistake, and
-lets a supervisor that comes back find the driver that it left.
+lets a supervisor that comes back find the driver that it left. It protects the home: whoever changes which lineage is
+in use holds it, and does so in :meth:`Hold.sure`. Whatever changes the lease holds a lock beside it for that moment, so
+that of two who take it one does.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import socket
@@ -24,6 +27,7 @@ from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, Refused
 
 HEARTBEAT_SECONDS: Final = 2.0
 STALE_SECONDS: Final = 10.0
+_LOCK_POLL_SECONDS: Final = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,31 @@ class Life(Enum):
 
 
 def take(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
-    """Write the lease of this process, with its run once that is claimed, and return it."""
+    """Write the lease of this process, with its run once that is claimed, and return it; who held it has lost it."""
+    with _changing(path):
+        return _write(path, pipeline, token, run=run)
+
+
+def take_over(path: Path, pipeline: str, token: str, judged: Lease | None) -> Lease:
+    """Take the lease that was found free, unless somebody else has done so since.
+
+    :param judged: what was found, None for none
+    :raises AlreadyRunningError: when another process was faster
+    """
+    with _changing(path):
+        held = read(path)
+        if held is not None and held.token != token and not _is_left(held, judged):
+            raise AlreadyRunningError(f"pid {held.pid} on {held.host} has taken pipeline {pipeline} meanwhile")
+        return _write(path, pipeline, token)
+
+
+def _is_left(held: Lease, judged: Lease | None) -> bool:
+    if life(held, now=held.heartbeat) is Life.GONE:
+        return True
+    return judged is not None and (held.token, held.heartbeat) == (judged.token, judged.heartbeat)
+
+
+def _write(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
     lease = Lease(
         pipeline=pipeline,
         token=token,
@@ -78,48 +106,112 @@ def beat(path: Path, lease: Lease) -> Lease | None:
 
     A lease of a lower run is taken back: it is of a superseded driver that was frozen while it renewed.
     """
-    try:
-        held = read(path)
-    except RefusedError:  # a driver of a newer release has taken it
-        return None
-    if held is not None and held.token != lease.token and not 0 < held.run < lease.run:
-        return None
-    renewed = replace(lease, heartbeat=time.time())
-    documents.write(path, asdict(renewed), durable=False)
-    return renewed
+    with _changing(path):
+        try:
+            held = read(path)
+        except RefusedError:  # a driver of a newer release has taken it
+            return None
+        if held is not None and held.token != lease.token and not 0 < held.run < lease.run:
+            return None
+        renewed = replace(lease, heartbeat=time.time())
+        documents.write(path, asdict(renewed), durable=False)
+        return renewed
 
 
 def release(path: Path, lease: Lease) -> None:
     """Remove the lease if it is still ours."""
-    with contextlib.suppress(RefusedError):  # a newer release's is not ours
+    with _changing(path), contextlib.suppress(RefusedError):  # a newer release's is not ours
         held = read(path)
         if held is not None and held.token == lease.token:
             path.unlink(missing_ok=True)
 
 
+class Hold:
+    """The hold of a pipeline that is stopped, by what works on its home.
+
+    :param path: the lease
+    """
+
+    def __init__(self, path: Path, lease: Lease) -> None:
+        self._path: Final = path
+        self._lease: Final = lease
+
+    @contextmanager
+    def sure(self) -> Iterator[None]:
+        """Do what must not be done once somebody else has taken the pipeline over; nobody can, until it is done.
+
+        A process may have been frozen for longer than its lease lives, and nobody tells it. So keep it short.
+
+        :raises AlreadyRunningError: when somebody has
+        """
+        with _changing(self._path):
+            check_held(self._path, self._lease)
+            documents.write(self._path, asdict(replace(self._lease, heartbeat=time.time())), durable=False)
+            yield
+
+
+def check_held(path: Path, lease: Lease) -> None:
+    """Check that a lease is still what it was taken as.
+
+    :raises AlreadyRunningError: when somebody else has taken it; who did, and is done, has left none
+    """
+    held = read(path)
+    if held is None or held.token != lease.token:
+        who = "somebody" if held is None else f"pid {held.pid} on {held.host}"
+        raise AlreadyRunningError(f"{who} has taken pipeline {lease.pipeline} over meanwhile; look, and try again")
+
+
 @contextmanager
-def holding(path: Path, pipeline: str, token: str) -> Iterator[None]:
+def holding(path: Path, pipeline: str, token: str, judged: Lease | None = None) -> Iterator[Hold]:
     """Hold the lease of a pipeline that is stopped, so that no driver starts meanwhile.
 
-    :raises AlreadyRunningError: at the end, when a driver has started all the same
+    :param judged: the lease that :func:`check_stopped` has found, None for none
+    :raises AlreadyRunningError: when somebody has taken it since; or at the end, when somebody took it all the same
     """
-    mine = take(path, pipeline, token)
+    mine = take_over(path, pipeline, token, judged)
     done = threading.Event()
 
     def renew() -> None:
-        while not done.wait(HEARTBEAT_SECONDS) and beat(path, mine) is not None:
-            pass
+        while not done.wait(HEARTBEAT_SECONDS):
+            with contextlib.suppress(AlreadyRunningError):  # the lock is held; the next time it is not
+                if beat(path, mine) is None:
+                    return
 
     renewing = threading.Thread(target=renew, name="heartbeat", daemon=True)
     renewing.start()
     try:
-        yield
+        yield Hold(path, mine)
         if beat(path, mine) is None:
             raise AlreadyRunningError(f"a driver of {pipeline} started meanwhile; try again")
     finally:
         done.set()
         renewing.join()
         release(path, mine)
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[None]:
+    """Keep everybody else from changing the lease; a process that dies lets go.
+
+    :raises AlreadyRunningError: when another process was frozen while it did
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = path.with_name("lease.lock")
+    with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)) as file:
+        deadline = time.monotonic() + STALE_SECONDS
+        while not _locked(file.fileno()):
+            if time.monotonic() > deadline:
+                raise AlreadyRunningError(f"a process has held {lock} for {STALE_SECONDS:.0f} s: it is frozen; end it")
+            time.sleep(_LOCK_POLL_SECONDS)
+        yield
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def read(path: Path) -> Lease | None:
@@ -179,6 +271,17 @@ def settle(path: Path, *, poll_seconds: float = 0.2) -> tuple[Lease | None, Life
         if time.monotonic() >= deadline:
             return lease, Life.SILENT
         time.sleep(poll_seconds)
+
+
+def check_stopped(path: Path, pipeline: str) -> Lease | None:
+    """Return the lease that a process has left which is gone or silent, None when there is none.
+
+    :raises AlreadyRunningError: when its holder lives
+    """
+    held, its_life = settle(path)
+    if held is not None and its_life is Life.ALIVE:
+        raise AlreadyRunningError(f"pipeline {pipeline} runs: pid {held.pid} on {held.host}. Stop it first")
+    return held
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.checkpoint import lineages, request
@@ -126,25 +127,30 @@ def _identity(facts: Facts, home: Home, finding: Finding) -> str:
     return f"wrote home.json again, with the identity that run {claim.run} claimed{torn}"
 
 
+def _holding(facts: Facts, home: Home) -> AbstractContextManager[leases.Hold]:
+    left = leases.check_stopped(home.lease, facts.pipeline)
+    return leases.holding(home.lease, facts.pipeline, f"doctor-{uuid.uuid4()}", left)
+
+
 def _point(facts: Facts, home: Home, finding: Finding) -> str:
     target = facts.named_lineage()
     if target is None:
         raise RefusedError("the lineage that the ledger names is not in the home")
     before = facts.home.lineage.id if facts.home and facts.home.lineage else "none that is whole"
-    with leases.holding(home.lease, facts.pipeline, f"doctor-{uuid.uuid4()}"):
+    with _holding(facts, home) as hold, hold.sure():
         home.use(target.id)
     return f"pointed current to lineage {target.id}; before it was {before}"
 
 
 def _clean_up(facts: Facts, home: Home, finding: Finding) -> str:
-    with leases.holding(home.lease, facts.pipeline, f"doctor-{uuid.uuid4()}"):
+    with _holding(facts, home) as hold:
         gone = [*Savepoints(home.savepoints).remove_leftovers(), *map(str, lineages.unfinished(home.lineages))]
-        lineages.remove_unfinished(home.lineages)
+        lineages.remove_unfinished(home.lineages, hold)
     return f"removed {', '.join(gone) or 'nothing: it is gone'}"
 
 
 def _set_aside(facts: Facts, home: Home, finding: Finding) -> str:
-    with leases.holding(home.lease, facts.pipeline, f"doctor-{uuid.uuid4()}"):
+    with _holding(facts, home):
         kept = set_aside(home, home.savepoints / finding.subject)
     return f"moved savepoint {finding.subject} to {kept}"
 

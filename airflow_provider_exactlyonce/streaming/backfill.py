@@ -302,7 +302,7 @@ class BackfillDriver(Driver):
         home = self._options.home
         lineage = home.current() if done is not None else None
         if lineage is None or done is None:
-            lineages.remove_unfinished(home.lineages)
+            lineages.remove_unfinished(home.lineages, None)  # it is this backfill's turn
             lineage = self._made(begun, order)
             done = Done(base=lineage.base_batch)
             progress.write(Checkpoint(home.checkpoint(lineage.id)), done)

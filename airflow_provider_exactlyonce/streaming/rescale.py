@@ -7,6 +7,7 @@ read only.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 import uuid
@@ -107,17 +108,19 @@ def rescale(
             f"pipeline {pipeline} runs: pid {held.pid} on {held.host}{silent}. Stop it first, for example with "
             f"exactlyonce savepoint {pipeline} --stop"
         )
-    with leases.holding(home.lease, pipeline, f"rescale-{uuid.uuid4()}"), LedgerReader(config, pipeline) as reader:
+    token = f"rescale-{uuid.uuid4()}"
+    with leases.holding(home.lease, pipeline, token, held) as hold, LedgerReader(config, pipeline) as reader:
         ground = _ground(home, pipeline, config, reader)
         if ground.partitions == partitions:
             return Rescaled(before=partitions, partitions=partitions)
         _check_kind(ground, pipeline)
-        lineages.remove_unfinished(home.lineages)
+        lineages.remove_unfinished(home.lineages, hold)
         session = spark or local_session("exactlyonce rescale")
         try:
-            return _rescaled(home, ground, reader, session, partitions, tell)
+            return _rescaled(home, hold, ground, reader, session, partitions, tell)
         finally:
-            lineages.remove_unfinished(home.lineages)
+            with contextlib.suppress(AlreadyRunningError):  # whoever has taken over removes them
+                lineages.remove_unfinished(home.lineages, hold)
             if spark is None:
                 session.stop()
 
@@ -200,6 +203,7 @@ def _check_kind(ground: _Ground, pipeline: str) -> None:
 
 def _rescaled(
     home: Home,
+    hold: leases.Hold,
     ground: _Ground,
     reader: LedgerReader,
     spark: SparkSession,
@@ -234,7 +238,7 @@ def _rescaled(
     except BaseException:
         shutil.rmtree(home.lineages / lineage.id)
         raise
-    lineages.switch(home, lineage)
+    lineages.switch(home, lineage, hold)
     return Rescaled(
         before=ground.partitions,
         partitions=partitions,

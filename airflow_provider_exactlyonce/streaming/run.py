@@ -103,6 +103,7 @@ class Run:
         self._history: Final = History(self._reader, options.ledger_retention)
         self._savepoints: Final = Savepoints(home.savepoints)
         self._lease: leases.Lease | None = None
+        self._left: leases.Lease | None = None  # by who had the pipeline before
         self._lineage: Lineage | None = None
         self._tail: LedgerTail | None = None
 
@@ -150,7 +151,7 @@ class Run:
         :raises AlreadyRunningError: when a living driver holds the pipeline
         """
         self.check()
-        self._lease = leases.take(self.home.lease, self.pipeline, self.options.token)
+        self._lease = leases.take_over(self.home.lease, self.pipeline, self.options.token, self._left)
         topic.ensure(self.options.config, self.pipeline)
         self._lineage = self.home.current() or self.home.create(self.pipeline)
         self._claim_until_settled()
@@ -232,7 +233,8 @@ class Run:
         mine = leases.read(self.home.lease)
         if mine is not None and mine.token == self.options.token:
             return
-        held, life = leases.settle(self.home.lease)
+        self._left, life = leases.settle(self.home.lease)
+        held = self._left
         if held is not None and life is Life.ALIVE and held.token != self.options.token:
             raise AlreadyRunningError(
                 f"pipeline {held.pipeline} runs already: run {held.run}, pid {held.pid} on {held.host}. Stop it first"
@@ -252,7 +254,7 @@ class Run:
     def _claim_until_settled(self, give_up: Callable[[], bool] = lambda: False) -> None:
         for attempt in range(1, _CLAIM_TRIES + 1):
             try:
-                self.check_superseded() if self.number else self._check_lease()
+                self.check_superseded() if self.number else self._check_home()
                 if self._claim(give_up):
                     self._hold()
                     return
@@ -267,9 +269,28 @@ class Run:
                 self.session.abort()
         raise ClaimFailedError(f"pipeline {self.pipeline} could not be claimed in {attempt} tries; start it again")
 
+    def _check_home(self) -> None:
+        """Check that the home is as it was found: a restore may have run while this process was frozen."""
+        invariant(self._lease is not None, "the run has taken the lease")
+        leases.check_held(self.home.lease, self._lease)  # type: ignore[arg-type]
+        if not self.home.uses(self.lineage.id):
+            raise AlreadyRunningError(
+                f"{self.home.path}/current names another lineage than {self.lineage.id}, with which this start began: "
+                "the pipeline was restored meanwhile. Start it again"
+            )
+
     def _hold(self) -> None:
-        """Take the lease for the claim that is now the newest; a slower starter may have taken it in between."""
+        """Take the lease for the claim that is now the newest; a slower starter may have taken it in between.
+
+        Nor may a restore that was made while this process was frozen, before the claim, be what the next start runs:
+        it begins where the ledger ended before.
+        """
         self._lease = leases.take(self.home.lease, self.pipeline, self.options.token, run=self.number)
+        with leases.Hold(self.home.lease, self._lease).sure():
+            if not self.home.uses(self.lineage.id):
+                log.warning("run %d goes on in lineage %s; a restore since is undone", self.number, self.lineage.id)
+                self.home.remember(self.lineage)
+                self.home.use(self.lineage.id)
 
     def _claim(self, give_up: Callable[[], bool]) -> bool:
         """Take steps (b) and (c) once; false when another driver wrote to the ledger in between."""

@@ -24,7 +24,7 @@ from airflow_provider_exactlyonce.failpoints import (
 from airflow_provider_exactlyonce.kafka.transaction import TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
-RESCALE_STEPS = (*RESCALE_NAMES[:2], *RESTORE_NAMES[:2], RESCALE_NAMES[2], RESTORE_NAMES[2])
+RESCALE_STEPS = (*RESCALE_NAMES[:2], *RESTORE_NAMES[:2], RESCALE_NAMES[2], *RESTORE_NAMES[2:4])
 QUOTE = re.compile(r"<!-- quote: (\S+) (\w+) -->\n```python\n(.*?)```", re.DOTALL)
 QUOTES = [(file.name, *quote) for file in (ROOT / "README.md",) for quote in QUOTE.findall(file.read_text())]
 

@@ -257,7 +257,7 @@ def test_a_rescale_that_is_killed_at_every_step_is_cleaned_up_by_its_repetition(
     run_both(topics, rounds, case, plain)
     original = case.home.current()
     assert original is not None
-    steps = (*RESCALE_NAMES[:2], *RESTORE_NAMES[:2], RESCALE_NAMES[2], RESTORE_NAMES[2])
+    steps = (*RESCALE_NAMES[:2], *RESTORE_NAMES[:2], RESCALE_NAMES[2], *RESTORE_NAMES[2:4])
     for partitions, step in enumerate(steps, start=3):
         assert command(case, partitions, step).returncode == -signal.SIGKILL
         current = case.home.current()

@@ -226,18 +226,33 @@ class Checkpoint:
     def initial_kafka_offsets(self) -> KafkaOffsets:
         """Return where the Kafka sources began, from ``sources/<i>/0``."""
         starts: KafkaOffsets = {}
-        for file in self._initial_files():
-            _, brace, body = file.read_bytes().partition(b"{")
-            if not brace:  # of a rate source
-                continue
-            for topic, partitions in json.loads(b"{" + body).items():
+        for positions in self.initial_positions():
+            for topic, partitions in positions.items():
                 if isinstance(partitions, dict):  # else it is of a file source
                     starts.setdefault(topic, {}).update({int(place): start for place, start in partitions.items()})
         return starts
 
+    def initial_positions(self) -> Iterator[Mapping[str, Any]]:
+        """Yield what ``sources/<i>/0`` says of each source that has one, in Spark's order; nothing of a rate source."""
+        for file in self._initial_files():
+            _, brace, body = file.read_bytes().partition(b"{")
+            yield json.loads(b"{" + body) if brace else {}
+
+    def kafka_starts(self, batch: int) -> KafkaOffsets:
+        """Return where a batch begins, but in partitions that it is the first to read.
+
+        :raises TornFileError: when the batch before it isn't whole
+        """
+        starts = self.initial_kafka_offsets()
+        before = self.offsets(batch - 1) if batch else None
+        for topic, partitions in (before.kafka_ends() if before else {}).items():
+            starts.setdefault(topic, {}).update(partitions)
+        return starts
+
     def _initial_files(self) -> Iterator[Path]:
         directory = self.path / "sources"
-        for source in sorted(directory.iterdir()) if directory.is_dir() else []:
+        sources = directory.iterdir() if directory.is_dir() else ()
+        for source in sorted(sources, key=lambda source: (len(source.name), source.name)):  # 10 comes after 9
             if (source / "0").is_file():
                 yield source / "0"
 

@@ -104,11 +104,7 @@ def _cut(checkpoint: Checkpoint, batch: int, *, committed: int) -> dict[str, str
     planned = checkpoint.offsets(batch + 1)
     if batch != committed or planned is None:
         raise RefusedError(f"{checkpoint.path} has no batch that is planned and not committed: there is nothing to cut")
-    before = checkpoint.offsets(batch) if batch >= 0 else None
-    starts = checkpoint.initial_kafka_offsets()
-    for topic, partitions in (before.kafka_ends() if before else {}).items():
-        starts.setdefault(topic, {}).update(partitions)
-    return {f"offsets/{batch + 1}": halved(planned, starts)}
+    return {f"offsets/{batch + 1}": halved(planned, checkpoint.kafka_starts(batch + 1))}
 
 
 def halved(planned: BatchOffsets, starts: KafkaOffsets) -> str:

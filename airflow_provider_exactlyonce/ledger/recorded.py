@@ -10,7 +10,7 @@ from typing import Any, Final
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 
 _PAGE_RECORDS: Final = 100
 
@@ -64,11 +64,15 @@ class Stretch:
             self.versions[-1] = (record.version, before[1], record.commit)
         else:
             self.versions.append((record.version, record.commit, record.commit))
-        for topic, ranges in record.source.items():
+        self.reads(record.commit, record.source)
+
+    def reads(self, commit: int, source: SourceRanges) -> None:
+        """Add what the next commit reads."""
+        for topic, ranges in source.items():
             for partition, (start, end) in ranges.items():
                 if end > start:
                     self.records += end - start
-                    self.starts.setdefault(topic, {}).setdefault(partition, (start, record.commit))
+                    self.starts.setdefault(topic, {}).setdefault(partition, (start, commit))
                     self.ends.setdefault(topic, {})[partition] = end
 
     def missing_input(self, earliest: Mapping[str, Mapping[int, int]]) -> MissingInput | None:

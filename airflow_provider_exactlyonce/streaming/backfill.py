@@ -52,18 +52,16 @@ from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerL
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
 from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
 from airflow_provider_exactlyonce.streaming.sources.kafka import topic_of_mark
-from airflow_provider_exactlyonce.streaming.spark_steering import missing_part
+from airflow_provider_exactlyonce.streaming.spark_steering import missing_part, wait_until_gone
 from airflow_provider_exactlyonce.streaming.start_checks import check_topic_ids
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
     from airflow_provider_exactlyonce.streaming.definition import Pipeline
 
 log = logging.getLogger("exactlyonce")
 
-_ENDING_SECONDS: Final = 60.0
 #: The last record of a backfill is what keeps it from being written twice: none of them ever goes.
 _KEEP_ALL: Final = LedgerRetention(commits=10**12)
 
@@ -242,7 +240,7 @@ class BackfillDriver(Driver):
                 impossible = str(error)
                 log.warning("%s; each batch gets a start of its own", error)
                 continue
-            _wait_until_gone(spark, query)
+            wait_until_gone(spark, query)
             steps.check_progress()
 
     def _complete(self, run: Run, begun: Begun, steps: BackfillSteps) -> Mapping[str, Any]:
@@ -402,15 +400,6 @@ def _sink(pipeline: Pipeline, request: BackfillRequest) -> KafkaSink:
     other = replace(sink, offsets_group=None, topic=request.topic, topic_column=None, bad_records_topic=None)
     feedback.check_topics(pipeline.name, other.topics, pipeline.topics_read, allowed=pipeline.allow_feedback)
     return other
-
-
-def _wait_until_gone(spark: SparkSession, query: StreamingQuery) -> None:
-    """Wait until a query that has no further batch has put away everything, its name too."""
-    deadline = time.monotonic() + _ENDING_SECONDS
-    while any(one.id == query.id for one in spark.streams.active):
-        if time.monotonic() > deadline:
-            raise ExactlyOnceError(f"the query has not ended within {_ENDING_SECONDS:.0f} s of its last batch")
-        time.sleep(0.02)
 
 
 def _order(result: DataFrame) -> list[str]:

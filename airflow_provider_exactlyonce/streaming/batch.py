@@ -43,11 +43,8 @@ def planned_batch(checkpoint: Checkpoint, client: WireClient, lineage: str, numb
         raise ExactlyOnceError(f"{checkpoint.path}: {error}") from error
     if offsets is None or (number and before is None):
         raise ExactlyOnceError(f"{checkpoint.path}/offsets lacks batch {number} or the one before it")
-    starts = checkpoint.initial_kafka_offsets()
-    for topic, partitions in (before.kafka_ends() if before else {}).items():
-        starts.setdefault(topic, {}).update(partitions)
     try:
-        source, topic_ids = _source_ranges(offsets, starts, client)
+        source, topic_ids = _source_ranges(offsets, checkpoint.kafka_starts(number), client)
     except UnansweredError as error:
         raise BatchFailedError(f"source of batch {number}: {error}") from error
     return Batch(lineage=lineage, number=number, offsets=offsets, source=source, source_topic_ids=topic_ids)

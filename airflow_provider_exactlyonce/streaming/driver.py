@@ -36,6 +36,7 @@ from airflow_provider_exactlyonce.streaming import (
     driver_log,
     guarantees,
     job_process,
+    owed_batch,
     settings,
     spark_errors,
 )
@@ -61,8 +62,8 @@ from airflow_provider_exactlyonce.streaming.sinks.kafka_at_least_once import Kaf
 from airflow_provider_exactlyonce.streaming.sinks.kafka_at_most_once import KafkaAtMostOnce
 from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
 from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
-from airflow_provider_exactlyonce.streaming.spark_steering import missing_part
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
+from airflow_provider_exactlyonce.streaming.spark_steering import missing_part, wait_until_gone
 from airflow_provider_exactlyonce.streaming.start_checks import check_topic_ids, first_repeated, reconcile
 from airflow_provider_exactlyonce.streaming.state_sizes import StateSizes
 from airflow_provider_exactlyonce.until import AVAILABLE, target_of
@@ -248,9 +249,14 @@ class Driver:
         except RefusedError:
             run.check_superseded()  # frozen since its claim, it may see what its successor has done since
             raise
-        others.claim(run.number, run.tail.commit, first_repeated(run.home, run.lineage))
+        first = first_repeated(run.home, run.lineage)
+        others.claim(run.number, run.tail.commit, first)
+        owed = others.owed(run.tail.commit)
+        needs_replay = needs_replay or (
+            owed is not None and first <= run.tail.place.commit
+        )  # it comes before what is owed
         if needs_replay:
-            self._replay = open_replay(spark, run, checkpoint, self._comparison(run))
+            self._replay = open_replay(spark, run, checkpoint, self._comparison(run), goes_live=owed is None)
             self._report.tell(replay=self._replay.report)  # who waits for it to be live must see that it isn't yet
         self._goal.begin(self._report.status.commit)
         if not needs_replay and run.tail.commit is not None and self._has_reached(run.tail.commit):
@@ -259,7 +265,13 @@ class Driver:
         if file := self._pipeline.file:
             releases.keep(run.home, run.options.version, file)
         self._serve_savepoints(run)
-        coordinator = CommitCoordinator(
+        attempts = plan.attempts(self._pipeline.max_batch_attempts)
+        self._commit_batches(spark, run, stream, self._coordinator(run, checkpoint, sink, attempts), owed)
+
+    def _coordinator(
+        self, run: Run, checkpoint: Checkpoint, sink: KafkaTransaction, attempts: int
+    ) -> CommitCoordinator:
+        return CommitCoordinator(
             sink,
             Callbacks(
                 plan=lambda number: self._plan(checkpoint, run, number),
@@ -267,11 +279,27 @@ class Driver:
                 committed=self._on_commit,
                 diverged=lambda record, error: self._on_difference(self._comparison(run), record, error),
             ),
-            max_batch_attempts=plan.attempts(self._pipeline.max_batch_attempts),
+            max_batch_attempts=attempts,
         )
+
+    def _commit_batches(
+        self,
+        spark: SparkSession,
+        run: Run,
+        stream: DataFrame,
+        coordinator: CommitCoordinator,
+        owed: SinkEntry | None,
+    ) -> None:
+        """Replay what has to be, then commit one batch after the other until the query's end.
+
+        :param owed: the commit that a sink has and the ledger lacks
+        """
         self._report.tell(state=DriverState.RUNNING, progressed=time.time())
         if self._replay is not None and not self._replay_first(self._replay, spark, run, stream, coordinator):
             return
+        checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
+        if owed is not None:
+            owed_batch.plan(checkpoint, run.lineage, owed, self._options.config, spark)
         self._wait(self._start_query(stream, checkpoint.path, coordinator), run, coordinator)
 
     def _promise(self, plan: Plan) -> Plan:
@@ -296,7 +324,9 @@ class Driver:
         for share in self._pipeline.shares.others:
             committers[share.sink.name] = share.sink.open(context)
             self._closing.callback(committers[share.sink.name].close)
-        accept = self._options.accept_nondeterminism or self._may_differ()
+        lineage = run.home.current()
+        accepted = self._options.accept_nondeterminism or (lineage is not None and lineage.accept_nondeterminism)
+        accept = accepted or self._may_differ()
         return OtherSinks(run.pipeline, committers, accept_nondeterminism=accept)
 
     def _start_run(self, run: Run, spark: SparkSession) -> None:
@@ -339,8 +369,9 @@ class Driver:
                 log.warning("%s; each recorded batch gets a start of its own", error)
                 continue
             replay.check_progress()
-            if not replay.pending and impossible is None:
+            if not replay.pending and impossible is None and replay.goes_live:
                 return False
+            wait_until_gone(spark, query)
         return True
 
     def _plan(self, checkpoint: Checkpoint, run: Run, number: int) -> Batch:

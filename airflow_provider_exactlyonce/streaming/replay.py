@@ -109,6 +109,7 @@ class Replay:
     :param commits: from the commit after the checkpoint's newest to the ledger's newest
     :param stretch: what they add up to
     :param comparison: what follows from rows that differ
+    :param goes_live: the query goes on after the last of them; else it ends there
     """
 
     def __init__(
@@ -120,7 +121,9 @@ class Replay:
         *,
         stretch: Stretch,
         comparison: Comparison,
+        goes_live: bool = True,
     ) -> None:
+        self.goes_live: Final = goes_live
         self._spark: Final = spark
         self._run: Final = run
         self._checkpoint: Final = checkpoint
@@ -324,7 +327,7 @@ class Replay:
         if exact:
             steered.forget_operator_watermarks()
         if self._next is None:
-            steered.release()
+            steered.release() if self.goes_live else steered.end()
             return
         _, record = self._next
         offsets = parse_offsets(record.offsets)
@@ -372,8 +375,10 @@ def check_replay(run: Run, tail: LedgerTail | None, unsure: Sequence[str], *, ac
     log.warning("the job may give other rows each time, which is accepted: %s", "; ".join(unsure))
 
 
-def open_replay(spark: SparkSession, run: Run, checkpoint: Checkpoint, comparison: Comparison) -> Replay:
-    """Open the replay of what the ledger is ahead, after the claim.
+def open_replay(
+    spark: SparkSession, run: Run, checkpoint: Checkpoint, comparison: Comparison, *, goes_live: bool
+) -> Replay:
+    """Open the replay of what the ledger is ahead, after the claim; see :class:`Replay`.
 
     :raises RefusedError: when a commit, or source records, are gone
     """
@@ -381,7 +386,7 @@ def open_replay(spark: SparkSession, run: Run, checkpoint: Checkpoint, compariso
     log.info(
         "commits %d to %d are replayed without writing: %s source records", commits.first, commits.last, stretch.records
     )
-    return Replay(spark, run, checkpoint, commits, stretch=stretch, comparison=comparison)
+    return Replay(spark, run, checkpoint, commits, stretch=stretch, comparison=comparison, goes_live=goes_live)
 
 
 def _recorded(run: Run, checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> tuple[RecordedCommits, Stretch]:

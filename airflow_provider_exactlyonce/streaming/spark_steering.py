@@ -11,6 +11,7 @@ batch, so nothing races.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +36,7 @@ _FIELDS: Final = (
     (_KAFKA_STREAM, "allDataForTriggerAvailableNow"),
     (_KAFKA_STREAM, "isTriggerAvailableNow"),
 )
+_ENDING_SECONDS: Final = 60.0
 _MANUAL_CLOCK: Final = "org.apache.spark.util.ManualClock"
 
 
@@ -156,6 +158,15 @@ class SteeredQuery:
         none = getattr(getattr(self._spark._jvm.scala, "None$"), "MODULE$")  # type: ignore[union-attr]
         for operator in list(elements(seen.keys().toSeq())):
             seen.update(operator, none)
+
+
+def wait_until_gone(spark: SparkSession, query: StreamingQuery) -> None:
+    """Wait until a query that has no further batch has put away everything, its name too."""
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while any(one.id == query.id for one in spark.streams.active):
+        if time.monotonic() > deadline:
+            raise ExactlyOnceError(f"the query has not ended within {_ENDING_SECONDS:.0f} s of its last batch")
+        time.sleep(0.02)
 
 
 def _class(spark: SparkSession, name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -84,10 +84,12 @@ class OtherSinks:
         :param first_repeated: the first commit that the checkpoint can run again
         :raises RefusedError: when a sink was set back too far, or is ahead of the ledger
         """
+        found: dict[str, SinkEntry | None] = {}
         for name, committer in self._committers.items():
             with _answering(name, "reading its ledger"):
-                entry = committer.tail()
-            self._fits(name, entry, newest, first_repeated)
+                found[name] = committer.tail()
+            self._fits(name, found[name], newest, first_repeated)
+        _owed(found, newest)
 
     def claim(self, run: int, newest: CommitRecord | None, first_repeated: int) -> None:
         """Claim all sinks for a run, see :meth:`airflow_provider_exactlyonce.streaming.sinks.spi.SinkCommitter.claim`.
@@ -110,6 +112,13 @@ class OtherSinks:
         self._claimed = True
         if newest is not None:
             self.settled(newest)  # whoever committed it may have died before it could say so
+
+    def owed(self, newest: CommitRecord | None) -> SinkEntry | None:
+        """Return the entry of the commit that sinks have and the ledger lacks, None when there is none.
+
+        :raises RefusedError: when two sinks have it with different input
+        """
+        return _owed(self._newest, newest)
 
     def begin(self, batch: Batch, commit: int) -> None:
         """Begin an attempt in those that lack this commit.
@@ -277,6 +286,8 @@ class OtherSinks:
             source=attempted.batch.source,
             rows=given.rows,
             digest=given.digest,
+            watermark=attempted.batch.offsets.watermark,
+            batch_timestamp=attempted.batch.offsets.timestamp,
         )
 
     def _fits(self, name: str, entry: SinkEntry | None, newest: CommitRecord | None, first_repeated: int) -> None:
@@ -296,6 +307,26 @@ class OtherSinks:
                 f": the sink was set back. Restore a savepoint at or before commit {has}, and what it lacks is written "
                 f"into it alone: exactlyonce restore {self._pipeline} --commit {has}"
             )
+
+
+def _owed(entries: Mapping[str, SinkEntry | None], newest: CommitRecord | None) -> SinkEntry | None:
+    ahead = {
+        name: entry
+        for name, entry in entries.items()
+        if entry is not None and entry.commit > (newest.commit if newest else 0)
+    }
+    if not ahead:
+        return None
+    first, *others = ahead
+    for name in others:
+        if ahead[name].source != ahead[first].source:
+            raise RefusedError(
+                f"the sinks {first} and {name} have commit {ahead[first].commit}, which the pipeline's ledger lacks, "
+                f"of different input: {_shown(ahead[first])} of run {ahead[first].run}, and {_shown(ahead[name])} "
+                f"of run {ahead[name].run}. Something else has written to one of them: set it back to a backup from "
+                "before, and restore a savepoint"
+            )
+    return ahead[first]
 
 
 @contextmanager

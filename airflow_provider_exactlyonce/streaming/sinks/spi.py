@@ -58,6 +58,8 @@ class SinkEntry:
     :param source: {topic: {partition: (start, end)}} that went in, end exclusive
     :param rows: rows that the sink was given
     :param digest: sum modulo 2**64 of Spark's xxhash64 over each row
+    :param watermark: the batch's event-time watermark, milliseconds since the epoch; None in entries of 0.1.0
+    :param batch_timestamp: Spark's batch timestamp, milliseconds since the epoch; None in entries of 0.1.0
     """
 
     commit: int
@@ -67,6 +69,8 @@ class SinkEntry:
     source: SourceRanges
     rows: int
     digest: int
+    watermark: int | None = None
+    batch_timestamp: int | None = None
 
     def is_same_output(self, other: SinkEntry) -> bool:
         """Tell whether both say the same of a commit, whichever run wrote it and in whichever lineage."""

@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
-from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming import owed_batch, settings
 from airflow_provider_exactlyonce.streaming.batch import Batch, planned_batch
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
@@ -186,6 +186,9 @@ class Life:
         needs_replay = reconcile(self.checkpoint, self.run.lineage, self.run.tail)
         first = first_repeated(self.run.home, self.run.lineage)
         self.others.claim(self.run.number, self.run.tail.commit, first)
+        owed = self.others.owed(self.run.tail.commit)
+        if owed is not None and not needs_replay:
+            owed_batch.plan(self.checkpoint, self.run.lineage, owed, self.run.options.config, None)
         return needs_replay
 
     def plan(self, number: int) -> Batch:

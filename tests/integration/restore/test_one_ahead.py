@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +17,10 @@ from pyspark.sql import functions as F
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control.status import Status
 from airflow_provider_exactlyonce.exceptions import DivergedError
+from airflow_provider_exactlyonce.streaming.definition import Pipeline
+from airflow_provider_exactlyonce.streaming.sinks import others
+from airflow_provider_exactlyonce.streaming.sinks.spi import Share
+from dags.jobs.own_sink import SqliteSink
 from tests.integration.restore.harness import Bench, Case
 from tests.integration.restore.shapes import Shape
 
@@ -64,3 +74,58 @@ def test_a_commit_that_the_checkpoint_runs_again_with_other_rows_is_judged_as_a_
 def account(status: Status) -> tuple[int, int, list[int], list[Any]]:
     assert status.replay is not None and not status.replay.pending
     return status.replay.first, status.replay.last, status.replay.diverged, status.replay.not_compared
+
+
+class WithTable(Case):
+    """The case with a table before its Kafka sink."""
+
+    table: SqliteSink
+
+    def pipeline(self, **sink_options: Any) -> Pipeline:
+        alone = super().pipeline(**sink_options)
+        return replace(alone, shares=replace(alone.shares, others=[Share(self.table)]))
+
+
+def rows_of(table: SqliteSink) -> Counter[str]:
+    with closing(sqlite3.connect(table.path)) as database:
+        found = database.execute("SELECT start, k, n, s FROM windows").fetchall()
+    names = ("start", "k", "n", "s", "seen")
+    return Counter(json.dumps(dict(zip(names, (*row, None), strict=True)), sort_keys=True) for row in found)
+
+
+def test_a_restore_replays_up_to_the_ledger_and_then_runs_what_a_sink_has_more(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "windows.db")) as database:
+        database.execute("CREATE TABLE windows (start INT, k TEXT, n INT, s INT)")
+    topics, rounds = bench.topics("windowed"), bench.input()
+    case = WithTable(**vars(bench.case("windowed", topics)))
+    case.table = SqliteSink(name="table", path=tmp_path / "windows.db", table="windows")
+    rounds.send(topics)
+    case.run()
+    savepoint = case.save()
+    rounds.send(topics)
+    case.run()
+    delivered = case.commits()
+
+    rounds.send(topics)
+    with monkeypatch.context() as patch:
+        patch.setattr(others.failpoints, "reach", die_behind_the_sink)
+        case.run(expected=1)
+    assert case.commits() == delivered, "the table is one commit ahead"
+    rounds.send(topics)
+    case.restore(savepoint)
+    status = case.run()
+
+    assert status.replay is not None
+    assert (status.replay.last, status.replay.pending) == (len(delivered), False)
+    assert rows_of(case.table) == case.written(), "each row once in both"
+    with closing(sqlite3.connect(case.table.path)) as database:
+        numbers = [number for (number,) in database.execute("SELECT number FROM ledger ORDER BY number")]
+    assert numbers == [commit.commit for commit in case.commits()]
+    assert sum(end - start for commit in case.commits() for start, end in commit.source[topics[""]].values()) == 160
+
+
+def die_behind_the_sink(name: str) -> None:
+    if name == "after-sink-commit":
+        raise RuntimeError("dies here")

@@ -168,7 +168,7 @@ def test_an_entry_of_0_1_0_has_the_ranges_and_no_times_and_is_planned_now(
     assert ids(alone.sinks[0]) == rows
 
 
-@pytest.mark.parametrize("ahead", [1, 2])
+@pytest.mark.parametrize("ahead", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_two_sinks_of_which_one_or_both_are_ahead_get_the_same_batch(
     alone: Alone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_committed_batch_is_not_run_again_on_a_source_that_is_another_topic(al
             life.batch(1)
 
 
+@pytest.mark.slow
 def test_a_replayed_commit_is_compared_with_its_own_topic_not_with_the_newest_commits(alone: Alone) -> None:
     with alone.life() as life:
         life.fit()
@@ -187,6 +188,7 @@ def test_a_topic_that_rows_named_and_that_is_gone_when_a_run_starts_may_be_made_
     assert newest(named).sink_topic_ids == {tenant: id_of(alone.config, tenant)}
 
 
+@pytest.mark.slow
 def test_a_topic_that_the_job_does_not_declare_any_more_is_forgotten(
     alone: Alone, make_topic: Callable[..., str]
 ) -> None:

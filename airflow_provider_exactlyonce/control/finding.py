@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Lease, Life
 from airflow_provider_exactlyonce.control.processes import Driver, Ended, FoundDriver, GoneDriver, RemoteDriver
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, StopRequestedError
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, StopRequestedError
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +91,7 @@ class Finder:
 
         :raises AlreadyRunningError: when a driver lives that this supervisor can't take over
         :raises StopRequestedError: when we were asked to stop while it was unknown
+        :raises RefusedError: when an upgrade keeps everybody out that nobody goes on with
         """
         while True:
             self._look_up()
@@ -105,6 +106,8 @@ class Finder:
                 continue
             plan = upgrade_plan.read(self._home)
             if plan is not None and plan.holds_starts:
+                if upgrade_plan.is_left(self._home, plan, time.time()):
+                    raise RefusedError(upgrade_plan.left_behind(plan))
                 self._wait(f"{plan.sentence}; waiting for its end")
                 continue
             if intent is None:

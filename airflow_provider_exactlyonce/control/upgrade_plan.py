@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +48,8 @@ class Step(StrEnum):
 _PLAN: Final = "upgrade.json"
 #: After these nothing follows.
 ENDS: Final = frozenset({Step.DONE, Step.CHECKED, Step.ROLLED_BACK, Step.UNSTABLE, Step.REFUSED, Step.FAILED})
+#: Of whatever takes the steps: its next try, after a task's own delay and in a queue, comes within so long.
+_NEXT_TRY_SECONDS: Final = 600.0
 #: While these are taken, nobody else may start a driver.
 _HOLDING: Final = frozenset(Step) - ENDS - {Step.CHECK, Step.COMPARE}
 
@@ -140,6 +143,18 @@ class Plan(Rewritten):
         what = f"an upgrade to {self.application}" if self.application else f"a rollback to version {self.old}"
         return f"{what} of pipeline {self.pipeline} is under way, at step {self.step}"
 
+    @property
+    def step_seconds(self) -> float:
+        """How long its step may take while nobody is at work on it: it waits for a driver then, or for its next try."""
+        options = self.options
+        waits = {
+            Step.STOP: options.stop_timeout,
+            Step.WATCH: options.stable_timeout,
+            Step.STOP_NEW: options.stop_timeout,
+            Step.REST: options.stop_timeout,
+        }
+        return waits.get(self.step, 0.0) + _NEXT_TRY_SECONDS
+
     def document(self) -> dict[str, Any]:
         """Return its JSON form."""
         return {"schema": 1, **codec.dump(self)}
@@ -158,6 +173,28 @@ def read(home: Home, *, dry_run: bool = False) -> Plan | None:
 def write(home: Home, plan: Plan, *, dry_run: bool = False) -> None:
     """Replace the plan."""
     documents.write(path_of(home, _PLAN, dry_run=dry_run), plan.document())
+
+
+def is_left(home: Home, plan: Plan, now: float) -> bool:
+    """Whether whoever took a plan's steps is gone for good: nobody works on it, and its step should long be over.
+
+    :param now: seconds since the epoch
+    """
+    if plan.is_over or now - plan.entered <= plan.step_seconds:
+        return False
+    try:
+        with working_on(home):
+            return read(home) == plan  # else somebody has just taken a step
+    except AlreadyRunningError:
+        return False
+
+
+def left_behind(plan: Plan) -> str:
+    """Say what to do about a plan that :func:`is_left`."""
+    return (
+        f"{plan.sentence} since {datetime.fromtimestamp(plan.entered, UTC).isoformat(timespec='seconds')}, and nobody "
+        f"works on it any more. Repeat what began it, or go back: exactlyonce rollback {plan.pipeline}"
+    )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.control.upgrade_plan import ENDS, Options, Plan, Step
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, VersionRefusedError
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, VersionRefusedError
 from airflow_provider_exactlyonce.restart import RestartStrategy
 
 DRIVER = Path(__file__).with_name("contract_driver.py")
@@ -116,6 +116,38 @@ def test_a_supervisor_starts_nothing_while_an_upgrade_is_under_way_and_goes_on_a
     assert not thread.is_alive()
     [error] = errors
     assert "without an account" in str(error) or "never said" in str(error), "it has started what it was given"
+
+
+@pytest.mark.parametrize("step", [step for step in Step if replace(PLAN, step=step).holds_starts])
+def test_a_supervisor_waits_no_longer_for_an_upgrade_whose_task_is_gone_for_good(home: Home, step: Step) -> None:
+    plan = replace(PLAN, step=step)
+    plan = replace(plan, entered=time.time() - plan.step_seconds - 1)
+    upgrade_plan.write(home, plan)
+    launch = Launch(command=["true"], printable="true", environment={})
+    supervisor = Supervisor(
+        home, launch, owner="o", until="forever", strategy=RestartStrategy.none(), poll_seconds=0.05
+    )
+    with pytest.raises(RefusedError, match=rf"at step {step} since 20.*nobody works on it.*exactlyonce rollback p"):
+        list(supervisor.run())
+    assert not home.intent.exists()
+    assert list(home.logs.glob("*")) == []
+
+
+@pytest.mark.parametrize("step", [step for step in Step if replace(PLAN, step=step).holds_starts])
+def test_an_upgrade_is_not_given_up_while_somebody_works_on_it_or_its_step_may_take_longer(
+    home: Home, step: Step
+) -> None:
+    plan = replace(PLAN, step=step, entered=1_000_000.0, options=Options(stop_timeout=5000.0, stable_timeout=7000.0))
+    longest = {Step.STOP: 5000.0, Step.STOP_NEW: 5000.0, Step.REST: 5000.0, Step.WATCH: 7000.0}.get(step, 0.0)
+    over = plan.entered + longest + 600.0
+    upgrade_plan.write(home, plan)
+    assert not upgrade_plan.is_left(home, plan, over)
+    assert upgrade_plan.is_left(home, plan, over + 1)
+    with upgrade_plan.working_on(home):
+        assert not upgrade_plan.is_left(home, plan, over + 1)
+    upgrade_plan.write(home, replace(plan, entered=over))
+    assert not upgrade_plan.is_left(home, plan, over + 1), "it has just gone on"
+    assert not upgrade_plan.is_left(home, replace(plan, step=Step.FAILED), over + 1)
 
 
 def test_a_supervisor_takes_over_the_driver_that_an_upgrade_has_started(home: Home) -> None:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 10.0
 _STOP_POLL_SECONDS: Final = 0.2
 
@@ -62,12 +61,21 @@ class CommitCoordinator:
     """Drives the sink through each batch, again where an attempt fails.
 
     :param max_batch_attempts: attempts of one batch before the query fails
+    :param first_pause_seconds: between the first two attempts; each that follows is twice as long
     """
 
-    def __init__(self, sink: TransactionalSink, callbacks: Callbacks, *, max_batch_attempts: int) -> None:
+    def __init__(
+        self,
+        sink: TransactionalSink,
+        callbacks: Callbacks,
+        *,
+        max_batch_attempts: int,
+        first_pause_seconds: float = 0.5,
+    ) -> None:
         self._sink: Final = sink
         self._callbacks: Final = callbacks
         self._max_batch_attempts: Final = max_batch_attempts
+        self._first_pause_seconds: Final = first_pause_seconds
         self.failure: ExactlyOnceError | None = None
 
     def process(self, frame: DataFrame, number: int) -> None:
@@ -181,7 +189,7 @@ class CommitCoordinator:
         )
 
     def _pause(self, attempt: int) -> None:
-        until = time.monotonic() + min(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1), _LONGEST_PAUSE_SECONDS)
+        until = time.monotonic() + min(self._first_pause_seconds * 2 ** (attempt - 1), _LONGEST_PAUSE_SECONDS)
         while time.monotonic() < until:
             self._honour_stop()
             time.sleep(_STOP_POLL_SECONDS)

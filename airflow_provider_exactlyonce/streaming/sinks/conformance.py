@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import signal
 import sys
 import threading
@@ -20,7 +21,7 @@ import time
 import traceback
 import unittest
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from airflow_provider_exactlyonce.exceptions import (
     FencedError,
     RefusedError,
 )
+from airflow_provider_exactlyonce.streaming.sinks.fault_injection import Fault, Rehearsal, doubts, single_faults
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     IDEMPOTENT,
     OpenWriter,
@@ -51,6 +53,7 @@ _PIPELINE: Final = "conformance"
 _TASKS: Final = 2
 _ROWS: Final = 40  # of a commit
 _CHILD_SECONDS: Final = 60.0
+_REHEARSED: Final = 4  # batches of a rehearsal
 _HELD_SECONDS: Final = 0.3  # how long a claim may wait for a frozen commit before that goes on
 _REFUSED: Final = 3  # exit codes of a child, besides 0
 _FAILED: Final = 4
@@ -66,10 +69,13 @@ class SinkConformance:
     """Derive from it in a test file, and say how to make the sink and how to look at what it has.
 
     ``kills`` is how many calls within a deciding step a process is killed at, each in a test of its own sink.
+    ``faults`` is how many combinations of failing calls a pipeline goes through, and ``seed`` picks them.
     ``secrets`` are texts that the sink knows and must not show.
     """
 
     kills: ClassVar[int] = 8
+    faults: ClassVar[int] = 12
+    seed: ClassVar[int] = 1
     secrets: ClassVar[tuple[str, ...]] = ()
     #: Columns that :meth:`Sink.check_columns` refuses, and the one that the message names.
     refused_columns: ClassVar[tuple[StructType, str] | None] = None
@@ -227,6 +233,58 @@ class SinkConformance:
             one.settled(2)
         self._expect(sink, 2, "after another pipeline's claim")
 
+    # Calls that fail
+
+    def set_back(self, sink: Sink, folder: Path) -> Callable[[], None]:
+        """Back the target up as it is now; returns what puts the backup back. Override it where that can be done."""
+        raise unittest.SkipTest("how this sink is set back is not said")
+
+    def test_rows_are_there_once_whichever_calls_fail(self, tmp_path: Path) -> None:
+        for number, faults in enumerate(self._faults(tmp_path)):
+            self.rehearse(tmp_path, f"{number}", faults)
+
+    def test_rows_are_there_once_whichever_calls_fail_while_a_sink_that_was_set_back_gets_what_it_lacks(
+        self, tmp_path: Path
+    ) -> None:
+        for number, faults in enumerate(self._faults(tmp_path)):
+            self.rehearse(tmp_path, f"{number}", faults, set_back=True)
+
+    def rehearse(self, tmp_path: Path, name: str, faults: Sequence[Fault], *, set_back: bool = False) -> None:
+        """Commit a few batches into a new sink through some faults, and compare row by row what is there then.
+
+        :param set_back: the sink is set back by two commits before
+        """
+        folder = _folder(tmp_path, name)
+        sink = self.make_sink(folder)
+        rehearsal = Rehearsal(sink, folder, self.make_rows)
+        if set_back:
+            rehearsal.run(until=1)
+            put_back = self.set_back(sink, folder)
+            rehearsal.run(until=_REHEARSED - 1)
+            put_back()
+            rehearsal.world.done = 1
+        try:
+            rehearsal.run(faults)
+            rehearsal.run()  # the next claim settles what the last run could not
+            kept = [
+                self.make_rows(commit, task)
+                for commit in range(1, _REHEARSED + 1)
+                for task in range(_TASKS)
+                if not rehearsal.is_empty(commit)
+            ]
+            _same_rows(self.visible(sink), kept, "in the end")
+            with closing(sink.open(rehearsal.context())) as committer:
+                _same(list(committer.audit(rehearsal.entries())), [], "what the audit finds")
+        except Exception as error:
+            raise AssertionError(f"seed {self.seed}, {'; '.join(map(str, faults))}: {error}") from error
+
+    def _faults(self, tmp_path: Path) -> list[Sequence[Fault]]:
+        """Return the doubts, and so many random combinations of one to three faults."""
+        folder = _folder(tmp_path, "counted")
+        counted = Rehearsal(self.make_sink(folder), folder, self.make_rows).run()
+        faults, generator = single_faults(counted, following=(0, 2, 7)), random.Random(self.seed)
+        return [*doubts(), *(generator.sample(faults, 1 + number % 3) for number in range(self.faults))]
+
     # Crashes
 
     def test_a_batch_is_there_once_whichever_step_its_process_dies_after(self, tmp_path: Path) -> None:
@@ -345,16 +403,7 @@ class SinkConformance:
     def _expect(self, sink: Sink, commits: int, when: str) -> None:
         """Compare what is visible with the rows of so many commits, row by row."""
         given = [self.make_rows(commit, task) for commit in range(1, commits + 1) for task in range(_TASKS)]
-        expected = Counter(_row(row) for rows in given for row in rows.to_pylist())
-        found = Counter(_row(row) for row in self.visible(sink))
-        if sink.guarantee == IDEMPOTENT and expected <= found:
-            return  # what is not committed may be seen early, by its keys once
-        missing, more = expected - found, found - expected
-        if missing or more:
-            raise AssertionError(
-                f"{when}: {missing.total()} rows are missing, such as {list(missing)[:2]}, and {more.total()} are too "
-                f"many, such as {list(more)[:2]}"
-            )
+        _same_rows(self.visible(sink), given, when, early=sink.guarantee == IDEMPOTENT)
 
     def _next_run(self, sink: Sink, folder: Path, *, run: int, has: int) -> None:
         """Let the next run claim the sink, which has so many commits, and commit once more."""
@@ -499,6 +548,25 @@ def _row(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 def _same(found: object, expected: object, what: str) -> None:
     if found != expected:
         raise AssertionError(f"{what} is {found!r}, not {expected!r}")
+
+
+def _same_rows(
+    found: Iterable[Mapping[str, Any]], given: Iterable[pa.RecordBatch], when: str, *, early: bool = False
+) -> None:
+    """Compare rows, whatever their order.
+
+    :param early: rows that are not committed may be seen, too, by their keys once
+    """
+    expected = Counter(_row(row) for rows in given for row in rows.to_pylist())
+    counted = Counter(_row(row) for row in found)
+    if early and expected <= counted:
+        return
+    missing, more = expected - counted, counted - expected
+    if missing or more:
+        raise AssertionError(
+            f"{when}: {missing.total()} rows are missing, such as {list(missing)[:2]}, and {more.total()} are too "
+            f"many, such as {list(more)[:2]}"
+        )
 
 
 def _names(found: Iterable[str], commit: str, what: str) -> None:

@@ -115,10 +115,10 @@ class _WriteAheadLog(FileCommitter):
 
     @override
     def settled(self, commit: int) -> None:
-        super().settled(commit)
         newest = self._known().entry
         if newest is not None:
             self._delivery.up_to(min(commit, newest.commit), self._settings.wait_seconds)
+        super().settled(commit)  # it may fail, and its tidying can wait
 
     @property
     @override

@@ -14,6 +14,7 @@ from pyspark.sql.types import DoubleType, LongType, StructType
 from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
 from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
 from airflow_provider_exactlyonce.streaming.sinks.postgres_staging import identity
+from tests import faulty_targets
 from tests.postgres import PostgresServer
 
 
@@ -21,6 +22,10 @@ class TestPostgresSink(SinkConformance):
     kills = 4
     refused_columns = (StructType().add("id", LongType()).add("w", DoubleType()), "w")
     keys: Mapping[str, Any] = {}
+
+    @pytest.fixture(autouse=True)
+    def calls_can_fail(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        faulty_targets.postgres(monkeypatch)
 
     @pytest.fixture(autouse=True)
     def connected(self, postgres: PostgresServer, database: Mapping[str, str]) -> None:

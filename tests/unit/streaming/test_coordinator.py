@@ -20,7 +20,6 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place
-from airflow_provider_exactlyonce.streaming import coordinator
 from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.sinks.base import TransactionalSink
@@ -109,19 +108,17 @@ ONCE = ["begin", "write", "pre_commit", "commit"]
 
 
 def processed(
-    monkeypatch: pytest.MonkeyPatch,
     script: dict[str, list[Exception | None]],
     committed: list[bool] | None = None,
     stop: str | None = None,
 ) -> tuple[list[str], list[bool], CommitCoordinator, ExactlyOnceError | None]:
-    monkeypatch.setattr(coordinator, "_FIRST_PAUSE_SECONDS", 0.0)
     sink, told = ScriptedSink(script, committed=committed or []), list[bool]()
     callbacks = Callbacks(
         plan=lambda number: BATCH,
         stop_reason=lambda: stop,
         committed=lambda record, seconds, before: told.append(before),
     )
-    made = CommitCoordinator(sink, callbacks, max_batch_attempts=3)
+    made = CommitCoordinator(sink, callbacks, max_batch_attempts=3, first_pause_seconds=0)
     try:
         made.process(cast(Any, None), 7)
     except ExactlyOnceError as error:
@@ -161,14 +158,13 @@ def processed(
     ],
 )
 def test_a_batch_is_committed_in_the_end(
-    monkeypatch: pytest.MonkeyPatch,
     script: dict[str, list[Exception | None]],
     committed: list[bool],
     calls: list[str],
     before: bool,
 ) -> None:
     script = {name: list(steps) for name, steps in script.items()}
-    assert processed(monkeypatch, script, list(committed))[:2] == (calls, [before])
+    assert processed(script, list(committed))[:2] == (calls, [before])
 
 
 @pytest.mark.parametrize(
@@ -188,20 +184,19 @@ def test_a_batch_is_committed_in_the_end(
     ],
 )
 def test_what_can_not_be_repeated_ends_the_query_with_its_own_error(
-    monkeypatch: pytest.MonkeyPatch,
     script: dict[str, list[Exception | None]],
     error: type[ExactlyOnceError],
     calls: list[str],
 ) -> None:
     script = {name: list(steps) for name, steps in script.items()}
-    found, told, made, raised = processed(monkeypatch, script, ["rebuild" in script])
+    found, told, made, raised = processed(script, ["rebuild" in script])
     assert (found, told) == (calls, [])
     assert type(raised) is error
     assert made.failure is raised
 
 
-def test_a_batch_whose_rerun_differs_is_refused_and_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, told, _, raised = processed(monkeypatch, {"rebuild": [RefusedError("other rows")]}, [True])
+def test_a_batch_whose_rerun_differs_is_refused_and_nothing_is_left_open() -> None:
+    found, told, _, raised = processed({"rebuild": [RefusedError("other rows")]}, [True])
     assert (found, told, type(raised)) == (["begin", "rebuild", "abort"], [], RefusedError)
 
 
@@ -209,13 +204,12 @@ def test_a_batch_whose_rerun_differs_is_refused_and_nothing_is_left_open(monkeyp
     ("limits", "error"), [([0, 0, 0], BatchTimedOutError), ([0, 60, 0], BatchFailedError), ([60] * 3, BatchFailedError)]
 )
 def test_only_a_batch_that_took_too_long_in_every_attempt_has_timed_out(
-    monkeypatch: pytest.MonkeyPatch, limits: list[float], error: type[ExactlyOnceError]
+    limits: list[float], error: type[ExactlyOnceError]
 ) -> None:
-    monkeypatch.setattr(coordinator, "_FIRST_PAUSE_SECONDS", 0.0)
     sink = ScriptedSink({"write": [FAILED] * 3}, committed=[], limits=list(limits))
     callbacks = Callbacks(plan=lambda number: BATCH, stop_reason=lambda: None, committed=lambda *_: None)
     with pytest.raises(error, match=r"^batch 7 "):
-        CommitCoordinator(sink, callbacks, max_batch_attempts=3).process(cast(Any, None), 7)
+        CommitCoordinator(sink, callbacks, max_batch_attempts=3, first_pause_seconds=0).process(cast(Any, None), 7)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +225,7 @@ def test_a_stop_leaves_a_commit_in_doubt_to_the_next_run_only_when_it_can_not_be
         stop_reason=lambda: "please" if "commit" in sink.calls else None,
         committed=lambda *_: None,
     )
-    made = CommitCoordinator(sink, callbacks, max_batch_attempts=3)
+    made = CommitCoordinator(sink, callbacks, max_batch_attempts=3, first_pause_seconds=0)
     if error is None:
         made.process(cast(Any, None), 7)
     else:
@@ -240,6 +234,6 @@ def test_a_stop_leaves_a_commit_in_doubt_to_the_next_run_only_when_it_can_not_be
     assert sink.calls == [*ONCE, "recover"]
 
 
-def test_a_stop_is_honoured_before_the_batch_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, told, _, raised = processed(monkeypatch, {}, stop="please")
+def test_a_stop_is_honoured_before_the_batch_begins() -> None:
+    found, told, _, raised = processed({}, stop="please")
     assert (found, told, type(raised)) == ([], [], StopRequestedError)

@@ -6,11 +6,12 @@ import contextlib
 import datetime
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
@@ -34,6 +35,7 @@ from airflow_provider_exactlyonce.streaming.sinks.file_table import FileTable
 from airflow_provider_exactlyonce.streaming.sinks.files import FileCommitter, FileSink
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.storage import RemoteStorage, open_storage
+from tests import faulty_targets
 
 PIPELINE = "conformance"
 
@@ -49,6 +51,10 @@ class TestLocalFiles(SinkConformance):
     kills = 5
     refused_columns = (StructType().add("id", LongType()).add("k", VariantType()), "'k'")
 
+    @pytest.fixture(autouse=True)
+    def calls_can_fail(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        faulty_targets.storages(monkeypatch)
+
     def make_sink(self, folder: Path) -> FileSink:
         return FileSink(name="files", path=str(folder / "table"), partition_by=["k"])
 
@@ -57,6 +63,15 @@ class TestLocalFiles(SinkConformance):
 
     def staged(self, sink: Any) -> Iterable[str]:
         return leftovers(sink)
+
+    def set_back(self, sink: Any, folder: Path) -> Callable[[], None]:
+        backup = shutil.copytree(sink.path, folder / "backup", dirs_exist_ok=True)
+
+        def put_back() -> None:
+            shutil.rmtree(sink.path)
+            shutil.move(backup, sink.path)
+
+        return put_back
 
 
 class TestFilesThroughFsspec(SinkConformance):

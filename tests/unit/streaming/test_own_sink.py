@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -29,3 +30,11 @@ class TestSqliteSink(SinkConformance):
 
     def staged(self, sink: Any) -> Iterable[str]:
         return [str(file) for file in sink.path.parent.glob("home/sinks/table/staging/*/*/*")]
+
+    def set_back(self, sink: Any, folder: Path) -> Callable[[], None]:
+        backup = shutil.copy(sink.path, folder / "backup.db")
+
+        def put_back() -> None:
+            shutil.copy(backup, sink.path)
+
+        return put_back

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql.types import DoubleType, LongType, StructType
 
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink, Place
@@ -16,6 +18,7 @@ from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConform
 from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.upsert import UpsertSink
+from tests import faulty_targets
 
 COMMIT = CommitRecord(
     pipeline="p",
@@ -71,6 +74,18 @@ def test_entries_go_a_hundred_at_a_time_when_the_pipeline_has_forgotten_their_co
 class TestUpsertSink(SinkConformance):
     kills = 3
     refused_columns = (StructType().add("id", LongType()).add("w", DoubleType()), "w")
+
+    @pytest.fixture(autouse=True)
+    def calls_can_fail(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        faulty_targets.sqlalchemy(monkeypatch)
+
+    def set_back(self, sink: Any, folder: Path) -> Callable[[], None]:
+        backup = shutil.copy(folder / "target.db", folder / "backup.db")
+
+        def put_back() -> None:
+            shutil.copy(backup, folder / "target.db")
+
+        return put_back
 
     def make_sink(self, folder: Path) -> UpsertSink:
         with closing(sqlite3.connect(folder / "target.db")) as database:

@@ -27,6 +27,7 @@ from airflow_provider_exactlyonce.streaming.sinks.delivery import Target
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import WriteAheadLogSink
 from dags.jobs.payments_archive import HttpTarget
+from tests import faulty_targets
 from tests.http_target import Server
 from tests.waiting import HANG_SECONDS, eventually
 
@@ -66,6 +67,10 @@ class TestWriteAheadLog(SinkConformance):
     kills = 3
     refused_columns = (StructType().add("id", LongType()).add("k", VariantType()), "'k'")
 
+    @pytest.fixture(autouse=True)
+    def calls_can_fail(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        faulty_targets.storages(monkeypatch)
+
     def make_sink(self, folder: Path) -> WriteAheadLogSink:
         (folder / "target").mkdir()
         return WriteAheadLogSink(
@@ -81,6 +86,15 @@ class TestWriteAheadLog(SinkConformance):
         known = set(sink.files.table(PIPELINE).paths())
         found = [str(file) for file in Path(sink.path).rglob("*.parquet")]
         return [name for name in found if name not in known and "-other." not in name]
+
+    def set_back(self, sink: Any, folder: Path) -> Callable[[], None]:
+        backup = shutil.copytree(sink.path, folder / "backup", dirs_exist_ok=True)
+
+        def put_back() -> None:
+            shutil.rmtree(sink.path)
+            shutil.move(backup, sink.path)
+
+        return put_back
 
 
 @pytest.fixture

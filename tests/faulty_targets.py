@@ -1,0 +1,76 @@
+"""What sinks are made of, behind the seam of a rehearsal: file systems and databases whose calls can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from airflow_provider_exactlyonce.streaming.sinks import files, write_ahead_log
+from airflow_provider_exactlyonce.streaming.sinks.fault_injection import InjectedFaultError, target_call
+from airflow_provider_exactlyonce.streaming.sinks.storage import Storage, open_storage
+
+_T = TypeVar("_T")
+
+
+class FaultyStorage:
+    """A storage whose calls can fail, and whose client repeats a request that got no answer."""
+
+    STEPS = ("create", "replace", "remove", "read", "names", "size", "keep")
+
+    def __init__(self, inner: Storage) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name not in self.STEPS:
+            return found
+        return lambda *given: target_call(f"storage.{name}", lambda: found(*given))
+
+    def check_exclusive(self, folder: str) -> None:
+        self._inner.check_exclusive(folder)
+
+
+def storages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the file sinks' file systems fail."""
+
+    def opened(path: str, options: Any) -> Any:
+        return FaultyStorage(open_storage(path, options))
+
+    for module in (files, write_ahead_log):
+        monkeypatch.setattr(module, "open_storage", opened)
+
+
+class FaultyPostgres(psycopg.Connection[Any]):
+    """A connection that is lost with an answer, or before a request; what it has sent takes place."""
+
+    def execute(self, *given: Any, **named: Any) -> Any:
+        try:
+            return target_call("postgres.execute", lambda: super(FaultyPostgres, self).execute(*given, **named))
+        except InjectedFaultError as error:
+            self.close()
+            raise psycopg.OperationalError(str(error)) from error
+
+
+def postgres(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the connections of the PostgreSQL sink fail."""
+    monkeypatch.setattr(psycopg, "connect", FaultyPostgres.connect)
+
+
+def sqlalchemy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the statements and commits of the idempotent sink fail."""
+
+    def faulty(step: str, real: Callable[..., _T]) -> Callable[..., _T]:
+        def call(connection: sa.Connection, *given: Any, **named: Any) -> _T:
+            try:
+                return target_call(step, lambda: real(connection, *given, **named))
+            except InjectedFaultError as error:
+                raise sa.exc.OperationalError(step, None, error) from error
+
+        return call
+
+    monkeypatch.setattr(sa.Connection, "commit", faulty("database.commit", sa.Connection.commit))
+    monkeypatch.setattr(sa.Connection, "execute", faulty("database.execute", sa.Connection.execute))

@@ -1,0 +1,83 @@
+"""Every sink through all single faults, all pairs of them in sequence, and random triples; on real targets.
+
+`make test` has some of them in each sink's own conformance test; these are all. A failing one names its faults and the
+seed, and ``rehearse(tmp_path, "again", [Fault(...), ...])`` runs them alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
+from airflow_provider_exactlyonce.streaming.sinks.fault_injection import (
+    Fault,
+    Rehearsal,
+    pairs,
+    single_faults,
+    triples,
+)
+from tests.integration.postgres import test_conformance as of_postgres
+from tests.unit.streaming import test_file_sink as of_files
+from tests.unit.streaming import test_own_sink as of_own
+from tests.unit.streaming import test_upsert_sink as of_upsert
+from tests.unit.streaming import test_write_ahead_log as of_write_ahead_log
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+SEED = int(os.environ.get("EXACTLYONCE_FAULT_SEED", "1"))
+TRIPLES = int(os.environ.get("EXACTLYONCE_FAULT_TRIPLES", "300"))
+
+
+class EveryFault(SinkConformance):
+    """The tests of this file, for the sink of another class."""
+
+    def faults_of(self, tmp_path: Path, following: Sequence[int]) -> list[Fault]:
+        folder = tmp_path / "counted"
+        folder.mkdir()
+        return single_faults(Rehearsal(self.make_sink(folder), folder, self.make_rows).run(), following=following)
+
+    def rehearse_all(self, tmp_path: Path, cases: Iterable[Sequence[Fault]], *, set_back: bool = False) -> None:
+        failed = []
+        for number, case in enumerate(cases):
+            try:
+                self.rehearse(tmp_path, str(number), case, set_back=set_back)
+            except AssertionError as error:
+                failed.append(str(error))
+        assert not failed, f"{len(failed)} cases failed:\n" + "\n".join(failed[:20])
+
+    def each_fault(self, tmp_path: Path) -> None:
+        self.rehearse_all(tmp_path, ([fault] for fault in self.faults_of(tmp_path, (0, 1, 3, 12))))
+
+    def each_fault_of_a_sink_that_was_set_back(self, tmp_path: Path) -> None:
+        cases = ([fault] for fault in self.faults_of(tmp_path, (0, 3)))
+        self.rehearse_all(tmp_path, cases, set_back=True)
+
+    def each_pair_of_faults(self, tmp_path: Path) -> None:
+        first = [fault for fault in self.faults_of(tmp_path, (0,)) if fault.call == 1]
+        self.rehearse_all(tmp_path, pairs(first))
+
+    def random_triples_of_faults(self, tmp_path: Path) -> None:
+        print(f"seed {SEED}")
+        self.rehearse_all(tmp_path, islice(triples(self.faults_of(tmp_path, (0, 2, 7)), SEED), TRIPLES))
+
+
+def all_faults_of(tests: type[SinkConformance]) -> type[SinkConformance]:
+    """Return a class with the tests of this file, and none of the others, for the sink of a conformance test."""
+    tests_of_its_own: dict[str, Any] = {name: None for name in dir(tests) if name.startswith("test_")}
+    names = ("each_fault", "each_fault_of_a_sink_that_was_set_back", "each_pair_of_faults", "random_triples_of_faults")
+    loses_nothing = {f"test_{name}_loses_and_doubles_nothing": getattr(EveryFault, name) for name in names}
+    return type(tests.__name__, (tests, EveryFault), {**tests_of_its_own, **loses_nothing})
+
+
+TestFiles = all_faults_of(of_files.TestLocalFiles)
+TestOwnSink = all_faults_of(of_own.TestSqliteSink)
+TestPostgres = all_faults_of(of_postgres.TestPostgresSink)
+TestPostgresUpserts = all_faults_of(of_postgres.TestPostgresUpserts)
+TestUpserts = all_faults_of(of_upsert.TestUpsertSink)
+TestWriteAheadLog = all_faults_of(of_write_ahead_log.TestWriteAheadLog)

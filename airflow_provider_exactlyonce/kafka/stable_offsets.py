@@ -7,7 +7,8 @@ asked, not when this module is.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
@@ -44,21 +45,35 @@ class StableOffsets:
 
         :raises ExactlyOnceError: when a topic does not exist
         """
+        return [(topic, place.id) for topic, described in self._described(topics) for place in described.partitions]
+
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """Return the ids of topics, as the ledger's records have them.
+
+        :raises ExactlyOnceError: when a topic does not exist
+        """
+        ids = {topic: described.topic_id for topic, described in self._described(topics)}
+        bits = {
+            topic: (of.get_most_significant_bits() % 2**64) << 64 | of.get_least_significant_bits() % 2**64
+            for topic, of in ids.items()
+        }
+        return {topic: str(uuid.UUID(int=of)) for topic, of in bits.items()}
+
+    def _described(self, topics: Iterable[str]) -> Iterator[tuple[str, Any]]:
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         wanted = sorted(set(topics))
         if not wanted:
-            return []
-        found: list[Place] = []
+            return
         described = self._admin.describe_topics(TopicCollection(wanted), request_timeout=_TIMEOUT_SECONDS)
         for topic in wanted:
             try:
-                found.extend((topic, partition.id) for partition in described[topic].result().partitions)
+                found = described[topic].result()
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
                 raise ExactlyOnceError(f"topic {topic} does not exist on this cluster") from error
-        return found
+            yield topic, found
 
     def last_stable(self, places: Iterable[Place]) -> dict[Place, int]:
         """Return the last stable offsets: below them every transaction is decided, and readers see what committed."""

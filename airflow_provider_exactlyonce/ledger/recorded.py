@@ -11,6 +11,7 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedErr
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
+from airflow_provider_exactlyonce.ledger.topic_identity import KnownTopic, check_sources, known_sources
 
 _PAGE_RECORDS: Final = 100
 
@@ -41,7 +42,7 @@ class Stretch:
     :param seconds: how long its batches took when they were committed
     :param versions: (version, first, last) of each part in turn
     :param starts: {topic: {partition: offset}} that it reads from, and the commit that reads there first
-    :param topic_ids: {topic: id} of its sources
+    :param topics: its sources' topics, as the first commits that name them knew them
     """
 
     first: int
@@ -52,13 +53,13 @@ class Stretch:
     versions: list[tuple[str, int, int]] = field(default_factory=list)
     starts: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
     ends: dict[str, dict[int, int]] = field(default_factory=dict)
-    topic_ids: dict[str, str] = field(default_factory=dict)
+    topics: dict[str, KnownTopic] = field(default_factory=dict)
 
     def add(self, record: CommitRecord) -> None:
         """Add the next commit."""
         self.rows += record.rows
         self.seconds += max(0, record.committed - record.started) / 1000
-        self.topic_ids.update(record.source_topic_ids)
+        self.topics = {**known_sources(record), **self.topics}
         before = self.versions[-1] if self.versions else None
         if before is not None and before[0] == record.version:
             self.versions[-1] = (record.version, before[1], record.commit)
@@ -101,7 +102,7 @@ def check_input(config: Mapping[str, Any], stretch: Stretch) -> None:
     """Check that everything that a stretch has read is still there to be read again.
 
     :param config: client configuration in librdkafka's names
-    :raises RefusedError: naming the first source records that are gone
+    :raises RefusedError: naming a source topic that was recreated, or the first source records that are gone
     """
     offsets = StableOffsets(config)
     earliest: dict[str, dict[int, int]] = {}
@@ -110,6 +111,8 @@ def check_input(config: Mapping[str, Any], stretch: Stretch) -> None:
             places = offsets.partitions([topic])
         except ExactlyOnceError:
             continue  # it is gone as a whole
+        if topic in stretch.topics:
+            check_sources(offsets.topic_ids([topic]), stretch.topics)
         earliest[topic] = {partition: start for (_, partition), start in offsets.starts(places).items()}
     gone = stretch.missing_input(earliest)
     if gone is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.backfill.plan import Step
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, StopRequestedError
+from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import marked_errors
 from airflow_provider_exactlyonce.streaming.backfill_steps import BackfillSteps
@@ -50,6 +50,7 @@ class BackfillBatches:
         progressed: Callable[[], None],
     ) -> None:
         self.failure: ExactlyOnceError | None = None
+        self._source_ids: dict[str, str] = {}
         self._run: Final = run
         self._sink: Final = sink
         self._steps: Final = steps
@@ -84,6 +85,7 @@ class BackfillBatches:
         planned = self._checkpoint.offsets(number)
         if planned is None:
             raise ExactlyOnceError(f"{self._checkpoint.path}/offsets lacks batch {number}")
+        self._plan(number)  # also where nothing is committed: what is only run for its state must be read where it was
         step = self._steps.begin(number, planned)
         written = self._steps.recorded()
         if step.emits and self._writes and written is None:
@@ -164,7 +166,18 @@ class BackfillBatches:
         self._steps.finish(number, diverged=diverged)
 
     def _plan(self, number: int) -> Batch:
-        return planned_batch(self._checkpoint, self._run.client, self._run.lineage.id, number)
+        """Read what Spark has planned for a batch.
+
+        :raises RefusedError: when a source topic is not the one that the batches before have read
+        """
+        batch = planned_batch(self._checkpoint, self._run.client, self._run.lineage.id, number)
+        for topic, topic_id in batch.source_topic_ids.items():
+            if (known := self._source_ids.setdefault(topic, topic_id)) != topic_id:
+                raise RefusedError(
+                    f"source topic {topic} was recreated while the backfill ran: its id was {known}, and is {topic_id} "
+                    "now. What was to be read again is gone"
+                )
+        return batch
 
     def _committed(self, record: CommitRecord, seconds: float, before: bool) -> None:
         self._steps.wrote(record)

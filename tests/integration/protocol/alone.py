@@ -204,20 +204,24 @@ class Life:
         :param noted: whether Spark comes to note it
         :param recorded: the commit that a replay finds for it
         """
-        initial = self.checkpoint.path / "sources/0/0"
-        if not initial.exists():
-            initial.parent.mkdir(parents=True)
-            initial.write_text("v1\n" + json.dumps({self.alone.source: {"0": 0}}))
         if recorded is not None:
             self.checkpoint.write_offsets(number, recorded.offsets)
-        if self.checkpoint.offsets(number) is None:
-            ends = {0: number * 10 + 10 if end is None else end}
-            self.checkpoint.write_offsets(number, offsets_text(self.alone.source, ends, batch=number))
+        self.plan_next(number, end=end)
         self.recorded = recorded
         start, stop = self.plan(number).source[self.alone.source][0]
         self.coordinator.process(Frame([self.alone.rows(offset) for offset in range(start, stop)]), number)  # type: ignore[arg-type]
         if noted:
             self.note(number)
+
+    def plan_next(self, number: int, *, end: int | None = None) -> None:
+        """Plan a batch, unless that was done."""
+        initial = self.checkpoint.path / "sources/0/0"
+        if not initial.exists():
+            initial.parent.mkdir(parents=True)
+            initial.write_text("v1\n" + json.dumps({self.alone.source: {"0": 0}}))
+        if self.checkpoint.offsets(number) is None:
+            ends = {0: number * 10 + 10 if end is None else end}
+            self.checkpoint.write_offsets(number, offsets_text(self.alone.source, ends, batch=number))
 
     def note(self, number: int) -> None:
         """Note that a batch is done."""

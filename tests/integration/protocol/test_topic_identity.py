@@ -7,19 +7,23 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from airflow_provider_exactlyonce.backfill.plan import Step
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.recorded import Stretch, check_input
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.streaming.backfill_batches import BackfillBatches
+from airflow_provider_exactlyonce.streaming.backfill_steps import Done
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
-from tests.integration.protocol.alone import Alone
+from tests.integration.protocol.alone import Alone, Frame
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -205,3 +209,54 @@ def test_a_topic_that_the_job_does_not_declare_any_more_is_forgotten(
         life.fit()
         life.batch(2)
     assert newest(alone).commit == 3
+
+
+def test_a_stretch_that_would_be_run_again_on_a_source_that_was_made_again_is_refused_when_it_is_asked_for(
+    alone: Alone,
+) -> None:
+    with alone.life() as life:
+        life.fit()
+        life.batch(0)
+    stretch = Stretch(first=1, last=1)
+    stretch.add(newest(alone))
+    check_input(alone.config, stretch)
+    recreate(alone.config, alone.source, records=20)
+    with pytest.raises(RefusedError, match="commit 1 read it with id"):
+        check_input(alone.config, stretch)
+
+
+class Range:
+    """A backfill's steps, none of which is written."""
+
+    done = Done(base=0)
+
+    def begin(self, number: int, planned: object) -> Step:
+        return Step(ends={}, emits=False)
+
+    def recorded(self) -> None:
+        return None
+
+    def finish(self, number: int, **changes: Any) -> None:
+        pass
+
+
+def test_a_backfill_does_not_build_its_state_from_a_source_that_is_made_again_meanwhile(alone: Alone) -> None:
+    with alone.life() as life:
+        life.plan_next(0)
+        batches = BackfillBatches(
+            life.run,
+            life.sink,
+            cast(Any, Range()),
+            life.checkpoint,
+            writes=False,
+            accept_nondeterminism=False,
+            max_batch_attempts=1,
+            stop_reason=lambda: None,
+            tell=lambda record: None,
+            progressed=lambda: None,
+        )
+        batches.process(cast(Any, Frame([])), 0)
+        recreate(alone.config, alone.source, records=20)
+        life.plan_next(1)
+        with pytest.raises(RefusedError, match=f"source topic {alone.source} was recreated while the backfill ran"):
+            batches.process(cast(Any, Frame([])), 1)

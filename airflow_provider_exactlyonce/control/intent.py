@@ -54,7 +54,7 @@ class Intent:
     @property
     def is_here(self) -> bool:
         """Whether the driver was started where this process sees it."""
-        return self.machine == leases.this_machine() if self.machine else self.host == socket.gethostname()
+        return leases.is_here(self.machine, self.host)
 
 
 def write(path: Path, intent: Intent) -> None:

@@ -291,6 +291,15 @@ def this_machine() -> str:
     return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
 
 
+def is_here(machine: str, host: str) -> bool:
+    """Whether a process can be seen from this one.
+
+    :param machine: its machine, as :func:`this_machine` has it; empty where an older release has noted its host only
+    :param host: name of its host, which others may have, too
+    """
+    return machine == this_machine() if machine else host == socket.gethostname()
+
+
 def process_start(pid: int) -> int | None:
     """Return when a process of this host started, in clock ticks since boot; None when it has ended or is a zombie."""
     try:

@@ -6,7 +6,6 @@ The lease is read after the ledger: whoever claims the pipeline holds its lease 
 from __future__ import annotations
 
 import os
-import socket
 import time
 from pathlib import Path
 from typing import Final
@@ -59,7 +58,7 @@ def _is_told_by_another(home: Home, held: Lease, status: Status | None) -> bool:
 
 def _lives_here(run: RunRecord) -> bool:
     """Tell whether the process that made a claim lives on this machine: one that began before it has its pid."""
-    started = leases.process_start(run.pid) if run.host == socket.gethostname() else None
+    started = leases.process_start(run.pid) if leases.is_here(run.machine, run.host) else None
     if started is None:
         return False
     booted = next(

@@ -214,6 +214,7 @@ class RunRecord:
     :param guarantee: what the pipeline gives from end to end in this run
     :param lost: {commit: its source ranges} of those whose rows this run found that may be lost; only at most once
     :param plan: of a run of a backfill: what its request meant when it was begun; None in every other ledger
+    :param machine: where ``pid`` means its process, as in the lease; empty in a record of release 0.1.0
     """
 
     kind: ClassVar[str] = "run"
@@ -234,6 +235,7 @@ class RunRecord:
     guarantee: str = EXACTLY_ONCE
     lost: Mapping[int, SourceRanges] = field(default_factory=dict)
     plan: Mapping[str, Any] | None = None
+    machine: str = ""
 
     @property
     def key(self) -> bytes:

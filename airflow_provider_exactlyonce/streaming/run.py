@@ -336,6 +336,7 @@ class Run:
             parent_savepoint=self.lineage.savepoint,
             guarantee=self.guarantee,
             lost=self.lost,
+            machine=leases.this_machine(),
             plan=self.options.plan,
         )
 

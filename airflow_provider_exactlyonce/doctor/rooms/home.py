@@ -28,11 +28,7 @@ def fits(facts: Facts) -> Iterator[Finding]:
     if home is None:
         return
     if not home.exists:
-        yield Finding(
-            "home-not-here",
-            f"{home.home.path}, where the last run of {facts.pipeline} started, is not on this machine",
-            "ask where it is, or pass --home DIR",
-        )
+        yield _not_here(facts, home)
     elif home.torn is not None or (home.identity is None and home.lineage is not None):
         yield _torn(facts, home)
     elif home.lost is not None or (home.lineage is None and home.identity is not None and _is_ours(facts, home)):
@@ -61,6 +57,22 @@ def unfinished(facts: Facts) -> Iterator[Finding]:
             "nothing: the next restore removes it, and so does --fix",
             Remedy.CLEAN_UP,
         )
+
+
+def _not_here(facts: Facts, home: HomeFacts) -> Finding:
+    claim, path, known = facts.tail.claim if facts.tail else None, str(home.home.path), ""
+    if claim is not None:
+        known = f"; run {claim.run} of {facts.pipeline} started from {claim.home_path} on host {claim.host}"
+    if claim is not None and claim.home_path != path:
+        return Finding("home-not-here", f"{path} is not on this machine{known}", f"pass --home {claim.home_path}")
+    return Finding(
+        "home-not-here",
+        f"{path} is not on this machine{known}",
+        "if it is on another machine, ask there; if its file system is not mounted here, mount it; if it was moved, "
+        "pass its new path with --home, and start once with --accept-home. If it was deleted, put the whole home back "
+        "from a copy, an old one too, to the same path, and run `exactlyonce doctor --fix`: what was committed since "
+        "is replayed. Without a copy nothing goes on under this name: begin anew under another one, with other sinks",
+    )
 
 
 def _torn(facts: Facts, home: HomeFacts) -> Finding:

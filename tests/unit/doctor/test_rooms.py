@@ -127,6 +127,20 @@ def test_a_ledger_that_contradicts_itself_is_told(facts: Facts) -> None:
     assert "commits 2 to 2" in found(facts)["ledger-contradicts-itself"]
 
 
+def test_of_a_home_that_is_gone_it_is_told_where_it_was_and_what_to_do(facts: Facts, tmp_path: Path) -> None:
+    assert facts.home is not None
+    path = str(facts.home.home.path)
+    facts.home.exists = False
+    (gone,) = [one for one in examine.judge(facts) if one.name == "home-not-here"]
+    assert gone.what == f"{path} is not on this machine; run 2 of p started from {path} on host h"
+    for way in ("on another machine", "not mounted", "--accept-home", "from a copy", "begin anew"):
+        assert way in gone.do
+    facts.home = HomeFacts(home=Home(tmp_path / "misspelt"), exists=False)
+    (misspelt,) = [one for one in examine.judge(facts) if one.name == "home-not-here"]
+    assert misspelt.what.startswith(f"{tmp_path}/misspelt is not on this machine; run 2 of p started from {path}")
+    assert misspelt.do == f"pass --home {path}"
+
+
 def test_one_who_renews_the_status_beside_the_holder_of_the_lease_is_a_second_driver(facts: Facts) -> None:
     held = Lease(pipeline="p", token="t", host="h", machine="m", pid=7, process_started=1, heartbeat=0.0, run=2)
     facts.driver = DriverFacts(lease=held, life=Life.ALIVE, told_by_another=True)

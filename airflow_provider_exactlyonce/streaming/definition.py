@@ -19,6 +19,7 @@ from airflow_provider_exactlyonce.streaming import feedback, job_process
 from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointConfig, CheckpointingMode
 from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
+from airflow_provider_exactlyonce.streaming.sinks.places import one_place
 from airflow_provider_exactlyonce.streaming.sinks.shares import Shares
 from airflow_provider_exactlyonce.streaming.sinks.spi import Share, Sink
 from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
@@ -290,8 +291,5 @@ def _shares(pipeline: str, sinks: Sequence[AnySink]) -> Shares:
     for position, one in enumerate(others):
         for other in others[:position]:
             if one.sink.exclusive_place is not None and one.sink.exclusive_place == other.sink.exclusive_place:
-                raise RefusedError(
-                    f"sinks {other.sink.name} and {one.sink.name} of pipeline {pipeline} write to one table, and the "
-                    "transaction of one would wait for the other's for ever: declare one sink for all of its rows"
-                )
+                raise RefusedError(one_place(pipeline, other.sink.name, one.sink.name))
     return Shares(kafka=kafka[0] if kafka else None, others=others)

@@ -21,6 +21,7 @@ from airflow_provider_exactlyonce.exceptions import (
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink
 from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.sinks import share_tasks
+from airflow_provider_exactlyonce.streaming.sinks.places import one_place
 from airflow_provider_exactlyonce.streaming.sinks.share_tasks import ShareAnswers, TaskShare
 from airflow_provider_exactlyonce.streaming.sinks.shares import column_of
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkEntry
@@ -82,14 +83,23 @@ class OtherSinks:
 
         :param newest: the ledger's newest commit
         :param first_repeated: the first commit that the checkpoint can run again
-        :raises RefusedError: when a sink was set back too far, or is ahead of the ledger
+        :raises RefusedError: when a sink was set back too far, or is ahead of the ledger, or two write to one place
         """
+        self._check_places()
         found: dict[str, SinkEntry | None] = {}
         for name, committer in self._committers.items():
             with _answering(name, "reading its ledger"):
                 found[name] = committer.tail()
             self._fits(name, found[name], newest, first_repeated)
         _owed(found, newest)
+
+    def _check_places(self) -> None:
+        places: dict[object, str] = {}
+        for name, committer in self._committers.items():
+            with _answering(name, "asking where it writes"):
+                place = committer.place
+            if place is not None and (other := places.setdefault(place, name)) != name:
+                raise RefusedError(one_place(self._pipeline, other, name))
 
     def claim(self, run: int, newest: CommitRecord | None, first_repeated: int) -> None:
         """Claim all sinks for a run, see :meth:`airflow_provider_exactlyonce.streaming.sinks.spi.SinkCommitter.claim`.

@@ -18,6 +18,7 @@ from airflow_provider_exactlyonce.exceptions import (
     DataError,
     FencedError,
     RecordRefusedError,
+    RefusedError,
     invariant,
 )
 from airflow_provider_exactlyonce.streaming.sinks import postgres_staging as staging
@@ -69,9 +70,21 @@ class PostgresCommitter(SinkCommitter):
         self._patience_seconds: Final = patience_seconds
         self._parameters: Final = parameters_of(sink.conn_id)
         self._connection: _Connection = connect(self._parameters, self._application)
-        self._table: Final = find(self._connection, sink.table, sink.rights)
+        try:
+            self._table: Final = find(self._connection, sink.table, sink.rights)
+            if self._counted is not None:
+                staging.check_commit_column(self._connection, self._key, self._table, self._counted)
+        except RefusedError:
+            self._connection.close()
+            raise
         self._run = 0
         self._attempt: SinkAttempt | None = None
+
+    @property
+    @override
+    def place(self) -> object:
+        with told("asking where it writes", str(self._table)):
+            return staging.place_of(self._session(), self._table)
 
     @override
     def tail(self) -> SinkEntry | None:
@@ -210,6 +223,7 @@ class PostgresCommitter(SinkCommitter):
             connection.execute(
                 f"UPDATE {claims} SET run = %s, claimed = now() WHERE (pipeline, sink) = (%s, %s)", [run, *self._key]
             )
+            staging.take_commit_column(connection, self._key, self._table, self._counted)
             return staging.newest(connection, self._key)
 
     def _patiently(self, claim: Callable[[], _T]) -> _T:
@@ -281,11 +295,15 @@ class PostgresCommitter(SinkCommitter):
         times = found[-1] if found else "several"
         return RecordRefusedError(f"commit {attempt.commit} has for {key} of table {self._table} {times} {order}")
 
+    @property
+    def _counted(self) -> str | None:
+        """The column that an audit counts rows by, which therefore has no other sink's; None when it counts none."""
+        return self._sink.commit_column if self._sink.mode == "insert" else None
+
     def _rows_by_commit(self) -> dict[int, int] | None:
-        column = self._sink.commit_column
-        if column is None or self._sink.mode != "insert":
+        if self._counted is None:
             return None
-        return dict(self._session().execute(Move.rows_by(self._table, column)).fetchall())
+        return dict(self._session().execute(Move.rows_by(self._table, self._counted)).fetchall())
 
     def _drop_stages(self) -> None:
         with told("removing staging tables", str(self._table)):

@@ -11,6 +11,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks import places
 from airflow_provider_exactlyonce.streaming.sinks.postgres_table import Table
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkEntry
 
@@ -24,13 +25,20 @@ _TABLES: Final = (
     "claimed timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (pipeline, sink))",
     f"CREATE TABLE IF NOT EXISTS {SCHEMA}.commits (pipeline text, sink text, number bigint, entry jsonb NOT NULL, "
     "committed timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (pipeline, sink, number))",
+    # Whose commits a commit_column has; regclass, so that a restored dump finds its tables.
+    f"CREATE TABLE IF NOT EXISTS {SCHEMA}.places (relation regclass, commit_column text, pipeline text NOT NULL, "
+    "sink text NOT NULL, PRIMARY KEY (relation, commit_column))",
 )
 
 _LACKING: Final = f"""
 SELECT 'CREATE ON SCHEMA {SCHEMA}' WHERE NOT has_schema_privilege('{SCHEMA}', 'CREATE') UNION ALL
-SELECT held || ' ON {SCHEMA}.' || name FROM unnest(ARRAY['claims', 'commits']) name,
+SELECT held || ' ON {SCHEMA}.' || name FROM unnest(ARRAY['claims', 'commits', 'places']) name,
 unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) held WHERE NOT has_table_privilege('{SCHEMA}.' || name, held)
 """
+
+#: The table, or the one whose partition it is.
+_ROOT: Final = "coalesce(pg_partition_root(to_regclass(%(table)s)), to_regclass(%(table)s))"
+_PLACE: Final = f"FROM {SCHEMA}.places WHERE relation = {_ROOT} AND commit_column = %(column)s"
 
 #: A pipeline's name and a sink's.
 Key = tuple[str, str]
@@ -51,9 +59,10 @@ def make_tables(connection: psycopg.Connection[Any]) -> None:
 
     :raises RefusedError: when a right is missing
     """
-    exists = "SELECT to_regclass(%s) IS NOT NULL AND to_regclass(%s) IS NOT NULL"
+    exists = "SELECT bool_and(to_regclass(name) IS NOT NULL) FROM unnest(%s::text[]) name"
+    names = [f"{SCHEMA}.{name}" for name in ("claims", "commits", "places")]
     with _rights_named(connection):
-        there = connection.execute(exists, [f"{SCHEMA}.claims", f"{SCHEMA}.commits"]).fetchone()
+        there = connection.execute(exists, [names]).fetchone()
         if not (there and there[0]):
             with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [SCHEMA])  # two may be the first
@@ -109,6 +118,50 @@ def forget(connection: psycopg.Connection[Any], key: Key, before: int) -> None:
         f"(SELECT max(number) FROM {SCHEMA}.commits WHERE (pipeline, sink) = (%s, %s)))",
         [*key, before, *key],
     )
+
+
+def place_of(connection: psycopg.Connection[Any], table: Table) -> object:
+    """Return what tells a table from all others, in whatever cluster."""
+    name = table.quoted.as_string(connection)
+    try:
+        found = connection.execute(places.POSTGRESQL.format(table="%(table)s"), {"table": name}).fetchone()
+    except psycopg.errors.InsufficientPrivilege:
+        return "postgresql", connection.info.host, connection.info.port, connection.info.dbname, name
+    return "postgresql", *(found or ())
+
+
+def check_commit_column(connection: psycopg.Connection[Any], key: Key, table: Table, column: str) -> None:
+    """Check that a table's column has the commits of no other sink.
+
+    :raises RefusedError: naming that sink
+    """
+    there = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [f"{SCHEMA}.places"]).fetchone()
+    if not there or not there[0]:
+        return
+    found = connection.execute(f"SELECT pipeline, sink {_PLACE}", _place(connection, table, column)).fetchone()
+    if found is not None and found != key:
+        where = f"DELETE FROM {SCHEMA}.places WHERE (pipeline, sink) = ('{found[0]}', '{found[1]}')"
+        raise RefusedError(places.taken(str(table), column, found, where))
+
+
+def take_commit_column(connection: psycopg.Connection[Any], key: Key, table: Table, column: str | None) -> None:
+    """Note that a table's column has this sink's commits, and no other column of any.
+
+    :param column: None for none
+    :raises RefusedError: when it has another sink's
+    """
+    connection.execute(f"DELETE FROM {SCHEMA}.places WHERE (pipeline, sink) = (%s, %s)", key)
+    if column is None:
+        return
+    given = {**_place(connection, table, column), "pipeline": key[0], "sink": key[1]}
+    connection.execute(
+        f"INSERT INTO {SCHEMA}.places SELECT {_ROOT}, %(column)s, %(pipeline)s, %(sink)s ON CONFLICT DO NOTHING", given
+    )
+    check_commit_column(connection, key, table, column)
+
+
+def _place(connection: psycopg.Connection[Any], table: Table, column: str) -> dict[str, str]:
+    return {"table": table.quoted.as_string(connection), "column": column}
 
 
 def make_stage(connection: psycopg.Connection[Any], stage: str, table: Table, flag: str | None) -> None:

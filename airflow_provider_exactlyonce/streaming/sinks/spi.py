@@ -220,6 +220,16 @@ class SinkCommitter(ABC):
         """
 
     @property
+    def place(self) -> object:
+        """Where it writes, as the target knows it: no other sink of the pipeline may have the same. None for no such.
+
+        Asked once, after it was opened; :attr:`Sink.exclusive_place` is the same by what was declared, before that.
+
+        :raises BatchFailedError: when the target does not answer
+        """
+        return None
+
+    @property
     def undelivered(self) -> int:
         """How many settled commits its readers do not see yet; asked from another thread. Most sinks have none."""
         return 0

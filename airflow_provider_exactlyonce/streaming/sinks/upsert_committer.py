@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import CommitUnknownError, FencedError, RecordRefusedError
 from airflow_provider_exactlyonce.streaming.marked_errors import mark
-from airflow_provider_exactlyonce.streaming.sinks import upsert_table
+from airflow_provider_exactlyonce.streaming.sinks import upsert_places, upsert_table
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     OpenWriter,
     SinkAttempt,
@@ -21,26 +21,26 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
     SinkEntry,
     SinkWriter,
 )
+from airflow_provider_exactlyonce.streaming.sinks.upsert_places import NAME
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_provider_exactlyonce.streaming.sinks.upsert import UpsertSink
 
-_NAME: Final = sa.String(255)
 _METADATA: Final = sa.MetaData()
 CLAIMS: Final = sa.Table(
     "exactlyonce_claims",
     _METADATA,
-    sa.Column("pipeline", _NAME, primary_key=True),
-    sa.Column("sink", _NAME, primary_key=True),
+    sa.Column("pipeline", NAME, primary_key=True),
+    sa.Column("sink", NAME, primary_key=True),
     sa.Column("run", sa.BigInteger, nullable=False),
 )
 COMMITS: Final = sa.Table(
     "exactlyonce_commits",
     _METADATA,
-    sa.Column("pipeline", _NAME, primary_key=True),
-    sa.Column("sink", _NAME, primary_key=True),
+    sa.Column("pipeline", NAME, primary_key=True),
+    sa.Column("sink", NAME, primary_key=True),
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("entry", sa.Text, nullable=False),
 )
@@ -123,7 +123,15 @@ class UpsertCommitter(SinkCommitter):
         self._key: Final = {"pipeline": context.pipeline, "sink": sink.name}
         self._run = 0
         with upsert_table.connect(sink.url) as connection:
-            upsert_table.find(connection, sink.table)
+            table = upsert_table.find(connection, sink.table)
+            if sink.commit_column is not None:
+                upsert_places.check(connection, self._key, table, sink.commit_column)
+
+    @property
+    @override
+    def place(self) -> object:
+        with self._connected("asking where it writes") as connection:
+            return upsert_places.identity(connection, upsert_table.find(connection, self._sink.table))
 
     @override
     def tail(self) -> SinkEntry | None:
@@ -135,8 +143,11 @@ class UpsertCommitter(SinkCommitter):
         self._run = run
         with self._connected(f"claiming it for run {run}") as connection:
             _METADATA.create_all(connection)
+            upsert_places.PLACES.create(connection, checkfirst=True)
             connection.commit()
             self._lock(connection)
+            table = upsert_table.find(connection, self._sink.table)
+            upsert_places.take(connection, self._key, table, self._sink.commit_column)
             connection.execute(CLAIMS.update().filter_by(**self._key), {"run": run})
             newest = self._newest(connection)
             connection.commit()
@@ -189,6 +200,7 @@ class UpsertCommitter(SinkCommitter):
     @override
     def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
         with self._connected("auditing") as connection:
+            self._newest(connection)  # which is not another sink's
             rows = connection.execute(sa.select(COMMITS.c.entry).filter_by(**self._key)).scalars()
             known = {entry.commit: entry for entry in map(SinkEntry.from_json, rows)}
         for commit in commits:
@@ -218,7 +230,9 @@ class UpsertCommitter(SinkCommitter):
         claim = CLAIMS.update().filter_by(**self._key).values(run=CLAIMS.c.run)
         if connection.execute(claim).rowcount == 0:
             connection.execute(CLAIMS.insert(), {**self._key, "run": 0})
-        found = connection.execute(sa.select(CLAIMS.c.run).filter_by(**self._key)).scalar_one()
+        row = connection.execute(sa.select(CLAIMS).filter_by(**self._key)).mappings().one()
+        upsert_places.check_exact(row, self._key, CLAIMS)
+        found = row["run"]
         if found > self._run:
             raise FencedError(
                 f"run {self._run} of {self._key['pipeline']} is superseded by run {found}, which has claimed sink "
@@ -226,6 +240,9 @@ class UpsertCommitter(SinkCommitter):
             )
 
     def _newest(self, connection: sa.Connection) -> SinkEntry | None:
-        newest = sa.select(COMMITS.c.entry).filter_by(**self._key).order_by(COMMITS.c.number.desc()).limit(1)
-        text = connection.execute(newest).scalar()
-        return None if text is None else SinkEntry.from_json(text)
+        newest = sa.select(COMMITS).filter_by(**self._key).order_by(COMMITS.c.number.desc()).limit(1)
+        row = connection.execute(newest).mappings().one_or_none()
+        if row is None:
+            return None
+        upsert_places.check_exact(row, self._key, COMMITS)
+        return SinkEntry.from_json(row["entry"])

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,19 @@ from airflow_provider_exactlyonce.exceptions import (
     CommitUnknownError,
     FencedError,
     RecordRefusedError,
+    RefusedError,
 )
+from airflow_provider_exactlyonce.streaming.sinks import postgres_staging as staging
+from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
 from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
 from airflow_provider_exactlyonce.streaming.sinks.postgres_committer import PostgresCommitter
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.upsert import UpsertSink
 from tests.postgres import PostgresServer, environment, running
 from tests.waiting import eventually
 
 PIPELINE = "shop"
+CONTEXT = SinkContext(pipeline=PIPELINE, home=Path("/nowhere"))
 ROWS = [(1, "one"), (2, None), (3, '"quoted", \\.\n\\.\n, {}'), (4, "")]
 
 
@@ -41,11 +47,13 @@ class Case:
             return cursor.fetchall() if cursor.description else []
 
     def open(self, run: int, **declared: Any) -> PostgresCommitter:
-        sink = PostgresSink(name="table", table="rows", **declared)
-        committer = PostgresCommitter(sink, SinkContext(pipeline=PIPELINE, home=Path("/nowhere")), patience_seconds=20)
-        self.opened.append(committer)
+        committer = self.connected(PostgresSink(name="table", table="rows", **declared))
         committer.claim(run)
         return committer
+
+    def connected(self, sink: PostgresSink, context: SinkContext = CONTEXT) -> PostgresCommitter:
+        self.opened.append(PostgresCommitter(sink, context, patience_seconds=20))
+        return self.opened[-1]
 
     def stage(
         self, committer: PostgresCommitter, run: int, commit: int, rows: list[tuple[Any, ...]], tasks: int = 1
@@ -101,6 +109,46 @@ def test_a_commit_is_what_the_tasks_wrote(case: Case) -> None:
     assert list(committer.audit([entry(1, 1, 4)])) == [
         "commit 1: table public.rows has 3 rows of it, the pipeline's ledger 4"
     ]
+
+
+def test_a_table_is_one_place_whatever_it_is_called_and_whoever_writes_to_it(
+    case: Case,
+) -> None:
+    case.sql('CREATE TABLE "Rows" (id bigint PRIMARY KEY, v text)')
+    case.sql("CREATE TABLE parted (id bigint PRIMARY KEY, v text) PARTITION BY RANGE (id)")
+    case.sql("CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (9)")
+    tables = ["rows", "public.rows", '"rows"', "ROWS", '"Rows"', "parted", "low"]
+    places = [case.connected(PostgresSink(name="s", table=table)).place for table in tables]
+    assert len(set(places[:4])) == 1
+    assert len({*places[:4], *places[4:5], *places[5:]}) == 3, "a partition is its table"
+    host, database = case.parameters["host"], case.parameters["dbname"]
+    url = f"postgresql+psycopg://postgres@/{database}?host={host}"
+    assert UpsertSink(name="u", url=url, table="rows", key="id").open(CONTEXT).place == places[0]
+    assert UpsertSink(name="u", url=url, table="Rows", key="id").open(CONTEXT).place == places[4]
+    again = [case.connected(PostgresSink(name="s", table=table)) for table in ("rows", "public.rows")]
+    with pytest.raises(RefusedError, match="sinks one and other of pipeline shop write to one table"):
+        OtherSinks(PIPELINE, dict(zip(("one", "other"), again, strict=True))).check(None, 1)
+
+
+def test_a_commit_column_that_rows_are_counted_by_has_the_commits_of_one_pipeline(case: Case) -> None:
+    case.sql("CREATE SCHEMA exactlyonce")  # of an older release: claims and commits are there, places are not
+    for statement in staging._TABLES[1:3]:
+        case.sql(statement)
+    first = case.open(1, commit_column="commit")
+    first.pre_commit(case.stage(first, 1, 1, ROWS))
+    first.commit(entry(1, 1, len(ROWS)))
+    case.open(2, commit_column="commit")
+    second = PostgresSink(name="table", table="public.rows", commit_column="commit")
+    other = SinkContext(pipeline="other", home=Path("/nowhere"))
+    with pytest.raises(RefusedError, match=r"has the commits of sink table of pipeline .*DELETE FROM exactlyonce\.pl"):
+        case.connected(second, other)
+    case.sql("ALTER TABLE rows ADD COLUMN mine bigint")
+    case.connected(replace(second, commit_column="mine"), other).claim(1)
+    assert list(case.open(3, commit_column="commit").audit([entry(1, 1, len(ROWS))])) == []
+    case.open(4)  # it does not use it any more
+    case.connected(second, other).claim(2)
+    with pytest.raises(RefusedError, match="of pipeline other"):
+        case.open(5, commit_column="commit")
 
 
 def test_an_aborted_attempt_leaves_nothing_and_a_task_that_was_not_told_of_is_not_counted(case: Case) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from pyspark.sql import types as T
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, FencedError, RecordRefusedError, RefusedError
 from airflow_provider_exactlyonce.streaming import KafkaSource, pipeline
 from airflow_provider_exactlyonce.streaming.sinks import upsert_table
+from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
 from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
 from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkAttempt, SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.upsert import UpsertSink
@@ -35,11 +37,22 @@ ROWS = sa.Table(
 )
 
 
+@pytest.fixture
+def maria(mariadb: str) -> Iterator[str]:
+    """Give the URL of a database of its own."""
+    server, name = sa.create_engine(mariadb, poolclass=sa.NullPool), f"test_{uuid.uuid4().hex[:8]}"
+    with server.begin() as connection:
+        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    yield server.url.set(database=name).render_as_string(hide_password=False)
+    with server.begin() as connection:
+        connection.execute(sa.text(f"DROP DATABASE {name}"))
+
+
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb", "any other"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sa.Engine]:
     url = f"sqlite:///{tmp_path / 'rows.db'}"
     if request.param == "mariadb":
-        url = request.getfixturevalue("mariadb")
+        url = request.getfixturevalue("maria")
     elif request.param == "postgresql":
         given: Mapping[str, str] = request.getfixturevalue("database")
         url = f"postgresql+psycopg://postgres@/{given['dbname']}?host={given['host']}"
@@ -91,6 +104,72 @@ def test_a_repeated_batch_leaves_what_one_leaves_and_a_late_task_overwrites_noth
         old.commit(entry(3))
     assert list(new.audit([entry(1), entry(2)])) == []
     assert list(new.audit([entry(3)])) == ["commit 3: exactlyonce_commits has no entry of it for sink s"]
+
+
+def test_two_names_of_one_table_are_one_place(engine: sa.Engine) -> None:
+    url = engine.url.render_as_string(hide_password=False)
+    schema = {"sqlite": "main", "postgresql": "public"}.get(engine.dialect.name, str(engine.url.database))
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE more (k VARCHAR(9) PRIMARY KEY)"))
+    one = UpsertSink(name="one", url=url, table="rows", key="k")
+    more, same = replace(one, name="more", table="more"), replace(one, name="same", table=f"{schema}.rows")
+    opened = {sink.name: sink.open(CONTEXT) for sink in (one, more, same)}
+    OtherSinks("p", {name: opened[name] for name in ("one", "more")}).check(None, 1)
+    with pytest.raises(RefusedError, match="sinks one and same of pipeline p write to one table"):
+        OtherSinks("p", opened).check(None, 1)
+
+
+def test_pipelines_whose_names_differ_in_case_have_a_claim_each(engine: sa.Engine) -> None:
+    url = engine.url.render_as_string(hide_password=False)
+    sink = UpsertSink(name="s", url=url, table="rows", key="k")
+    big, small = (sink.open(replace(CONTEXT, pipeline=name)) for name in ("Shop", "shop"))
+    assert (big.claim(7), small.claim(1)) == (None, None)
+    small.commit(entry(1))
+    big.commit(entry(1, run=7))
+    assert (big.claim(8), small.claim(2)) == (entry(1, run=7), entry(1))
+    other = replace(sink, name="S").open(replace(CONTEXT, pipeline="shop"))
+    assert other.claim(1) is None
+
+
+def test_a_table_of_an_older_release_that_takes_two_names_for_one_refuses_the_second(maria: str) -> None:
+    name = "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"
+    tables = ("exactlyonce_claims", "exactlyonce_commits")
+    with sa.create_engine(maria, poolclass=sa.NullPool).connect() as connection:
+        ROWS.create(connection)
+        for table, rest in zip(tables, ("run BIGINT NOT NULL", "number BIGINT, entry TEXT NOT NULL"), strict=True):
+            key = "pipeline, sink, number" if "number" in rest else "pipeline, sink"
+            columns = f"pipeline {name}, sink {name}, {rest}, PRIMARY KEY ({key})"
+            connection.execute(sa.text(f"CREATE TABLE {table} ({columns})"))
+        connection.commit()
+        sink = UpsertSink(name="s", url=maria, table="rows", key="k")
+        first, second = (sink.open(replace(CONTEXT, pipeline=name)) for name in ("Shop", "shop"))
+        first.claim(1)
+        first.commit(entry(1))
+        for refused in (second.tail, lambda: second.claim(9), lambda: list(second.audit([]))):
+            with pytest.raises(RefusedError, match=r"would share claim and commits.*COLLATE utf8mb4_bin"):
+                refused()
+        assert first.claim(2) == entry(1), "whose name it is goes on, without a migration"
+        for table in tables:
+            connection.execute(sa.text(f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"))
+        assert (second.claim(1), first.claim(3)) == (None, entry(1))
+
+
+def test_a_commit_column_has_the_commits_of_one_pipeline(engine: sa.Engine) -> None:
+    """Another's numbers begin anew: rows of commit 600 would never be replaced by commit 5 of the other."""
+    url = engine.url.render_as_string(hide_password=False)
+    sink = UpsertSink(name="s", url=url, table="rows", key="k", commit_column="commit")
+    first, second = (sink.open(replace(CONTEXT, pipeline=name)) for name in ("p", "q"))
+    first.claim(1)
+    first.claim(2)
+    with pytest.raises(RefusedError, match=r"has the commits of sink s of pipeline p.*DELETE FROM exactlyonce_places"):
+        second.claim(1)
+    with pytest.raises(RefusedError, match="has the commits of sink s of pipeline p"):
+        sink.open(replace(CONTEXT, pipeline="q"))
+    replace(sink, commit_column=None).open(replace(CONTEXT, pipeline="q")).claim(1)
+    replace(sink, commit_column=None).open(replace(CONTEXT, pipeline="p")).claim(3)  # it does not use it any more
+    second.claim(2)
+    with pytest.raises(RefusedError, match="has the commits of sink s of pipeline q"):
+        first.claim(4)
 
 
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:

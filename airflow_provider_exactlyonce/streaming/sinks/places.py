@@ -1,0 +1,35 @@
+"""Where a sink writes, as its database knows it: names of a table differ with case, quotes and search path."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Of PostgreSQL, for one table by its quoted name: what no other table has, wherever a connection comes from. The
+#: partitions of a table are one place.
+POSTGRESQL: Final = """
+SELECT (SELECT system_identifier FROM pg_control_system())::text,
+       (SELECT oid::bigint FROM pg_database WHERE datname = current_database()),
+       coalesce(pg_partition_root(to_regclass({table})), to_regclass({table}))::oid::bigint
+"""
+
+
+def taken(table: str, column: str, owner: tuple[str, str], release: str) -> str:
+    """Return the text of a refusal: another sink notes its commits there.
+
+    :param owner: that sink's pipeline, and its name
+    :param release: the statement that forgets it
+    """
+    return (
+        f"commit_column={column!r} of table {table} has the commits of sink {owner[1]} of pipeline {owner[0]}, and two "
+        "pipelines' numbers can't be told apart: rows would be taken for the other's, or for newer than they are. Give "
+        f"this sink a column of its own: ALTER TABLE {table} ADD COLUMN ...; or, if that sink is gone for good: UPDATE "
+        f"{table} SET {column} = NULL; {release}"
+    )
+
+
+def one_place(pipeline: str, one: str, other: str) -> str:
+    """Return the text of a refusal: two sinks write to one table."""
+    return (
+        f"sinks {one} and {other} of pipeline {pipeline} write to one table, and the transaction of one would wait for "
+        "the other's for ever: declare one sink for all of its rows"
+    )

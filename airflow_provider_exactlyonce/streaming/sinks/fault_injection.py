@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
+from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
     ClaimFailedError,
@@ -30,13 +31,15 @@ from airflow_provider_exactlyonce.exceptions import (
     ExactlyOnceError,
     FencedError,
 )
-from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError
-from airflow_provider_exactlyonce.kafka.wire import Producer, UnansweredError
-from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, CommitRecord, Place
+from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, TransactionSession
+from airflow_provider_exactlyonce.kafka.wire import Producer, UnansweredError, WireClient
+from airflow_provider_exactlyonce.ledger.reader import LedgerTail
+from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, CommitRecord
+from airflow_provider_exactlyonce.ledger.retention import Expired
 from airflow_provider_exactlyonce.streaming import marked_errors
 from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
-from airflow_provider_exactlyonce.streaming.run import Run
+from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
 from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+_PIPELINE: Final = "conformance"
 TASKS: Final = 2
 #: Runs that may follow each other until all batches are committed.
 _RUNS_MAXIMUM: Final = 40
@@ -297,35 +301,39 @@ class _Session:
             raise ProducerLostError(str(error)) from error
 
 
-class _MemoryRun:
-    """A run's hold on a ledger in memory, with what the sink asks of :class:`Run`."""
-
-    pipeline: Final = "conformance"
-    guarantee: Final = EXACTLY_ONCE
-    options: Final = SimpleNamespace(transaction_timeout_milliseconds=60_000, version="v", backfill=None, config={})
-    lineage: Final = SimpleNamespace(
-        id="lineage", base_batch=-1, reemits=None, commit_of=lambda batch: batch + 1, batch_of=lambda commit: commit - 1
-    )
-    client: Final = SimpleNamespace(admin=SimpleNamespace(describe_topics=lambda topics: []))
+class _MemoryRun(Run):
+    """A run's hold on a ledger in memory."""
 
     def __init__(self, world: World, seam: Seam) -> None:
         self.world: Final = world
         self.seam: Final = seam
-        self.session: Final = _Session(self)
-        self.number = 0
         self.pending: CommitRecord | None = None
+        self.pipeline = _PIPELINE  # type: ignore[misc]
+        self.options = RunOptions(config={}, token="t", version="v", transaction_timeout_milliseconds=60_000)  # type: ignore[misc]
+        self.client = cast(WireClient, SimpleNamespace(admin=SimpleNamespace(describe_topics=lambda topics: [])))  # type: ignore[misc]
+        self.session = cast(TransactionSession, _Session(self))  # type: ignore[misc]
+        self.number, self.guarantee, self.lost = 0, EXACTLY_ONCE, {}
 
     @property
     def is_superseded(self) -> bool:
         return self.world.run > self.number
 
     @property
-    def tail(self) -> Any:
+    @override
+    def tail(self) -> LedgerTail:
         commits = self.world.commits
-        place = Place(commit=len(commits), run=self.number, oldest=1)
-        return SimpleNamespace(place=place, commit=commits[-1] if commits else None)
+        newest = commits[-1] if commits else None
+        return LedgerTail(
+            cluster_id="c", topic_id="t", end_offset=len(commits), commit=newest, commit_offset=len(commits) - 1
+        )
 
-    def claim(self) -> None:
+    @property
+    @override
+    def lineage(self) -> Lineage:
+        return Lineage(id="lineage")
+
+    @override
+    def start(self) -> None:
         def act() -> None:
             if self.number and self.is_superseded:
                 raise FencedError(f"run {self.number} is superseded by run {self.world.run}")
@@ -337,24 +345,27 @@ class _MemoryRun:
         except (InjectedFaultError, BatchFailedError) as error:
             raise ClaimFailedError(str(error)) from error
 
-    def reclaim(self, give_up: Callable[[], bool]) -> None:
+    @override
+    def reclaim(self, give_up: Callable[[], bool] = lambda: False) -> None:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                self.claim()
+                self.start()
             except ClaimFailedError:
                 if attempt == _ATTEMPTS:
                     raise
             else:
                 return
 
-    def expired(self) -> Any:
-        return SimpleNamespace(oldest=1, keys=())
+    @override
+    def expired(self) -> Expired:
+        return Expired(oldest=1)
 
     def append(self) -> None:
         if self.pending is None or self.pending.commit != len(self.world.commits) + 1:
             raise AssertionError(f"the ledger ends at {len(self.world.commits)}, and gets {self.pending}")
         self.world.commits.append(self.pending)
 
+    @override
     def committed(self, record: CommitRecord, offset: int) -> None:
         """Do nothing: :meth:`append` has noted it."""
 
@@ -374,7 +385,7 @@ class _Sinks(KafkaTransaction):
     def __init__(self, run: _MemoryRun, sinks: OtherSinks, shares: Shares) -> None:
         super().__init__(
             None,
-            cast(Run, run),
+            run,
             targets={},
             listener=cast(SequencerListener, None),
             stop_requested=lambda: False,
@@ -462,7 +473,7 @@ class Rehearsal:
         """Return where the sink is used."""
         home = self._folder / "home"
         home.mkdir(exist_ok=True)
-        return SinkContext(pipeline=_MemoryRun.pipeline, home=home)
+        return SinkContext(pipeline=_PIPELINE, home=home)
 
     def _succeed(self, batches: int) -> None:
         """Let a successor claim, and finish so many batches, while another run is frozen."""
@@ -484,7 +495,7 @@ class Rehearsal:
             )
             try:
                 sinks.check(run.tail.commit, first + 1)
-                run.claim()
+                run.start()
                 sinks.claim(run.number, run.tail.commit, first + 1)
                 while world.done < batches and not (run.is_superseded and seam.met):
                     self._process(coordinator, world.done, run)

@@ -11,6 +11,7 @@ import pytest
 from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
+from airflow_provider_exactlyonce.ledger.topic_identity import known_sinks
 from tests.integration.streaming.harness import Driver, World, check_ledger, read_committed
 
 
@@ -54,6 +55,7 @@ def test_at_least_once_doubles_the_batch_that_a_crash_interrupts_and_loses_nothi
     assert set(found.values()) == {1, 2}
     assert all(commit.guarantee == "at_least_once" and not commit.sink for commit in commits)
     assert sum(commit.rows for commit in commits) == 400
+    assert all(known_sinks(commit).keys() == {world.sink} for commit in commits), "a recreated topic is noticed"
     report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
     assert report.is_clean, [str(violation) for violation in report.found]
     assert (report.untold, report.lost) == (len(commits), {})

@@ -227,6 +227,8 @@ class _Resolver:
         before = last = 0
         for record in self._records():
             if before == 0 and record.watermark >= after:
+                if 1 < record.commit == self._oldest:
+                    raise self._forgotten(f"the commit that took the watermark to {instant(after)}")
                 before = record.commit
             if record.watermark >= to:
                 last = record.commit
@@ -243,6 +245,12 @@ class _Resolver:
                 "between"
             )
         return before + 1, last
+
+    def _forgotten(self, what: str) -> RefusedError:
+        return RefusedError(
+            f"{what} may be one that the ledger of {self._reader.pipeline} has forgotten: it has {self._has()}. Choose "
+            "a later range, or keep more history with ledger_retention"
+        )
 
     def _newest_watermark(self) -> int:
         tail = self._reader.tail()
@@ -277,15 +285,18 @@ class _Resolver:
 
     def _covering(self, starts: Positions, ends: Positions) -> tuple[int, int]:
         """Return the commits that have read something of a range."""
-        hits = [
-            record.commit
-            for record in self._records()
+        hits: list[int] = []
+        for record in self._records():
+            read = {(topic, part): span for topic, of in record.source.items() for part, span in of.items()}
+            if 1 < record.commit == self._oldest and any(
+                starts.get(place, begin) < begin for place, (begin, _) in read.items()
+            ):
+                raise self._forgotten("the commit that has read the range's beginning")
             if any(
-                max(begin, starts.get((topic, part), end)) < min(end, ends.get((topic, part), begin))
-                for topic, of in record.source.items()
-                for part, (begin, end) in of.items()
-            )
-        ]
+                max(begin, starts.get(place, end)) < min(end, ends.get(place, begin))
+                for place, (begin, end) in read.items()
+            ):
+                hits.append(record.commit)
         if not hits:
             raise RefusedError(
                 f"no commit of {self._reader.pipeline} has read anything of the range: it has {self._has()}"
@@ -373,6 +384,8 @@ class _Resolver:
             earlier = self._at(start - round(request.warm_up.total_seconds() * 1000), self._stable())
         else:
             last = first - 1 if first is not None else self._last_before(starts)
+            if last + 1 - request.warm_up < self._oldest > 1:
+                raise self._forgotten(f"the first of the {request.warm_up} commits of the warm-up")
             if last < self._oldest:
                 return {}
             earlier = self._source_of(max(self._oldest, last + 1 - request.warm_up), last)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved, Resolver
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from tests.integration.hand_written import HandWrittenPipeline
 
 HOUR = 3_600_000
 BEGIN = 1_767_225_600_000  # 2026-01-01T00:00:00Z
@@ -94,3 +96,32 @@ def test_records_that_retention_has_taken_are_missed(
         ask(offsets={source: {0: [2, 5]}})
     found = ask(start="2026-01-01T01:00", end="2026-01-02T00:00")
     assert found.starts == positions(source, 4, 4, 0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"watermark": "2026-01-01T00:15..2026-01-01T01:00"},
+        {"offsets": {"SOURCE": {0: [1, 5]}}, "output": "compare", "state": "savepoint"},
+        {"commits": "11..11", "warm_up": 2},
+    ],
+)
+def test_what_a_ledger_has_forgotten_is_missed_where_a_range_may_begin_in_it(
+    ask: Callable[..., Resolved],
+    source: str,
+    kafka_config: Mapping[str, str],
+    make_topic: Callable[..., str],
+    given: dict[str, Any],
+) -> None:
+    pipeline = HandWrittenPipeline(kafka_config, source=source, sink=make_topic(), name=f"p-{source}")
+    pipeline.place = replace(pipeline.place, commit=9, oldest=10)
+    pipeline.ends = {0: 2, 1: 2}
+    pipeline.claim()
+    for commit in range(2):
+        end = 3 + commit
+        pipeline.commit({}, read_up_to={0: end, 1: end}, watermark=BEGIN + (1 + commit) * HOUR)
+    if "offsets" in given:
+        given = {**given, "offsets": {source: given["offsets"]["SOURCE"]}}
+    with pytest.raises(RefusedError, match=r"may be one that the ledger of p-.* has forgotten: it has 10 to 11\."):
+        ask(**given)
+    assert ask(commits="11..11", warm_up=1).begins == positions(source, 2, 2), "commit 10 is there"

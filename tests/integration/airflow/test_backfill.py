@@ -167,8 +167,11 @@ def test_airflows_backfill_of_a_day_gives_each_hour_its_truth(
             query = "SELECT state FROM dag_run WHERE dag_id = 'shop_hours' AND backfill_id IS NOT NULL"
             return [state for (state,) in airflow.query(query)]
 
-        eventually(lambda: len(states()) == 24, "the runs are there", output)
-        eventually(lambda: set(states()) <= {"success", "failed"}, "they end", output, 3000)
+        def ended() -> bool:
+            found = states()
+            return len(found) == 24 and set(found) <= {"success", "failed"}
+
+        eventually(ended, "all runs have ended", output, 3000)
         assert set(states()) == {"success"}, airflow.task_logs()
     results = {hour: result for hour, result in results_of(airflow).items() if hour in truth}
     assert len(results) == 24

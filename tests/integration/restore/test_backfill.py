@@ -381,7 +381,7 @@ def test_a_range_that_the_pipeline_reads_while_its_backfill_is_dead_is_cut_as_it
     killed_at("backfill-step", 2, case, monkeypatch, **asked)
     for _ in range(2):
         feed.send(case.topics)
-    case.run(limit=None)  # one commit has the rest of the range, and more
+    case.run(limit=None)  # another version: one commit has the rest of the range, and more
     found = backfill(case, **asked)
     assert found["records"] == sum(end for _, end in ends.values()) == 400
     ids = Counter(json.loads(row)["id"] for row in rows(case, other).elements())

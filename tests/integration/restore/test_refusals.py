@@ -9,6 +9,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
+from airflow_provider_exactlyonce.checkpoint.manifest import READABLE
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreMode, RestoreRequest, check_restore
 from airflow_provider_exactlyonce.control import documents
 from airflow_provider_exactlyonce.control import lease as leases
@@ -71,7 +72,7 @@ def test_what_a_restore_would_lack_is_named_and_nothing_is_changed(bench: Bench)
 
 def _check_ahead(case: Case, savepoint: str) -> None:
     manifest = case.home.savepoints / savepoint / "manifest.json"
-    body = documents.read(manifest)
+    body = documents.read(manifest, READABLE)
     assert body is not None
     documents.write(manifest, {**body, "commit": 9})
     with pytest.raises(RefusedError, match=r"at commit 9, and the ledger .* ends at commit 4"):

@@ -22,7 +22,7 @@ from airflow_provider_exactlyonce.checkpoint.list_command import add_list_parser
 from airflow_provider_exactlyonce.checkpoint.restore_command import add_restore_parser
 from airflow_provider_exactlyonce.checkpoint.state_command import add_state_parser
 from airflow_provider_exactlyonce.checkpoint.stop_command import add_stop_parser
-from airflow_provider_exactlyonce.control import lease, restarts, status, upgrade_plan
+from airflow_provider_exactlyonce.control import foreground, lease, restarts, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.outlook import outlook
 from airflow_provider_exactlyonce.control.state import state_of
@@ -131,8 +131,7 @@ def _run(given: argparse.Namespace) -> int:
     )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    sys.stdout.flush()
-    os.execvp(command[0], command)
+    return foreground.run(command)
 
 
 def submit_command(
@@ -146,7 +145,8 @@ def submit_command(
         raise RefusedError(f"there is no job file {job!r}")
     beside = Path(sys.executable).with_name("spark-submit")
     command = [shutil.which("spark-submit") or str(beside), "--master", master]
-    for name, value in settings.submit_settings(conf).items():
+    named = {"spark.app.name": Path(job).name, **conf}  # not that of the program which runs it
+    for name, value in settings.submit_settings(named).items():
         command += ["--conf", f"{name}={value}"]
     if packages:
         command += ["--packages", packages]

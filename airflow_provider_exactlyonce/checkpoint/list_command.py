@@ -36,7 +36,7 @@ def add_list_parser(subparsers: Any) -> None:
 def _list(given: argparse.Namespace) -> int:
     from confluent_kafka import KafkaException
 
-    from airflow_provider_exactlyonce.kafka.preflight import unreachable
+    from airflow_provider_exactlyonce.kafka.reach import unreachable
 
     config = kafka_config.from_environment(given.bootstrap_servers)
     try:

@@ -92,7 +92,7 @@ def _connect(facts: Facts, stack: ExitStack) -> WireClient | None:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    from airflow_provider_exactlyonce.kafka.preflight import unreachable
+    from airflow_provider_exactlyonce.kafka.reach import unreachable
     from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 
     try:

@@ -24,7 +24,6 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
     SettingRefusedError,
 )
-from airflow_provider_exactlyonce.kafka.config import for_confluent
 from airflow_provider_exactlyonce.kafka.retry import until_definite
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, UnansweredError, WireClient, describe
 
@@ -33,7 +32,6 @@ log = logging.getLogger(__name__)
 _PATIENCE_SECONDS: Final = 30.0
 _NEW_TOPIC_PATIENCE_SECONDS: Final = 3.0  # until all brokers know a topic that has just been made
 _PAUSE_SECONDS: Final = 0.25
-_DIAGNOSIS_SECONDS: Final = 5.0
 _INVALID_TRANSACTION_TIMEOUT: Final = 50
 
 #: The requests that ``wire.py`` sends, by their number in the protocol, and the version that it needs of each.
@@ -267,31 +265,6 @@ def check_group(
         )
     if "READ" not in found["authorized_operations"]:
         raise missing_rights(user, [f"READ on group {group}"])
-
-
-def unreachable(config: Mapping[str, str]) -> ExactlyOnceError:
-    """Return the error for a cluster that could not be connected to, with the reasons: refused, unresolved, untrusted.
-
-    kafka-python keeps them to itself, so librdkafka is asked.
-
-    :param config: client configuration in librdkafka's names
-    """
-    from confluent_kafka import KafkaError, KafkaException
-    from confluent_kafka.admin import AdminClient
-
-    errors: list[KafkaError] = []
-    settings: dict[str, Any] = {**for_confluent(config), "error_cb": errors.append}
-    admin = AdminClient(settings)
-    try:
-        admin.list_topics(timeout=_DIAGNOSIS_SECONDS)
-    except KafkaException as error:
-        errors.append(error.args[0])
-    admin.poll(0)
-    told = {error.code(): error.str() for error in errors if error.code() != KafkaError._ALL_BROKERS_DOWN}
-    refused = told.keys() & {KafkaError._AUTHENTICATION, KafkaError._SSL}
-    kind = RefusedError if refused else ExactlyOnceError
-    why = "; ".join(told[code] for code in (refused or told)) or "no reason is known; it answers now"
-    return kind(f"Kafka at {config['bootstrap.servers']} can't be reached: {why}")
 
 
 def missing_rights(user: str | None, rights: Iterable[str]) -> RefusedError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import signal
 import sys
@@ -39,6 +40,7 @@ from airflow_provider_exactlyonce.streaming import (
     owed_batch,
     settings,
     spark_errors,
+    spark_log,
 )
 from airflow_provider_exactlyonce.streaming.batch import Batch, planned_batch
 from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointingMode, OnCancellation, Pause
@@ -122,6 +124,7 @@ class Driver:
         self._options: Final = options
         self._report: Final = DriverReport(options.home, options.token, pipeline.name)
         self._signal: str | None = None
+        self._interrupted = False  # by a signal, which may have ended Spark, too
         self._watermark: int | None = None
         self._done: str | None = None  # why no further batch is wanted, once the run's work is done
         self._goal: Final = Goal(options.home, target_of(options.until), options.goal)
@@ -138,8 +141,7 @@ class Driver:
 
     def run(self) -> int:
         """Run to the end; returns the process's exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+        self._heed_signals()
         try:
             self._drive()
         except StopRequestedError as error:
@@ -200,7 +202,8 @@ class Driver:
 
     def _open_session(self) -> SparkSession:
         self._spark = open_session(self._pipeline.name)
-        self._spark.sparkContext.setLogLevel("WARN")
+        self._heed_signals()  # a new session has taken SIGINT
+        spark_log.quieten(self._spark)
         self._apply_settings(self._spark)
         return self._spark
 
@@ -520,7 +523,7 @@ class Driver:
             try:
                 work()
             except Exception as error:  # a sign of life must not end with one failure
-                log.warning("%s: %s", name, error)
+                log.warning("%s: %s", name, error, extra=driver_log.AWAY if name == "lag" else None)
             if self._ended.wait(HEARTBEAT_SECONDS):
                 return
 
@@ -542,8 +545,15 @@ class Driver:
         reason = self._done or self._signal or commands.stop_requested(self._options.home, self._options.token)
         return reason or (self._savepoints.stop_reason() if self._savepoints is not None else None)
 
+    def _heed_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
     def _on_signal(self, number: int, _: object) -> None:
-        self._signal = f"signal {signal.Signals(number).name}"
+        if self._interrupted and number == signal.SIGINT:  # somebody at a terminal has no patience
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self._signal, self._interrupted = f"signal {signal.Signals(number).name}", True
 
     def _stopped(self, run: Run | None) -> int:
         code = self._end(DriverState.STOPPED)
@@ -562,6 +572,10 @@ class Driver:
 
     def _failed(self, error: Exception) -> int:
         self._ended.set()
+        if self._interrupted and (not isinstance(error, ExactlyOnceError) or error.decision is Decision.REPLAY_BATCH):
+            log.info("stopped: %s, in the middle of a batch; the ledger says whether it is committed", self._signal)
+            self._report.ended(DriverState.STOPPED)
+            return 0
         known = error if isinstance(error, ExactlyOnceError) else None
         if known is None or known.decision is Decision.REPLAY_BATCH:
             known = spark_errors.meaning_of(error) or known

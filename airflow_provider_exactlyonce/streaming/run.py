@@ -34,7 +34,7 @@ from airflow_provider_exactlyonce.exceptions import (
     invariant,
 )
 from airflow_provider_exactlyonce.kafka import preflight
-from airflow_provider_exactlyonce.kafka.preflight import unreachable
+from airflow_provider_exactlyonce.kafka.reach import unreachable
 from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, State, TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient

@@ -76,7 +76,7 @@ def _add_silence(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def _transactions(given: argparse.Namespace) -> Iterator[tuple[Transactions, dict[str, str]]]:
-    from airflow_provider_exactlyonce.kafka.preflight import unreachable
+    from airflow_provider_exactlyonce.kafka.reach import unreachable
     from airflow_provider_exactlyonce.kafka.transactions import Transactions
     from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 

@@ -15,7 +15,8 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.hooks.kafka import driver_config
 from airflow_provider_exactlyonce.kafka.config import parse
-from airflow_provider_exactlyonce.kafka.preflight import check_cluster, check_group, check_topics, unreachable
+from airflow_provider_exactlyonce.kafka.preflight import check_cluster, check_group, check_topics
+from airflow_provider_exactlyonce.kafka.reach import unreachable
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions

@@ -84,6 +84,7 @@ def test_plain_records_pass_unchanged_to_the_partition_that_other_clients_would_
     os.kill(held.pid, signal.SIGTERM)
     assert live.wait() == 0, live.output()[-3000:]
     assert _state(raw) is DriverState.STOPPED
+    assert "Traceback" not in live.output(), "the stop was asked for"
     assert lease.read(Home(raw.home).lease) is None
     assert open_transactions(raw.config, raw.sink) == {}
 
@@ -108,7 +109,9 @@ def test_a_record_that_does_not_fit_stops_the_pipeline_before_its_batch_commits(
     (bad,) = [record for record in read_committed(world.config, world.source) if b"dear" in (record.value or b"")]
     failed = world.start()
     assert failed.wait() == BadRecordError.exit_code, failed.output()[-3000:]
-    assert f"{world.source}-{bad.partition} offset {bad.offset}: field v is not decimal(12,2): dear" in failed.output()
+    said = f"{world.source}-{bad.partition} offset {bad.offset}: field v is not decimal(12,2): dear"
+    told = [line for line in failed.output().splitlines() if "dear" in line or "Traceback" in line or "\tat " in line]
+    assert [line.partition(" ERROR ")[2] for line in told] == [f"BadRecordError: {said}"], "one paragraph"
     found = status.read(Home(world.home).status)
     assert found is not None
     assert found.error is not None
@@ -151,6 +154,39 @@ def test_spark_submit_with_a_setting_that_breaks_the_protocol_is_refused(
     assert done.returncode == RefusedError.exit_code
     assert f"SettingRefusedError: {message}" in done.stdout
     assert world.commits() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_is_a_stop_in_order_without_a_traceback_and_stdout_stays_free(
+    world: World, number: signal.Signals
+) -> None:
+    world.send(300)
+    command, environment = world.command(until="forever")
+    conf = [part for part in command[: command.index("--jars")] if "=" in part]
+    job = command[command.index(str(JOBS / world.job)) :]
+    run = [sys.executable, "-m", "airflow_provider_exactlyonce.cli", "run", "--master", "local[2]"]
+    process = subprocess.Popen(
+        [*run, *(part for one in conf for part in ("--conf", one)), *job],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    try:
+        eventually(lambda: _state(world) is DriverState.RUNNING and world.commits() == 1, "it commits")
+        os.killpg(process.pid, number)  # as a terminal does
+        output, errors = process.communicate(timeout=90)
+    finally:
+        process.kill()
+        held = lease.read(Home(world.home).lease)
+        if held is not None:
+            os.kill(held.pid, signal.SIGKILL)
+    assert (process.returncode, output) == (0, ""), errors[-3000:]
+    assert f"stopped: signal {number.name}" in errors
+    assert "Traceback" not in errors
+    assert _state(world) is DriverState.STOPPED
 
 
 @pytest.mark.slow

@@ -1,0 +1,79 @@
+"""Whether a cluster can be reached; if not, why: refused, unresolved, untrusted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.kafka.config import for_confluent, from_environment
+
+_PATIENCE_SECONDS: Final = 5.0
+_POLL_SECONDS: Final = 0.1
+
+
+def reached(bootstrap_servers: str | None) -> dict[str, str]:
+    """Return the configuration of a command's cluster, which answers.
+
+    :param bootstrap_servers: what the command line says, see :func:`~kafka.config.from_environment`
+    :raises RefusedError: when neither command line nor environment names a cluster, or it takes us for somebody else
+    :raises ExactlyOnceError: when it can't be reached
+    """
+    config = from_environment(bootstrap_servers)
+    error = _trouble(config)
+    if error is not None:
+        raise error
+    return config
+
+
+def unreachable(config: Mapping[str, str]) -> ExactlyOnceError:
+    """Return the error for a cluster that could not be connected to, with the reasons.
+
+    kafka-python keeps them to itself, so librdkafka is asked.
+
+    :param config: client configuration in librdkafka's names
+    """
+    return _trouble(config) or _error(config, {}, "no reason is known; it answers now")
+
+
+def _trouble(config: Mapping[str, str]) -> ExactlyOnceError | None:
+    """Ask the cluster something; returns why it did not answer, None when it did."""
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    errors: list[KafkaError] = []
+    settings: dict[str, Any] = {**for_confluent(config), "error_cb": errors.append}
+    try:
+        admin = AdminClient(settings)
+    except KafkaException as error:
+        return RefusedError(f"the Kafka configuration can't be used: {error.args[0].str()}")
+    answer = admin.describe_cluster(request_timeout=_PATIENCE_SECONDS)
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not answer.done() and time.monotonic() < deadline and not _is_hopeless(errors):
+        admin.poll(_POLL_SECONDS)
+    if answer.done():
+        try:
+            answer.result()
+        except KafkaException as error:
+            errors.append(error.args[0])
+        else:
+            return None
+    told = {error.code(): error.str() for error in errors if error.code() != KafkaError._ALL_BROKERS_DOWN}
+    return _error(config, told, f"no answer within {_PATIENCE_SECONDS:.0f} s")
+
+
+def _is_hopeless(errors: list[Any]) -> bool:
+    """Whether all brokers are down, which librdkafka says after its first try, and would for half a minute."""
+    from confluent_kafka import KafkaError
+
+    return any(error.code() == KafkaError._ALL_BROKERS_DOWN for error in errors)
+
+
+def _error(config: Mapping[str, str], told: Mapping[int, str], otherwise: str) -> ExactlyOnceError:
+    from confluent_kafka import KafkaError
+
+    refused = told.keys() & {KafkaError._AUTHENTICATION, KafkaError._SSL}
+    kind = RefusedError if refused else ExactlyOnceError
+    why = "; ".join(told[code] for code in (refused or told)) or otherwise
+    return kind(f"Kafka at {config['bootstrap.servers']} can't be reached: {why}")

@@ -1,0 +1,34 @@
+"""Spark's log in the driver's JVM, less what reaches the driver as an error anyway, which tells it once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: With it somebody has asked for Spark's log as it is.
+_ASKED: Final = "spark.log.level"
+#: They print one failed task four times, a hundred lines each: its exception ends the query, and is told by the driver.
+_TOLD_ELSEWHERE: Final = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
+)
+#: They warn, once a second, of a broker that is away; the driver, which asks it too, says so.
+_RECONNECTS: Final = (
+    "org.apache.kafka.clients.NetworkClient",
+    "org.apache.spark.sql.kafka010.KafkaOffsetReaderAdmin",
+)
+
+
+def quieten(spark: SparkSession) -> None:
+    """Leave in Spark's log what nobody else tells."""
+    if spark.sparkContext.getConf().get(_ASKED, None) is not None:
+        return
+    spark.sparkContext.setLogLevel("WARN")
+    log4j: Any = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    for name in _TOLD_ELSEWHERE:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+    for name in _RECONNECTS:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.ERROR)

@@ -30,6 +30,7 @@ from airflow_provider_exactlyonce.devkit.cli import add_broker_parser
 from airflow_provider_exactlyonce.doctor.command import add_doctor_parser
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, UnknownPipelineError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger import listing
 from airflow_provider_exactlyonce.ledger.home import never_started
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
@@ -191,7 +192,7 @@ def _add_status(subparsers: Any) -> None:
 def _status(given: argparse.Namespace) -> int:
     from confluent_kafka import KafkaException
 
-    config = kafka_config.from_environment(given.bootstrap_servers)
+    config = reach.reached(given.bootstrap_servers)
     try:
         with LedgerReader(config, given.pipeline) as reader:
             tail = reader.tail()

@@ -11,7 +11,7 @@ from typing import Any, Final
 from airflow_provider_exactlyonce.answers import print_answer
 from airflow_provider_exactlyonce.audit.findings import INVARIANTS, Report
 from airflow_provider_exactlyonce.exceptions import AuditFailedError
-from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.kafka.arguments import add_cluster_arguments
 from airflow_provider_exactlyonce.ledger.records import shown
 
@@ -47,7 +47,7 @@ def add_audit_parser(subparsers: Any) -> None:
 def _audit(given: argparse.Namespace) -> int:
     from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 
-    config = kafka_config.from_environment(given.bootstrap_servers)
+    config = reach.reached(given.bootstrap_servers)
     options = AuditOptions(
         first=given.from_commit,
         last=given.to_commit,

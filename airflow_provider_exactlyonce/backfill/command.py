@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, DriverFailedError
-from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger.home import home_path
 from airflow_provider_exactlyonce.restart import RestartStrategy
 from airflow_provider_exactlyonce.streaming import settings
@@ -92,7 +92,7 @@ def _backfill(given: argparse.Namespace, submit: Submit) -> int:
         warm_up=given.warm_up,
         output=given.output,
     )
-    config = kafka_config.from_environment(given.bootstrap_servers)
+    config = reach.reached(given.bootstrap_servers)
     home = Home(given.home or home_path(config, given.pipeline))
     made = homes.make(home, given.pipeline, request)
     application = given.application or application_of(made, config)

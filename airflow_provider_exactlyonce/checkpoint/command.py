@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import DEFAULT_RETENTION
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.kafka.arguments import add_cluster_arguments
 from airflow_provider_exactlyonce.ledger.home import home_path
 
@@ -96,7 +97,7 @@ def home_of(given: argparse.Namespace) -> Home:
             owner = home.pipeline() or "no pipeline"
             raise RefusedError(f"{home.path} is the home of {owner}, not of {given.pipeline}")
         return home
-    return Home(home_path(kafka_config.from_environment(given.bootstrap_servers), given.pipeline))
+    return Home(home_path(reach.reached(given.bootstrap_servers), given.pipeline))
 
 
 def _savepoints(given: argparse.Namespace) -> Savepoints:

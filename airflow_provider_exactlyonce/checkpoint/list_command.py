@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.answers import print_answer, table
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.state import state_of
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.kafka.arguments import add_cluster_arguments
 from airflow_provider_exactlyonce.ledger import listing
 from airflow_provider_exactlyonce.ledger.reader import LedgerConnections, LedgerReader, LedgerTail
@@ -36,13 +36,11 @@ def add_list_parser(subparsers: Any) -> None:
 def _list(given: argparse.Namespace) -> int:
     from confluent_kafka import KafkaException
 
-    from airflow_provider_exactlyonce.kafka.reach import unreachable
-
-    config = kafka_config.from_environment(given.bootstrap_servers)
+    config = reach.reached(given.bootstrap_servers)
     try:
         rows = pipelines(config)
     except KafkaException as error:
-        raise unreachable(config) from error
+        raise reach.unreachable(config) from error
     told = {name for row in rows for name, value in row.items() if value is not None}
     lines = table([{name: value for name, value in row.items() if name in told} for row in rows])
     print_answer(given, {"pipelines": rows}, lines or "no pipeline has ever been started on this cluster")

@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_argumen
 from airflow_provider_exactlyonce.checkpoint.request import take_retained
 from airflow_provider_exactlyonce.checkpoint.restore import Restored, RestoreMode, RestoreRequest, restore
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka import reach
 
 
 def add_restore_parser(subparsers: Any) -> None:
@@ -52,7 +52,7 @@ def add_restore_parser(subparsers: Any) -> None:
 
 
 def _restore(given: argparse.Namespace) -> int:
-    config, home = kafka_config.from_environment(given.bootstrap_servers), home_of(given)
+    config, home = reach.reached(given.bootstrap_servers), home_of(given)
     savepoint = given.savepoint
     if given.checkpoint is not None:
         if given.savepoint is not None or given.commit is not None:

@@ -9,7 +9,7 @@ from airflow_provider_exactlyonce.answers import pairs, print_answer
 from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments, home_of
 from airflow_provider_exactlyonce.checkpoint.stop import stop
 from airflow_provider_exactlyonce.control.state import state_of
-from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka import reach
 
 
 def add_stop_parser(subparsers: Any) -> None:
@@ -34,7 +34,7 @@ def add_stop_parser(subparsers: Any) -> None:
 
 def _stop(given: argparse.Namespace) -> int:
     home = home_of(given)
-    config = kafka_config.from_environment(given.bootstrap_servers)
+    config = reach.reached(given.bootstrap_servers)
     stopped = stop(home, given.pipeline, config, savepoint=given.savepoint, timeout_seconds=given.timeout)
     state, last = state_of(home)
     facts = {

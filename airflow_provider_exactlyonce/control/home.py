@@ -15,7 +15,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
+import tempfile
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +28,24 @@ from urllib.parse import urlsplit
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import documents
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 
 SCHEMA: Final = 1
+
+#: What a directory can't be made for, however often it is tried. A full disk may be emptied.
+_FOR_GOOD: Final = frozenset(
+    (
+        errno.EACCES,
+        errno.EEXIST,
+        errno.EINVAL,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +116,27 @@ class Home:
 
     def __repr__(self) -> str:
         return f"Home({str(self.path)!r})"
+
+    def check_can_be_made(self) -> None:
+        """Check that the directory can be made, or written to; leaves nothing there.
+
+        :raises RefusedError: when it can't, for good
+        :raises ExactlyOnceError: when it can't now
+        """
+        place = self.path
+        while not os.path.lexists(place):
+            place = place.parent
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.lstat(self.path)  # it may be no name that a file can have
+            os.rmdir(tempfile.mkdtemp(prefix=".exactlyonce-", dir=place))
+        except OSError as error:
+            raise self._can_not_be_made(place, error) from error
+
+    def _can_not_be_made(self, place: Path, error: OSError) -> ExactlyOnceError:
+        what = "written to" if place == self.path else f"made below {place}"
+        kind = RefusedError if error.errno in _FOR_GOOD else ExactlyOnceError
+        return kind(f"home {self.path} can't be {what}: {error.strerror}; name another directory, or allow it")
 
     def identity(self) -> str | None:
         """Return the home's id, None when the directory is no home (yet)."""

@@ -198,6 +198,7 @@ class Supervisor:
         self._look_up()
         if self.stopping is not None:
             raise StopRequestedError(f"stopped before a driver was started: {self.stopping}")
+        self.home.check_can_be_made()
         launch = self._launch() if callable(self._launch) else self._launch  # what it refuses leaves no trace
         token, log = str(uuid.uuid4()), launching.next_log(self.home)
         commands.forget_older(self.home, "account-*.json", _ACCOUNTS_KEPT_SECONDS)

@@ -21,7 +21,7 @@ def reached(bootstrap_servers: str | None) -> dict[str, str]:
     :raises ExactlyOnceError: when it can't be reached
     """
     config = from_environment(bootstrap_servers)
-    error = _trouble(config)
+    error = trouble(config)
     if error is not None:
         raise error
     return config
@@ -34,11 +34,14 @@ def unreachable(config: Mapping[str, str]) -> ExactlyOnceError:
 
     :param config: client configuration in librdkafka's names
     """
-    return _trouble(config) or _error(config, {}, "no reason is known; it answers now")
+    return trouble(config) or _error(config, {}, "no reason is known; it answers now")
 
 
-def _trouble(config: Mapping[str, str]) -> ExactlyOnceError | None:
-    """Ask the cluster something; returns why it did not answer, None when it did."""
+def trouble(config: Mapping[str, str]) -> ExactlyOnceError | None:
+    """Ask the cluster something; returns why it does not answer, None when it does.
+
+    :param config: client configuration in librdkafka's names
+    """
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient
 

@@ -38,6 +38,12 @@ _NAMES: Final = {
 #: A quoted name, a text, a word, a mark.
 _TOKEN: Final = re.compile(r"\s*(?:`(?:[^`]|``)+`|'(?:[^']|'')*'|\w+|[<>(),:])")
 _MAX_PRECISION: Final = 38
+#: What only Spark can judge: its other types and clauses, comments, and the quotation marks that a setting allows.
+_BEYOND: Final = re.compile(
+    r"\b(CHAR|CHARACTER|VARCHAR|VOID|INTERVAL|VARIANT|TIME|GEOMETRY|GEOGRAPHY|COLLATE|DEFAULT|GENERATED|OPTIONS)\b"
+    r"|--|/\*|[\"\\]",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -79,24 +85,38 @@ class Field:
         return f"`{quoted}`: {self.type}{' NOT NULL' if self.required else ''}"
 
 
-def parse(text: str) -> DataType:
+def parse(text: str, *, distinct: bool = True) -> DataType:
     """Return the type that a text declares: a type, or fields as of a table, which make a STRUCT.
 
     :param text: such as ``"DECIMAL(12,2)"`` or ``"total DECIMAL(18,2), n BIGINT NOT NULL"``
+    :param distinct: no two fields may have names that differ in case only
     :raises RefusedError: when it is neither, with the place
     """
     if not isinstance(text, str):
         raise RefusedError(f"type {text!r}: say it in Spark's DDL, such as 'BIGINT'")
-    reader = _Reader(text)
+    reader = _Reader(text, distinct=distinct)
     single = len(reader.left) < 2 or reader.left[1] in ("<", "(")
     found = reader.type() if single else DataType("STRUCT", fields=reader.fields())
     reader.end()
     return found
 
 
+def check_columns(text: str) -> None:
+    """Check a table's columns as far as can be without Spark, which knows more types and clauses than there are here.
+
+    :raises RefusedError: when Spark would refuse them, too
+    """
+    if _BEYOND.search(text):
+        return
+    found = parse(text, distinct=False)  # by a setting of Spark's, names that differ in case are two
+    if found.name != "STRUCT":
+        raise RefusedError(f"type {text!r}: names no columns, as in 'id BIGINT NOT NULL'")
+
+
 class _Reader:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, distinct: bool) -> None:
         self._text = text
+        self._distinct = distinct
         self.left: list[str] = []
         place = 0
         while text[place:].strip():
@@ -139,7 +159,7 @@ class _Reader:
         while self._take(","):
             found.append(self._field())
         names = [one.name.lower() for one in found]
-        if len(set(names)) < len(names):
+        if self._distinct and len(set(names)) < len(names):
             raise RefusedError(f"type {self._text!r}: two of its fields have one name")
         return tuple(found)
 

@@ -142,7 +142,7 @@ class BackfillDriver(Driver):
         done: Done | None,
     ) -> Mapping[str, Any]:
         config = self._options.config
-        result = self._pipeline.result(spark, config)
+        result = self._result(spark)
         check_sources(result)
         self._check_deterministic(steps, determinism.find(result))
         order = _order(result)

@@ -36,6 +36,7 @@ from airflow_provider_exactlyonce.streaming import (
     determinism,
     driver_log,
     guarantees,
+    job_mistakes,
     job_process,
     owed_batch,
     settings,
@@ -64,7 +65,7 @@ from airflow_provider_exactlyonce.streaming.sinks.kafka_at_least_once import Kaf
 from airflow_provider_exactlyonce.streaming.sinks.kafka_at_most_once import KafkaAtMostOnce
 from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
 from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkCommitter, SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.spark_steering import missing_part, wait_until_gone
 from airflow_provider_exactlyonce.streaming.start_checks import check_topic_ids, first_repeated, reconcile
 from airflow_provider_exactlyonce.streaming.state_sizes import StateSizes
@@ -166,7 +167,8 @@ class Driver:
             self._closing.close()
 
     def _drive(self) -> None:
-        """Do what the driver is for; returns when it is done."""
+        """Do what the driver is for; returns when it is done. What needs no Spark is checked before it starts."""
+        self._options.home.check_can_be_made()
         run = self._open_run(
             self._options.home,
             self._pipeline.name,
@@ -192,9 +194,12 @@ class Driver:
             allow_empty_state=self._options.allow_empty_state,
             accept_nondeterminism=self._options.accept_nondeterminism,
         )
+        committers = self._open_committers(run)
+        first = first_repeated(run.home, run.home.current())
+        OtherSinks(run.pipeline, committers).check(tail.commit if tail else None, first)
         spark = self._open_session()
         with SequencerListener(sequencer_endpoint(spark)) as listener:
-            self._supervised(spark, run, listener, topics, tail)
+            self._supervised(spark, run, listener, topics, tail, committers)
 
     def _open_run(self, home: Home, pipeline: str, options: RunOptions) -> Run:
         self._run = Run(home, pipeline, options)
@@ -214,9 +219,10 @@ class Driver:
         listener: SequencerListener,
         topics: Mapping[str, TopicFacts],
         tail: LedgerTail | None,
+        committers: dict[str, SinkCommitter],
     ) -> None:
         # Whatever can be refused is, before the start of the run fences anybody.
-        result = self._pipeline.result(spark, self._options.config)
+        result = self._result(spark)
         definition, config = self._pipeline.sink, self._options.config
         self._pipeline.shares.check(result)
         unsure = determinism.find(result)
@@ -230,8 +236,10 @@ class Driver:
             bad_topic = definition.bad_topic if definition else None
             return self._pipeline.bad_source_records(spark, config, bad_topic, ranges)
 
-        self._others = others = self._open_others(run)
-        others.check(tail.commit if tail else None, first_repeated(run.home, run.home.current()))
+        lineage = run.home.current()
+        accepted = self._options.accept_nondeterminism or (lineage is not None and lineage.accept_nondeterminism)
+        accept = accepted or self._may_differ()
+        self._others = others = OtherSinks(run.pipeline, committers, accept_nondeterminism=accept)
         sink = SINKS[self._pipeline.mode](
             definition,
             run,
@@ -321,16 +329,28 @@ class Driver:
             log.warning("%s", plan.warning)
         return plan
 
-    def _open_others(self, run: Run) -> OtherSinks:
+    def _result(self, spark: SparkSession) -> DataFrame:
+        """Return the stream that goes to the sink.
+
+        :raises RefusedError: when the job's function can't make it, with the line
+        """
+        try:
+            return self._pipeline.result(spark, self._options.config)
+        except ExactlyOnceError:
+            raise
+        except Exception as error:
+            meaning = job_mistakes.meaning_in_function(error, str(self._pipeline.file))
+            if meaning is None:
+                raise
+            raise meaning from error
+
+    def _open_committers(self, run: Run) -> dict[str, SinkCommitter]:
         context = SinkContext(pipeline=run.pipeline, home=run.home.path)
         committers = {}
         for share in self._pipeline.shares.others:
             committers[share.sink.name] = share.sink.open(context)
             self._closing.callback(committers[share.sink.name].close)
-        lineage = run.home.current()
-        accepted = self._options.accept_nondeterminism or (lineage is not None and lineage.accept_nondeterminism)
-        accept = accepted or self._may_differ()
-        return OtherSinks(run.pipeline, committers, accept_nondeterminism=accept)
+        return committers
 
     def _start_run(self, run: Run, spark: SparkSession) -> None:
         for name, work in (("heartbeat", lambda: self._beat(run)), ("lag", lambda: self._measure_lag(run))):

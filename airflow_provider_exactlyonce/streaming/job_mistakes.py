@@ -7,6 +7,7 @@ import traceback
 from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.streaming import spark_errors
 
 #: Errors of the code, which it raises again at the next start. Others may come from what it has looked up.
 _MISTAKES: Final = (
@@ -40,6 +41,20 @@ def first_line(error: BaseException) -> str:
     """Return what an error says, without what follows in further lines."""
     said = error.msg if isinstance(error, SyntaxError) else str(error)
     return (said.splitlines() or [""])[0]
+
+
+def meaning_in_function(error: Exception, job: str) -> ExactlyOnceError | None:
+    """Return what an error means that a pipeline's function has raised; None for one that may pass, or isn't its own.
+
+    :param job: the file
+    """
+    line = place(job, error)
+    if line == job:
+        return None
+    meaning = spark_errors.meaning_of(error)
+    if meaning is not None:
+        return RefusedError(f"{line}: {meaning}")
+    return meaning_of(error, job, "the pipeline's function")
 
 
 def meaning_of(error: BaseException, job: str, doing: str) -> ExactlyOnceError | None:

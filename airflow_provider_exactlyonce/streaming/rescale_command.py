@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_exactlyonce.answers import pairs, print_answer
 from airflow_provider_exactlyonce.checkpoint.command import add_pipeline_arguments, home_of
-from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.streaming.rescale import Rescaled, rescale
 
 
@@ -32,7 +32,7 @@ def _rescale(given: argparse.Namespace) -> int:
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    config = kafka_config.from_environment(given.bootstrap_servers)
+    config = reach.reached(given.bootstrap_servers)
     done = rescale(home_of(given), given.pipeline, config, given.state_partitions, tell=tell)
     facts = facts_of(done, given.pipeline)
     text = f"{given.pipeline} has {done.partitions} state partitions already: nothing to do"

@@ -31,10 +31,10 @@ from airflow_provider_exactlyonce.exceptions import (
     ClaimFailedError,
     CommitUnknownError,
     FencedError,
+    RefusedError,
     invariant,
 )
-from airflow_provider_exactlyonce.kafka import preflight
-from airflow_provider_exactlyonce.kafka.reach import unreachable
+from airflow_provider_exactlyonce.kafka import preflight, reach
 from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, State, TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
@@ -367,7 +367,12 @@ def _tail_of(reader: LedgerReader) -> LedgerTail | None:
 
 
 def _connected(config: dict[str, str]) -> WireClient:
+    error = reach.trouble(config)
+    if isinstance(error, RefusedError):
+        raise error
+    if error is not None:
+        log.warning("%s; asking again for half a minute", error)
     try:
         return WireClient(config)
-    except UnansweredError as error:
-        raise unreachable(config) from error
+    except UnansweredError as failure:
+        raise reach.unreachable(config) from failure

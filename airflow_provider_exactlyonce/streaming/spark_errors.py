@@ -49,7 +49,9 @@ def meaning_of(error: Exception) -> ExactlyOnceError | None:
     for pattern, kind, advice in _KNOWN:
         if pattern.search(text):
             return kind(f"{advice}. Spark says: {text.partition(_STACK_TRACE)[0]}")
-    return RefusedError(f"Spark can't run this job: {error}") if isinstance(error, AnalysisException) else None
+    if isinstance(error, AnalysisException):  # the cause; what follows is the plan, pages of it
+        return RefusedError(f"Spark can't run this job: {text.splitlines()[0].rstrip(';')}")
+    return None
 
 
 def raised_in_worker(text: str) -> str | None:

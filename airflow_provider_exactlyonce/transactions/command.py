@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_exactlyonce.answers import pairs, print_answer, table
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.kafka.arguments import add_cluster_arguments
-from airflow_provider_exactlyonce.kafka.config import from_environment
 from airflow_provider_exactlyonce.ledger.records import pipeline_of
 from airflow_provider_exactlyonce.transactions.liveness import why_taken_for_alive
 
@@ -76,15 +75,15 @@ def _add_silence(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def _transactions(given: argparse.Namespace) -> Iterator[tuple[Transactions, dict[str, str]]]:
-    from airflow_provider_exactlyonce.kafka.reach import unreachable
+    from airflow_provider_exactlyonce.kafka import reach
     from airflow_provider_exactlyonce.kafka.transactions import Transactions
     from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 
-    config = from_environment(given.bootstrap_servers)
+    config = reach.reached(given.bootstrap_servers)
     try:
         client = WireClient(config)
     except UnansweredError as error:
-        raise unreachable(config) from error
+        raise reach.unreachable(config) from error
     with client:
         yield Transactions(client, config), config
 

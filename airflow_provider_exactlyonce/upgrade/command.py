@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.upgrade import shadow_run
 from airflow_provider_exactlyonce.upgrade.begin import begin_rollback, begin_upgrade, what_to_compare
@@ -154,7 +154,7 @@ def _rollback(given: argparse.Namespace, submit: Submit) -> int:
         given.pipeline,
         options,
         request=uuid.uuid4().hex[:16],
-        check=partial(check_restore, home, given.pipeline, kafka_config.from_environment(given.bootstrap_servers)),
+        check=partial(check_restore, home, given.pipeline, reach.reached(given.bootstrap_servers)),
         version=given.to_version,
         savepoint=given.to_savepoint,
     )
@@ -162,7 +162,7 @@ def _rollback(given: argparse.Namespace, submit: Submit) -> int:
 
 
 def _carry_out(given: argparse.Namespace, home: Home, plan: Plan, submit: Submit, *, dry_run: bool) -> int:
-    config, conf = kafka_config.from_environment(given.bootstrap_servers), settings.pairs(given.conf)
+    config, conf = reach.reached(given.bootstrap_servers), settings.pairs(given.conf)
     environment = {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,

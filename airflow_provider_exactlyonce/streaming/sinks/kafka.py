@@ -54,6 +54,10 @@ class KafkaSink:
     offsets_group: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("topic", "key", "topic_column"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and value):
+                raise RefusedError(f"KafkaSink({name}={value!r}): a name, or None")
         if self.topic is None and self.topic_column is None:
             raise RefusedError("KafkaSink needs a topic, or a topic_column")
         if not (self.value_format in (None, "json", "raw") or isinstance(self.value_format, kafka_columns.AvroFormat)):

@@ -88,9 +88,10 @@ def connect(parameters: Parameters, application: str) -> psycopg.Connection[Any]
     except psycopg.ProgrammingError as error:
         raise RefusedError(f"PostgreSQL, {parameters.name}: {error}") from error
     except psycopg.Error as error:
-        if _REFUSED_USER.search(str(error)):
-            raise RefusedError(f"PostgreSQL, {parameters.name}: {error}") from error
-        raise BatchFailedError(f"PostgreSQL does not answer, {parameters.name}: {error}") from error
+        said = " ".join(str(error).split())  # libpq gives advice in further lines
+        if _REFUSED_USER.search(said):
+            raise RefusedError(f"PostgreSQL, {parameters.name}: {said}") from error
+        raise BatchFailedError(f"PostgreSQL does not answer, {parameters.name}: {said}") from error
 
 
 def for_tasks(parameters: Parameters, connection: psycopg.Connection[Any]) -> Parameters:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import BadRecordError, RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka.config import for_spark
+from airflow_provider_exactlyonce.state import ddl
 from airflow_provider_exactlyonce.streaming.marked_errors import CLOSE, OPEN
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ _CORRUPT: Final = "_exactlyonce_corrupt"
 _PARSED: Final = "_exactlyonce_parsed"
 _WIDE_SCALE: Final = 18
 
+_STARTS: Final = ("earliest", "latest")
 _MARK: Final = "exactlyonce source "
 _HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 #: What Spark's source gives.
@@ -58,11 +60,27 @@ class KafkaSource:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not self.topic or not isinstance(self.topic, str):
+            raise RefusedError(f"KafkaSource({self.topic!r}): the name of a topic")
+        if self.starting_offsets not in _STARTS:
+            raise self._refused("starting_offsets", " or ".join(_STARTS))
+        if self.max_offsets_per_trigger is not None and (
+            not isinstance(self.max_offsets_per_trigger, int) or self.max_offsets_per_trigger < 1
+        ):
+            raise self._refused("max_offsets_per_trigger", "at least 1, or None for no limit")
+        if self.schema is not None:
+            try:
+                ddl.check_columns(self.schema)
+            except RefusedError as error:
+                raise RefusedError(f"schema of KafkaSource({self.topic!r}) is not DDL: {error}") from error
         if self.offset_column is not None and self.schema is None:
             raise RefusedError(
                 f"offset_column={self.offset_column!r} of KafkaSource({self.topic!r}): without a schema the stream has "
                 "Spark's own columns, with offset"
             )
+
+    def _refused(self, name: str, accepted: str) -> RefusedError:
+        return RefusedError(f"{name}={getattr(self, name)!r} of KafkaSource({self.topic!r}): {accepted}")
 
     def read(
         self, spark: SparkSession, config: Mapping[str, str], *, leave_out_bad: bool = False, may_lose: bool = False

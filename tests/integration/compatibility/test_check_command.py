@@ -113,7 +113,7 @@ def test_a_job_is_judged_by_the_savepoints_id_and_by_its_directory_and_nothing_i
         ("x = 1\n\nmissing.name\n", 3, "NameError"),
         ("import sys\nsys.exit(3)\n", 2, "__name__ == '__main__'"),
         (
-            "from airflow_provider_exactlyonce.streaming import KafkaSource\nKafkaSource('t', schema='x')\n",
+            "from airflow_provider_exactlyonce.streaming import KafkaSource\nKafkaSource('t', schema='x INT')\n",
             None,
             "no pipeline",
         ),

@@ -97,7 +97,7 @@ def test_a_misfit_is_found_even_when_the_jobs_own_filter_would_drop_it(spark: An
 
 
 def test_a_schema_that_is_no_ddl_is_refused(spark: Any) -> None:
-    with pytest.raises(RefusedError, match="'id NONSENSE' is not DDL"):
+    with pytest.raises(RefusedError, match="'id NONSENSE': 'NONSENSE' is not a type"):
         parsed(spark, "{}", schema="id NONSENSE")
 
 

@@ -50,7 +50,7 @@ def meaning_of(error: Exception) -> ExactlyOnceError | None:
         if pattern.search(text):
             return kind(f"{advice}. Spark says: {text.partition(_STACK_TRACE)[0]}")
     if isinstance(error, AnalysisException):  # the cause; what follows is the plan, pages of it
-        return RefusedError(f"Spark can't run this job: {text.splitlines()[0].rstrip(';')}")
+        return RefusedError(f"Spark can't run this job: {text.strip().splitlines()[0].rstrip(';')}")
     return None
 
 

@@ -34,7 +34,7 @@ def run(command: Sequence[str]) -> int:
         told.update(drivers)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
             signal.signal(number, tell)
     code = process.wait()
     return code if code >= 0 else _SIGNALLED - code

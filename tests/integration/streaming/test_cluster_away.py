@@ -11,7 +11,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
-from tests.integration.streaming.harness import World, eventually
+from tests.integration.streaming.harness import World
+from tests.waiting import eventually
 
 _AWAY_SECONDS = 25
 

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
+from tests.waiting import HANG_SECONDS
+
 PROGRAMS = ("mariadb-install-db", "mariadbd")
 
 
-def _wait_for_answer(url: str, timeout_seconds: float = 60) -> None:
+def _wait_for_answer(url: str, timeout_seconds: float = HANG_SECONDS) -> None:
     deadline = time.monotonic() + timeout_seconds
     while True:
         try:

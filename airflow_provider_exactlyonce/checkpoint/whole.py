@@ -165,7 +165,8 @@ def _source_files(checkpoint: Checkpoint, offsets: BatchOffsets | None) -> Itera
         if isinstance(position, dict) and any(isinstance(of, dict) for of in position.values()):
             yield f"sources/{index}/0"  # where a Kafka source began
     directory = checkpoint.path / "sources"
-    for source in sorted(directory.iterdir(), key=lambda entry: entry.name) if directory.is_dir() else []:
+    sources = [entry for entry in directory.iterdir() if entry.is_dir()] if directory.is_dir() else []
+    for source in sorted(sources, key=lambda entry: entry.name):
         last = _log_offset(offsets, int(source.name)) if source.name.isdecimal() else None
         for file in source.iterdir():
             number = file.name.removesuffix(".compact")

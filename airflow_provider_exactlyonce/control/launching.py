@@ -74,4 +74,4 @@ def next_log(home: Home) -> Path:
 
 def _number(log: Path) -> int:
     digits = log.stem.removeprefix("driver-")
-    return int(digits) if digits.isdigit() else 0
+    return int(digits) if digits.isdecimal() else 0

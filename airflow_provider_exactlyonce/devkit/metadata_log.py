@@ -26,7 +26,8 @@ def is_unfenced(log_directory: Path, broker_id: int) -> bool:
     :param log_directory: the broker's ``log.dirs``; the answer is no if there is no metadata log in it
     """
     folder = log_directory / METADATA_FOLDER
-    snapshots = sorted(folder.glob("*.checkpoint"))  # the names begin with the end offset, in twenty digits
+    # The names begin with the end offset, in twenty digits.
+    snapshots = sorted(file for file in folder.glob("*.checkpoint") if file.name.partition("-")[0].isdecimal())
     end_of_snapshot = int(snapshots[-1].name.partition("-")[0]) if snapshots else 0
     unfenced = False
     for path in [*snapshots[-1:], *sorted(folder.glob("*.log"))]:

@@ -18,6 +18,7 @@ from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointingMo
 from airflow_provider_exactlyonce.streaming.plans import Stream, undeclared_streams
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     IDEMPOTENT,
+    IDEMPOTENT_UNFENCED,
     NEITHER,
     TWO_PHASE_COMMIT,
     WRITE_AHEAD_LOG,
@@ -48,6 +49,10 @@ _NO_BATCHES: Final[Mapping[str, str]] = {
 _SINKS: Final[Mapping[str, str]] = {
     TWO_PHASE_COMMIT: "a batch's rows and its ledger entry become visible together",
     IDEMPOTENT: "a batch that is written again changes nothing; readers may see older rows for a while",
+    IDEMPOTENT_UNFENCED: (
+        "a task of an older attempt that was frozen and comes late writes over what newer commits have written, for "
+        "good: name a commit_column"
+    ),
     WRITE_AHEAD_LOG_ASKED: "what is logged is delivered once: the target is asked for what it has",
     WRITE_AHEAD_LOG: "a delivery that was cut off is repeated, and the target can't be asked for what it has",
     NEITHER: "a batch that is run again is written again",
@@ -275,7 +280,7 @@ def _engine(pipeline: Pipeline, unsure: Sequence[str], asked: Mapping[str, str])
         return Link(link="engine", name=name, reason=reason, checkpointed=True, loses=True)
     others = pipeline.shares.others
     several = len(others) + (pipeline.sink is not None) > 1
-    if unsure and (several or any(one.sink.guarantee == IDEMPOTENT for one in others)):
+    if unsure and (several or any(one.sink.guarantee in (IDEMPOTENT, IDEMPOTENT_UNFENCED) for one in others)):
         whom = "to the sinks that lack it" if several else "under other keys"
         reason = f"a batch that is run again may give other rows {whom}: {'; '.join(unsure)}"
         return Link(link="engine", name=name, reason=reason, checkpointed=True, doubles=True)
@@ -308,6 +313,6 @@ def _sink(name: str, writes: str) -> Link:
         name=name,
         reason=_SINKS[writes],
         writes=writes,
-        doubles=writes == NEITHER,
+        doubles=writes in (NEITHER, IDEMPOTENT_UNFENCED),
         repeats=writes == WRITE_AHEAD_LOG,
     )

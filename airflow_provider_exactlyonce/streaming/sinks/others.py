@@ -137,13 +137,15 @@ class OtherSinks:
         :raises BatchFailedError: when one does not answer
         """
         invariant(self._claimed or not self._committers, "no batch is attempted before the sinks' claim has succeeded")
-        self._attempted = attempted = _Attempted(batch=batch, commit=commit)
+        # A job without a task answers nothing: then these are its answers.
+        nothing = dict.fromkeys(self._committers, OtherSink(rows=0, digest=0))
+        self._attempted = attempted = _Attempted(batch=batch, commit=commit, sums=nothing)
         for name, committer in self._committers.items():
             if self._has(name, commit):
                 self._check_same_input(name)
                 continue
             attempt = SinkAttempt(name=uuid.uuid4().hex, pipeline=self._pipeline, commit=commit, run=self._run)
-            attempted.writing[name] = attempt
+            attempted.writing[name], attempted.told[name] = attempt, []
             with _answering(name, f"beginning commit {commit}"):
                 committer.begin(attempt)
 
@@ -287,7 +289,7 @@ class OtherSinks:
 
     def _entry(self, name: str) -> SinkEntry:
         attempted = self._open()
-        given = attempted.sums.get(name, OtherSink(rows=0, digest=0))
+        given = attempted.sums[name]
         return SinkEntry(
             commit=attempted.commit,
             run=self._run,

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from typing_extensions import override
 
 from airflow_provider_exactlyonce import failpoints
@@ -140,6 +141,7 @@ class PostgresCommitter(SinkCommitter):
     @override
     def commit(self, entry: SinkEntry) -> None:
         connection = self._connection
+        invariant(connection.info.transaction_status is not TransactionStatus.IDLE, "commit follows pre-commit")
         try:
             connection.execute(
                 f"INSERT INTO {staging.SCHEMA}.commits (pipeline, sink, number, entry) VALUES (%s, %s, %s, %s)",

@@ -191,7 +191,8 @@ def drop_stages(connection: psycopg.Connection[Any], key: Key, run: int) -> Sequ
     ).fetchall()
     kept = []
     for (name,) in rows:
-        if int(name.removeprefix(prefix).partition("_")[0]) > run:
+        made_by = name.removeprefix(prefix).partition("_")[0]
+        if not made_by.isdecimal() or int(made_by) > run:  # a name that is none of ours is somebody else's
             continue
         try:
             with connection.transaction():

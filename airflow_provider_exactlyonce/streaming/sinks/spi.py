@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 #: How a sink's writes are made exact, in the literature's words. A write-ahead log is exact if its target can be asked
-#: for what it has, and delivers at least once otherwise.
+#: for what it has, and delivers at least once otherwise. Idempotent writes are exact if they are fenced: one that comes
+#: late, out of an attempt that was given up, must not undo a newer one. The commit's number is the fencing token.
 TWO_PHASE_COMMIT: Final = "two-phase commit"
 WRITE_AHEAD_LOG: Final = "write-ahead log"
 WRITE_AHEAD_LOG_ASKED: Final = "write-ahead log, target asked"
 IDEMPOTENT: Final = "idempotent"
+IDEMPOTENT_UNFENCED: Final = "idempotent, unfenced"
 NEITHER: Final = "neither"
 
 

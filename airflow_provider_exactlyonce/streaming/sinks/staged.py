@@ -132,7 +132,7 @@ class StagedCommitter(SinkCommitter):
         with self._answering():
             self.take_over(run)
         for folder in self._folder.glob("*"):
-            if int(folder.name) <= run:
+            if folder.name.isdecimal() and int(folder.name) <= run:  # else somebody else made it
                 shutil.rmtree(folder, ignore_errors=True)
         self._run = run
         return self.tail()

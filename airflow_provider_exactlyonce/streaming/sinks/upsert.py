@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming.sinks.spi import IDEMPOTENT, Sink, SinkCommitter, SinkContext
+from airflow_provider_exactlyonce.streaming.sinks.spi import (
+    IDEMPOTENT,
+    IDEMPOTENT_UNFENCED,
+    Sink,
+    SinkCommitter,
+    SinkContext,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -17,18 +23,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class UpsertSink(Sink):
-    """Writes each row over the one with its key: effectively once, not exactly.
+    """Writes each row over the one with its key: effectively once with a ``commit_column``, at least once without.
 
     Tasks write straight into the table. A batch that is attempted again writes the same rows over themselves, so that
     after its commit the table is what it would be had it run once. Until then readers may see a part of a batch, and
     what an attempt has written that is repeated. Several rows of one key should not be in one batch: within a task the
     last one stays, between tasks any.
 
+    Nothing holds a task back that was frozen in an attempt of long ago. With a ``commit_column`` it changes nothing;
+    without one its old rows replace the newer ones, and stay.
+
     :param url: SQLAlchemy's, of the database; it may hold a password, and is never shown
     :param table: ``table`` or ``schema.table``, which must exist
     :param key: columns under a primary key or unique constraint
-    :param commit_column: an integer column of the table that gets the number of the commit; with it a task of an older
-        attempt that comes late never overwrites what a newer commit has written
+    :param commit_column: an integer column of the table that gets the number of the commit: a row is replaced by none
+        of an older commit. Rows in which it is null are older than all. ``exactly_once`` needs it
     :raises RefusedError: when there is no key
     """
 
@@ -45,7 +54,7 @@ class UpsertSink(Sink):
     @property
     @override
     def guarantee(self) -> str:
-        return IDEMPOTENT
+        return IDEMPOTENT_UNFENCED if self.commit_column is None else IDEMPOTENT
 
     @property
     @override

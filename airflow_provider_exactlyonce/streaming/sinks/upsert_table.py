@@ -138,13 +138,13 @@ def statements(
         insert = (postgresql if dialect == "postgresql" else sqlite).insert(table)
         if not updated:
             return [insert.on_conflict_do_nothing(index_elements=list(key))]
-        newer = None if commit_column is None else table.c[commit_column] <= insert.excluded[commit_column]
+        newer = None if commit_column is None else _commit_of(table, commit_column) <= insert.excluded[commit_column]
         set_ = {name: insert.excluded[name] for name in updated}
         return [insert.on_conflict_do_update(index_elements=list(key), set_=set_, where=newer)]
     if dialect in ("mysql", "mariadb") and updated:
         return [_on_duplicate(table, updated, commit_column)]
     same = sa.and_(*[table.c[name] == sa.bindparam(f"key_{name}") for name in key])
-    older = sa.true() if commit_column is None else table.c[commit_column] <= sa.bindparam("key_commit")
+    older = sa.true() if commit_column is None else _commit_of(table, commit_column) <= sa.bindparam("key_commit")
     given = sa.select(*[sa.bindparam(name, type_=table.c[name].type).label(name) for name in columns])
     lacking = given.where(~sa.exists(sa.select(sa.literal(1)).select_from(table).where(same)))
     return [table.delete().where(same, older), table.insert().from_select(list(columns), lacking)]
@@ -165,11 +165,16 @@ def parameters(
     return [{**row, **{f"key_{name}": row[name] for name in key}, **more} for row in last.values()]
 
 
+def _commit_of(table: sa.Table, commit_column: str) -> Any:
+    """Return by which commit a row was written: one from before the table had the column by none."""
+    return sa.func.coalesce(table.c[commit_column], sa.literal_column("0"))
+
+
 def _on_duplicate(table: sa.Table, updated: Sequence[str], commit_column: str | None) -> Any:
     insert = mysql.insert(table)
     if commit_column is None:
         return insert.on_duplicate_key_update({name: insert.inserted[name] for name in updated})
-    newer = table.c[commit_column] <= insert.inserted[commit_column]
+    newer = _commit_of(table, commit_column) <= insert.inserted[commit_column]
     # MySQL assigns in turn: the column that is compared comes last.
     ordered = [name for name in updated if name != commit_column] + [commit_column]
     return insert.on_duplicate_key_update(

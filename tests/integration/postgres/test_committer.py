@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
     CommitUnknownError,
@@ -20,6 +21,8 @@ from airflow_provider_exactlyonce.exceptions import (
     RecordRefusedError,
     RefusedError,
 )
+from airflow_provider_exactlyonce.ledger.records import OtherSink
+from airflow_provider_exactlyonce.streaming.batch import Batch
 from airflow_provider_exactlyonce.streaming.sinks import postgres_staging as staging
 from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
 from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
@@ -298,6 +301,46 @@ def test_a_connection_lost_in_commit_is_resolved_under_the_lock(case: Case) -> N
     asking.join()
     assert asked == [entry(1, 1, 4)]
     assert case.rows() == ROWS
+
+
+def test_a_superseded_run_can_not_note_a_batch_for_which_spark_has_run_no_task(case: Case) -> None:
+    old = case.open(1)
+    others = OtherSinks(PIPELINE, {"table": old})
+    others.claim(1, None, 1)
+    batch = Batch(
+        lineage="l",
+        number=0,
+        offsets=parse_offsets('v1\n{"batchWatermarkMs": 0, "batchTimestampMs": 0}\n{}'),
+        source={},
+        source_topic_ids={},
+    )
+    others.begin(batch, 1)
+    new = case.open(2)
+
+    def finish() -> None:
+        others.pre_commit()
+        others.commit()
+
+    with pytest.raises(FencedError, match=r"run 1 of .* is superseded by run 2"):
+        finish()
+    assert new.tail() is None
+    again = OtherSinks(PIPELINE, {"table": new})
+    again.claim(2, None, 1)
+    again.begin(batch, 1)
+    again.pre_commit()
+    again.commit()
+    assert again.sums == {"table": OtherSink(rows=0, digest=0)}
+    assert new.tail() == SinkEntry(commit=1, run=2, lineage="l", batch=0, source={}, rows=0, digest=0)
+
+
+def test_a_table_that_is_named_like_a_stage_and_is_somebody_elses_stays(case: Case) -> None:
+    committer = case.open(1)
+    case.stage(committer, 1, 1, ROWS)
+    [ours] = case.stages()
+    theirs = f"{ours.rsplit('_', 2)[0]}_backup"
+    case.sql(f"CREATE TABLE exactlyonce.{theirs} (id bigint)")
+    committer.claim(1)
+    assert case.stages() == [theirs]
 
 
 def test_a_connection_lost_before_commit_is_resolved_as_not_committed(case: Case) -> None:

@@ -18,7 +18,14 @@ from airflow_provider_exactlyonce.streaming import KafkaSource, pipeline
 from airflow_provider_exactlyonce.streaming.sinks import upsert_table
 from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
 from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
-from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkAttempt, SinkContext, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.spi import (
+    IDEMPOTENT,
+    IDEMPOTENT_UNFENCED,
+    Sink,
+    SinkAttempt,
+    SinkContext,
+    SinkEntry,
+)
 from airflow_provider_exactlyonce.streaming.sinks.upsert import UpsertSink
 
 CONTEXT = SinkContext(pipeline="p", home=Path("/nowhere"))
@@ -170,6 +177,40 @@ def test_a_commit_column_has_the_commits_of_one_pipeline(engine: sa.Engine) -> N
     second.claim(2)
     with pytest.raises(RefusedError, match="has the commits of sink s of pipeline q"):
         first.claim(4)
+
+
+@pytest.mark.parametrize("commit_column", [None, "commit"])
+def test_a_frozen_writer_of_an_older_run_that_goes_on_after_a_newer_commit_undoes_it_only_if_it_is_not_fenced(
+    engine: sa.Engine, commit_column: str | None
+) -> None:
+    url = engine.url.render_as_string(hide_password=False)
+    sink = UpsertSink(name="s", url=url, table="rows", key="k", commit_column=commit_column)
+    old, new = sink.open(CONTEXT), sink.open(CONTEXT)
+    old.claim(1)
+    attempt = SinkAttempt(name="frozen", pipeline="p", commit=1, run=1)
+    old.begin(attempt)
+    frozen = old.open_writer()(attempt, 0)
+    assert new.claim(2) is None
+    for commit, value in ((1, 10), (2, 20)):
+        write(new, [("a", value)], commit=commit, run=2)
+        new.commit(entry(commit, 2))
+    frozen.write(pa.RecordBatch.from_pydict({"k": ["a"], "v": pa.array([10], pa.int32())}))
+    frozen.finish()
+    frozen.close()
+    with pytest.raises(FencedError):
+        old.commit(entry(1))
+    [(_, value, _)] = rows(engine)
+    assert (value, sink.guarantee) == ((10, IDEMPOTENT_UNFENCED) if commit_column is None else (20, IDEMPOTENT))
+
+
+def test_rows_from_before_the_table_had_a_commit_column_are_older_than_all(engine: sa.Engine) -> None:
+    url = engine.url.render_as_string(hide_password=False)
+    for commit, commit_column in ((1, None), (2, "commit")):
+        sink = UpsertSink(name="s", url=url, table="rows", key="k", commit_column=commit_column)
+        committer = sink.open(CONTEXT)
+        committer.claim(commit)
+        write(committer, [("a", commit)], commit=commit)
+    assert rows(engine) == [("a", 2, 2)]
 
 
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from airflow_provider_exactlyonce.streaming import (
 from airflow_provider_exactlyonce.streaming.guarantees import Plan
 from airflow_provider_exactlyonce.streaming.sinks import spi
 from airflow_provider_exactlyonce.streaming.sinks.spi import Sink
+from airflow_provider_exactlyonce.streaming.sinks.upsert import UpsertSink
 
 EVENTS = KafkaSource("in", schema="id BIGINT NOT NULL, v DOUBLE")
 
@@ -76,6 +77,7 @@ def test_kafka_to_kafka_is_exactly_once(spark: Any) -> None:
 TABLE = {
     spi.NEITHER: ("at_most_once", "at_least_once"),
     spi.IDEMPOTENT: ("at_most_once", "exactly_once"),
+    spi.IDEMPOTENT_UNFENCED: ("at_most_once", "at_least_once"),
     spi.WRITE_AHEAD_LOG: ("none", "at_least_once"),
     spi.WRITE_AHEAD_LOG_ASKED: ("at_most_once", "exactly_once"),
     spi.TWO_PHASE_COMMIT: ("at_most_once", "exactly_once"),
@@ -95,6 +97,16 @@ def test_each_pair_of_source_and_sink_gives_what_the_table_says(spark: Any, writ
         with pytest.raises(RefusedError, match="sink s") as refused:
             again.check()
         assert writes in str(refused.value) and "kafka in" in str(refused.value), "the refusal shows the table"
+
+
+def test_an_upsert_is_exactly_once_only_if_its_writers_are_fenced_by_the_commits_number(spark: Any) -> None:
+    upsert = UpsertSink(name="totals", url="sqlite://", table="totals", key="id")
+    without, fenced = plan(spark, sink=upsert), plan(spark, sink=replace(upsert, commit_column="commit"))
+    assert (without.gives, fenced.gives) == ("at_least_once", "exactly_once")
+    fenced.check()
+    with pytest.raises(RefusedError, match=r"sink totals: a task of an older attempt .* name a commit_column"):
+        without.check()
+    plan(spark, sink=upsert, guarantee="at_least_once").check()
 
 
 def test_a_source_that_is_lost_beside_a_sink_that_doubles_leaves_no_guarantee(spark: Any) -> None:
@@ -118,7 +130,7 @@ def test_where_nothing_is_read_again_a_batch_that_would_be_doubled_is_attempted_
         for writes in TABLE
     }
     assert {writes: [one.attempts(3) for one in plans] for writes, plans in attempts.items()} == {
-        writes: [1 if writes == spi.NEITHER else 3, 3] for writes in TABLE
+        writes: [1 if writes in (spi.NEITHER, spi.IDEMPOTENT_UNFENCED) else 3, 3] for writes in TABLE
     }
     mine = plan(spark, with_socket(spark), source={}, guarantee="at_least_once", allow_weaker=True)
     assert (mine.gives, mine.attempts(3)) == ("at_most_once", 1), "so is Spark's own Kafka sink"

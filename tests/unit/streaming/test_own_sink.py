@@ -12,7 +12,19 @@ from typing import Any
 from pyspark.sql.types import DoubleType, LongType, StructType
 
 from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 from dags.jobs.own_sink import SqliteSink
+
+
+def test_what_others_have_put_into_the_staging_folder_stops_no_claim_and_stays(tmp_path: Path) -> None:
+    sink = TestSqliteSink().make_sink(tmp_path)
+    staging = tmp_path / "home" / "sinks" / "table" / "staging"
+    for name in ("lost+found", "1", "2"):
+        (staging / name).mkdir(parents=True)
+    (staging / ".nfs0001").touch()
+    with closing(sink.open(SinkContext(pipeline="p", home=tmp_path / "home"))) as committer:
+        assert committer.claim(1) is None
+    assert {path.name for path in staging.iterdir()} == {"lost+found", ".nfs0001", "2"}
 
 
 class TestSqliteSink(SinkConformance):

@@ -24,8 +24,6 @@ from airflow_provider_exactlyonce.ledger.records import backfill_pipeline
 from tests.conftest import MakeTopic
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(autouse=True)
 def cluster(kafka_config: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

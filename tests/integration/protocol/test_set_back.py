@@ -26,8 +26,6 @@ from airflow_provider_exactlyonce.streaming.sinks import others
 from dags.jobs.own_sink import SqliteSink
 from tests.integration.protocol.alone import Alone, offsets_text
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def alone(tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str]) -> Alone:

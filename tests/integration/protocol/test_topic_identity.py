@@ -25,8 +25,6 @@ from airflow_provider_exactlyonce.streaming.backfill_steps import Done
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
 from tests.integration.protocol.alone import Alone, Frame
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def alone(tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str]) -> Alone:

@@ -297,7 +297,6 @@ def source_of(case: Case, first: int, last: int) -> dict[str, dict[str, list[int
     }
 
 
-@pytest.mark.timeout(300)
 def test_what_a_killed_backfill_has_written_is_not_repeated_under_other_words_or_from_a_lost_home(
     windowed: Case, make_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,7 +323,6 @@ def test_what_a_killed_backfill_has_written_is_not_repeated_under_other_words_or
     assert rows(case, other) == delivered(case, first, newest)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "lost",
     ["commits", *(pytest.param(one, marks=pytest.mark.slow) for one in ("torn", "steps", "lineage", "older copy"))],
@@ -364,7 +362,6 @@ def test_a_backfill_whose_files_a_host_has_lost_goes_on_and_has_each_row_once(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_range_that_the_pipeline_reads_while_its_backfill_is_dead_is_cut_as_it_was(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,7 +390,6 @@ def places(case: Case) -> list[tuple[str, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_backfill_is_refused_when_its_ledger_or_its_topic_has_lost_what_was_written(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,7 +418,6 @@ def told(case: Case, **asked: Any) -> str:
     return error.message if error is not None else ""
 
 
-@pytest.mark.timeout(300)
 def test_a_backfill_that_dies_at_every_step_goes_on_and_has_each_row_once(
     windowed: Case, make_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,8 +24,6 @@ from dags.jobs.own_sink import SqliteSink
 from tests.integration.restore.harness import Bench, Case
 from tests.integration.restore.shapes import Shape
 
-pytestmark = pytest.mark.timeout(180)
-
 SALT = {"salt": 0}
 
 

@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import DataLostError
 from tests.integration.streaming.harness import World, check_counts, end_offsets
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow]
 
 
 def test_a_number_of_commits_is_made_once_over_a_crash_and_a_repetition(world: World) -> None:

@@ -18,7 +18,6 @@ _AWAY_SECONDS = 25
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_cluster_that_is_away_is_one_line_a_minute_and_the_driver_goes_on(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path / "broker") as broker:
         config = {"bootstrap.servers": broker.bootstrap_servers}

@@ -17,7 +17,7 @@ s3fs = pytest.importorskip("s3fs")
 moto_server = pytest.importorskip("moto.server")
 
 # Their clients have deprecations of their own.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 
 @pytest.fixture(scope="module")

@@ -335,10 +335,7 @@ def test_a_target_goes_to_the_driver_under_a_name_that_all_tries_share(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"until": "tomorrow"}, "until='tomorrow': one of available, forever, commits:N"),
-        ({"until": Commits(0)}, "until='commits:0': one of"),
         ({"application": "jobs/none.py"}, r"application='jobs/none\.py' is not there, looked up from"),
-        ({"checkpoint": "s3://bucket/home"}, "homes are local paths"),
         ({"conf": {"spark.task.maxFailures": 4}}, r"spark\.task\.maxFailures is '4'; it must be '1'"),
     ],
 )
@@ -348,6 +345,21 @@ def test_what_can_not_be_is_refused_before_anything_starts(
     with pytest.raises(RefusedError, match=message):
         execute(operator(tmp_path, "exit=1", **options))
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"until": "tomorrow"}, "until='tomorrow': one of available, forever, commits:N"),
+        ({"until": Commits(0)}, "until='commits:0': one of"),
+        ({"checkpoint": "s3://bucket/home"}, "homes are local paths"),
+    ],
+)
+def test_a_literal_that_can_not_be_is_refused_when_the_dag_is_parsed(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        operator(tmp_path, "exit=1", **options)
 
 
 def test_a_relative_application_lies_beside_the_file_of_its_dag(

@@ -233,6 +233,13 @@ def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
         "committed": _time(commit.committed) if commit else None,
         "watermark": _time(commit.watermark) if commit and commit.watermark else None,
         "lag": newest.lag if newest else None,
+        "rows_of_run": newest.rows_by_sink if newest else None,
+        "records_of_run": newest.records if newest else None,
+        "late_rows": commit.late_total if commit and commit.late is not None else None,
+        "late_in_last_commit": [
+            f"operator {one.operator} ({one.name}): {one.rows} rows behind {_time(one.watermark)}"
+            for one in (commit.late if commit and commit.late else ())
+        ],
         "undelivered": newest.undelivered if newest and newest.undelivered else None,
         "guarantee": claim.guarantee if claim else None,
         "weaker_because": newest.weaker if newest else None,

@@ -115,6 +115,10 @@ class StateValueError(DataError):
     """A value does not fit the type that a state, or a function's output, declares."""
 
 
+class LateRowsError(DataError):
+    """A batch has rows behind the watermark, and the pipeline is to stop at them."""
+
+
 class RecordTooLargeError(DataError):
     """A record is above what its topic accepts."""
 

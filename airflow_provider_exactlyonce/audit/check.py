@@ -111,6 +111,8 @@ class _Audit:
             foreign_rows=totals.foreign_rows,
             untold=ledger.untold,
             lost=dict(sorted(ledger.lost.items())),
+            records=None if ledger.uncounted else ledger.records,
+            late_rows=ledger.late_rows,
             backfills=number,
             backfilled_rows=backfilled_rows,
             violations=dict(sorted(self._findings.counts.items())),

@@ -72,6 +72,8 @@ def told(report: Report) -> str:
         (report.expired_ranges, "ranges were removed by the topic's retention"),
         (report.compacted_ranges, "ranges have lost rows to compaction and are not compared"),
         (report.foreign_rows, "rows of other producers were passed over"),
+        (report.records, "source records were read, each once"),
+        (report.late_rows, "rows were behind the watermark, and operators have left them out"),
         (report.untold, "commits gave less than exactly once: where their rows are is not known, and not judged"),
     ):
         if count:

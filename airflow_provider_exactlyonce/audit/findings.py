@@ -14,7 +14,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "I1": "a committed batch's rows are readable exactly once",
     "I2": "no row is readable that isn't in a commit",
     "I3": "a batch's rows are readable together",
-    "I4": "commits are gapless, and their source ranges tile the source",
+    "I4": "commits are gapless, their source ranges tile the source, and what they count fits them",
     "I5": "one run commits at any time",
     "I6": "no open transaction holds back readers",
     "I7": "the ledger and the sink's data agree",
@@ -88,6 +88,8 @@ class Report:
     :param foreign_rows: readable rows of other producers, which were allowed
     :param untold: commits that gave less than exactly once and do not tell where their rows are: not judged
     :param lost: {commit: its source ranges} whose rows may be lost, as the ledger says; only at most once
+    :param records: source records that all commits of the ledger have read, None when some don't say
+    :param late_rows: rows behind the watermark that operators have left out in them
     :param backfills: backfills of the pipeline whose output was judged, too
     :param backfilled_rows: rows of them that were read and agree, in whatever topic; none of them is in ``rows``
     :param violations: how many of each invariant
@@ -109,6 +111,8 @@ class Report:
     violations: Mapping[str, int]
     found: tuple[Violation, ...]
     seconds: float
+    records: int | None = None
+    late_rows: int = 0
 
     @property
     def is_clean(self) -> bool:

@@ -19,6 +19,9 @@ class LedgerCheck:
     :param oldest: the oldest commit that retention has kept; what is older is not judged
     :param report: told of each violation
     :ivar untold: commits with less than exactly once that do not tell where their rows are
+    :ivar records: source records that commits have read, as far as they say
+    :ivar uncounted: commits that don't say
+    :ivar late_rows: rows behind the watermark that operators have left out
     :ivar lost: {commit: its source ranges} of those whose rows may be lost, as the ledger has it
     """
 
@@ -30,6 +33,9 @@ class LedgerCheck:
         self.sink_ends: dict[Place, int] = {}
         self.first = 0
         self.untold = 0
+        self.records = 0
+        self.uncounted = 0
+        self.late_rows = 0
         self.lost: dict[int, SourceRanges] = {}
         self._report = report
         self._before: CommitRecord | None = None
@@ -70,6 +76,7 @@ class LedgerCheck:
         if record.reemits_from is not None:  # somebody wanted the output again: the source is read again on purpose
             self._source_ends.clear()
         self._check_source(record, self._source_ends.setdefault(record.backfill, {}))
+        self._check_counts(record)
         self._check_sink(record)
         self.first = self.first or record.commit
         self.producer_ids.add(record.producer_id)
@@ -137,6 +144,29 @@ class LedgerCheck:
                     self._say("I4", record.commit, f"the source range ends at {end}, before its start {start}", place)
                 ends[place] = end
 
+    def _check_counts(self, record: CommitRecord) -> None:
+        """Check that what was read, and what was left out of it, fits the source ranges and the commit before."""
+        offsets = sum(end - start for ranges in record.source.values() for start, end in ranges.values())
+        if record.records is None:
+            self.uncounted += 1
+        else:
+            self.records += record.records
+            if not 0 <= record.records <= offsets:
+                said = f"it says {record.records} records were read, and its source ranges have {offsets} offsets"
+                self._say("I4", record.commit, said)
+        for one in record.late or ():
+            if one.rows <= 0:
+                self._say("I4", record.commit, f"operator {one.operator} can't have left out {one.rows} rows")
+        late = record.late_rows or 0
+        self.late_rows += late
+        if record.late is not None and self._before is not None and record.late_total != self._before.late_total + late:
+            self._say(
+                "I4",
+                record.commit,
+                f"it says {record.late_total} late rows up to here, {late} of them its own, and commit "
+                f"{self._before.commit} says {self._before.late_total}",
+            )
+
     def _check_sink(self, record: CommitRecord) -> None:
         if record.is_untold:
             self.untold += 1
@@ -155,6 +185,11 @@ class LedgerCheck:
                     said = f"the range {written.first} to {written.last} overlaps an earlier commit's"
                     self._say("I1", record.commit, said, place, written.first)
                 self.sink_ends[place] = max(written.last + 1, self.sink_ends.get(place, 0))
+        if record.late_topic is not None:
+            rows, _ = sums.pop(record.late_topic, (0, 0))
+            if rows != (record.late_rows or 0):
+                said = f"it has left out {record.late_rows} late rows, and {rows} were written to {record.late_topic}"
+                self._say("I4", record.commit, said)
         rows, digest = (sum(one) for one in zip(*sums.values(), strict=True)) if sums else (0, 0)
         # One of the topics may be the one for bad records, which rows and digest leave out.
         bad = [one for one in sums.values() if one[0] == record.bad_records] if record.bad_records else [(0, 0)]

@@ -39,6 +39,8 @@ def sentence(status: Status) -> str:
         f"{status.rows_per_second:,.0f} rows/s",
         f"lag {lag}",
     ]
+    if status.late_rows:
+        parts.append(f"{status.late_rows:,} late rows left out")
     if status.watermark:
         parts.append(f"watermark {datetime.fromtimestamp(status.watermark / 1000, UTC).isoformat()}")
     end = "" if status.state is DriverState.RUNNING else f" ({status.state.value})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,10 @@ class Restart(Rewritten):
     :param commit: the last commit that it had reported
     :param cause: why it died, in a sentence
     :param exit_code: its exit code, negative for a signal, None when nobody saw it
-    :param rows: rows that its run had committed
+    :param rows: rows that its run had committed to the primary sink
+    :param rows_by_sink: {sink: rows that its run had committed}
+    :param records: source records that its run's batches had read
+    :param late_rows: rows behind the watermark that its run had left out
     :param died: seconds since the epoch when the supervisor saw it
     :param due: seconds since the epoch when the next driver is to be started
     :param relaunched: seconds since the epoch when the next driver's process was started, None before
@@ -39,6 +42,9 @@ class Restart(Rewritten):
     exit_code: int | None
     died: float
     rows: int = 0
+    rows_by_sink: dict[str, int] = field(default_factory=dict)
+    records: int = 0
+    late_rows: int = 0
     due: float = 0.0
     relaunched: float | None = None
 

@@ -102,8 +102,13 @@ class Status:
     :param commit: number of the pipeline's last commit, 0 for none
     :param batch: Spark's id of the last committed batch, -1 for none
     :param commits_of_run: batches that this run has committed
-    :param rows: rows that this run has committed to the sink
-    :param rows_per_second: rows of the last batch by its duration
+    :param rows: rows that this run has committed to its primary sink: the Kafka sink, or without it the first declared
+    :param rows_by_sink: {sink: rows that this run has committed to it}, the primary one first; ``Kafka`` is the Kafka
+        sink
+    :param records: source records that the run's batches have read, each once, bad ones included
+    :param late_rows: rows behind the watermark that operators have left out in this run
+    :param late_total: rows behind the watermark that operators have left out in all runs, as far as the ledger knows
+    :param rows_per_second: of the primary sink in the last batch, by the batch's duration
     :param lag: source records that are available and not committed, None while unknown
     :param watermark: event-time watermark of the last batch, milliseconds since the epoch, 0 for none
     :param committed: when the last commit was made, seconds since the epoch, None while there is none
@@ -126,6 +131,10 @@ class Status:
     batch: int = -1
     commits_of_run: int = 0
     rows: int = 0
+    rows_by_sink: dict[str, int] = field(default_factory=dict)
+    records: int = 0
+    late_rows: int = 0
+    late_total: int = 0
     rows_per_second: float = 0.0
     lag: int | None = None
     watermark: int = 0

@@ -18,6 +18,7 @@ _CHECKS: Final[Sequence[Callable[[Facts], Iterator[Finding]]]] = (
     home.fits,
     ledger.is_consistent,
     ledger.keeps_its_records,
+    ledger.leaves_out_late_rows,
     driver.is_alone,
     driver.holds_no_stale_lease,
     checkpoint.is_whole,

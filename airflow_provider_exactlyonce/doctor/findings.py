@@ -90,6 +90,7 @@ KINDS: Final[Mapping[str, Severity]] = {
     "another-cluster": _ERROR,
     "ledger-contradicts-itself": _ERROR,
     "ledger-settings": _ERROR,
+    "late-rows": _INFO,
     # driver
     "two-drivers": _ERROR,
     "silent-driver": _ERROR,

@@ -6,6 +6,7 @@ client is asked for inside functions only: without Airflow's OpenLineage provide
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -79,13 +80,26 @@ def lineage_of(bootstrap_servers: str, known: Committed | None) -> Lineage:
         version=last.version,
         watermark=last.watermark or None,
         commits=_span(commits),
-        rows=sum(record.rows_of_all_sinks for record in commits),
+        rows=sum(record.primary_rows for record in commits),
+        rows_by_sink=dict(sum((Counter(record.rows_by_sink) for record in commits), Counter())),
+        records=_sum(record.records for record in commits),
+        late_rows=_sum(record.late_rows for record in commits),
     )
     return OperatorLineage(
         inputs=_inputs(namespace, last, commits),
         outputs=_outputs(namespace, last, commits),
         run_facets={_PIPELINE_FACET: pipeline},
     )
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """Return the sum, None when a part of it is unknown."""
+    total = 0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total
 
 
 def _inputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]) -> list[InputDataset]:

@@ -40,7 +40,12 @@ METRICS: Final[Mapping[str, str]] = {
     "restarts_per_hour": "drivers that died within the last hour and were to be started again",
     "commits_total": "number of the last commit; it only grows, over all runs",
     "runs_total": "number of the run; it grows with every start of a driver",
-    "rows_of_run": "rows that this run has committed to the sink; it begins at 0 with each run",
+    "rows_of_run": "rows that this run has committed to its primary sink, the Kafka sink or else the first declared; "
+    "it begins at 0 with each run, as the next three",
+    "rows_of_run_for_sink": "the same of each sink, by the further tag `sink`; only with several",
+    "records_of_run": "source records that this run's batches have read, each once, bad ones included",
+    "late_rows_of_run": "rows behind the watermark that operators have left out",
+    "late_rows_total": "the same over all runs, as the ledger has it",
     "guarantee_weaker": "1 while a pipeline runs that can't have the guarantee it declares (`allow_weaker`), else 0",
     "state_rows": "rows of state: values, elements and entries of keys; only with state, as the next two",
     "state_bytes": "state on the executors' disks, or in memory with the hashmap backend",
@@ -65,6 +70,9 @@ class Reporter:
             if status is not None:
                 for name, value in measure(self._home, state, status, time.time()).items():
                     _send(name, status.pipeline, value)
+                if len(status.rows_by_sink) > 1:
+                    for sink, rows in status.rows_by_sink.items():
+                        _send("rows_of_run_for_sink", status.pipeline, rows, sink)
         except Exception:
             _log.warning("the metrics of %s could not be sent", self._home.path, exc_info=True)
 
@@ -93,6 +101,9 @@ def measure(home: Home, state: PipelineState, status: Status, now: float) -> Map
         "commits_total": status.commit,
         "runs_total": status.run,
         "rows_of_run": status.rows,
+        "records_of_run": status.records,
+        "late_rows_of_run": status.late_rows,
+        "late_rows_total": status.late_total,
         "guarantee_weaker": float(status.weaker is not None),
         **_state(status),
     }
@@ -132,10 +143,11 @@ def reporting(home: Home) -> Iterator[None]:
         thread.join()
 
 
-def _send(name: str, pipeline: str, value: float) -> None:
+def _send(name: str, pipeline: str, value: float, sink: str | None = None) -> None:
     from airflow.sdk import conf
     from airflow.sdk.observability import stats
 
-    stats.gauge(f"{PREFIX}.{name}", value, tags={"pipeline": pipeline})
+    stats.gauge(f"{PREFIX}.{name}", value, tags={"pipeline": pipeline, **({} if sink is None else {"sink": sink})})
     if conf.getboolean("metrics", "legacy_names_on", fallback=True):
-        stats.gauge(f"{PREFIX}.{pipeline.replace('.', '__')}.{name}", value)
+        parts = [pipeline, name] if sink is None else [pipeline, name, sink]
+        stats.gauge(".".join([PREFIX, *(part.replace(".", "__") for part in parts)]), value)

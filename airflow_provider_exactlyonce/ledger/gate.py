@@ -59,6 +59,7 @@ class Verdict:
     :param commit: the pipeline's newest commit, 0 for none
     :param target: what to ask with the next time; a timestamp that could be resolved is offsets now
     :param idle: open because there is nothing to do, and not because the target is met
+    :param late_rows: rows that the pipeline has left out behind its watermark up to that commit, None when unknown
     """
 
     open: bool
@@ -66,6 +67,7 @@ class Verdict:
     commit: int
     target: GateTarget
     idle: bool = False
+    late_rows: int | None = None
 
 
 def check(config: Mapping[str, Any], pipeline: str, target: GateTarget, idle_after: float | None = None) -> Verdict:
@@ -217,6 +219,7 @@ class Gates:
                 commit=newest.commit,
                 target=target,
                 idle=name in idle and not problems,
+                late_rows=None if newest.late is None else newest.late_total,
             )
         return answers
 

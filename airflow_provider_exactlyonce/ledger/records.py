@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -29,6 +29,8 @@ _COMMIT: Final = "commit"
 _BACKFILL: Final = "backfill"
 #: What a pipeline's commits give, unless they say that it is less.
 EXACTLY_ONCE: Final = "exactly_once"
+#: The name of the Kafka sink beside those of the other sinks.
+KAFKA: Final = "Kafka"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,180}(\.backfill)?")
 
 #: {topic: {partition: (start, end)}}, end exclusive
@@ -107,6 +109,23 @@ class OtherSink:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LateRows:
+    """What one of Spark's stateful operators left out of one batch, because it was behind the operator's watermark.
+
+    :param operator: its number; its state is in the checkpoint's ``state/<number>``
+    :param name: Spark's name of it
+    :param rows: rows that would have gone into it. Of an aggregation over another operator with state, groups of them;
+        of windows that overlap, a row counts once for each window that was over
+    :param watermark: milliseconds since the epoch; a row of this time, or a window that ends then, is late
+    """
+
+    operator: int
+    name: str
+    rows: int
+    watermark: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Place:
     """Where the last commit and the last claim before a record are; 0 and -1 stand for none.
 
@@ -150,6 +169,13 @@ class CommitRecord:
     :param result: of the last record of a backfill, which ends it and has no rows: what it gave
     :param guarantee: what the pipeline gave from end to end when it was written. With less than exactly once ``sink``
         may be empty: Spark's own sink does not tell where it writes
+    :param primary: the sink whose rows stand for the pipeline's: :data:`KAFKA`, or without it the first declared one;
+        None in records of releases that did not say
+    :param records: source records that the batch has read, bad ones included and each once; None where that is unknown
+    :param late: of the operators that have left out rows behind their watermark; None where that is unknown
+    :param late_total: rows in ``late`` of this commit and all before it, as far as they are known
+    :param late_topic: where they are, None when they were only counted; in ``sink`` under it, not in ``rows`` or
+        ``digest``
     """
 
     pipeline: str
@@ -179,6 +205,11 @@ class CommitRecord:
     backfill: str | None = None
     result: Mapping[str, Any] | None = None
     guarantee: str = EXACTLY_ONCE
+    primary: str | None = None
+    records: int | None = None
+    late: Sequence[LateRows] | None = None
+    late_total: int = 0
+    late_topic: str | None = None
 
     @property
     def is_untold(self) -> bool:
@@ -186,9 +217,21 @@ class CommitRecord:
         return self.guarantee != EXACTLY_ONCE and not self.sink
 
     @property
-    def rows_of_all_sinks(self) -> int:
-        """Rows that all sinks together were given, diverted ones left out."""
-        return self.rows + sum(of.rows for of in self.others.values())
+    def rows_by_sink(self) -> dict[str, int]:
+        """Rows that each sink was given, the primary one first; diverted ones left out."""
+        others = {name: of.rows for name, of in self.others.items()}
+        has_kafka = self.primary == KAFKA or (self.primary is None and bool(self.rows or self.sink or not others))
+        return {KAFKA: self.rows, **others} if has_kafka else others
+
+    @property
+    def primary_rows(self) -> int:
+        """Rows that the primary sink was given, diverted ones left out."""
+        return next(iter(self.rows_by_sink.values()))
+
+    @property
+    def late_rows(self) -> int | None:
+        """Rows that all operators together have left out, None where that is unknown."""
+        return None if self.late is None else sum(one.rows for one in self.late)
 
     @property
     def kind(self) -> str:
@@ -277,6 +320,8 @@ def encode(record: Record) -> bytes:
             for topic, ranges in record.sink.items()
         }
         body["others"] = {name: (of.rows, f"{of.digest:016x}") for name, of in record.others.items()}
+        if record.late is not None:
+            body["late"] = [vars(one) for one in record.late]
     value = json.dumps(body, separators=(",", ":")).encode()
     if len(value) > RECORD_BYTES_MAXIMUM - _HEADROOM_BYTES:
         raise RefusedError(

@@ -65,10 +65,13 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
     The driver is a process of its own and outlives the worker. The next try of the task, on this host or on another,
     takes over a living driver and replaces a lost one; of one that has done its work meanwhile it returns the result.
 
-    Returns ``pipeline``, ``run``, ``lineage``, ``commit``, ``batch``, ``rows``, ``watermark`` (ISO 8601 or None) and
-    ``restarts``; ``commit`` is what :class:`~airflow_provider_exactlyonce.sensors.commit_gate.CommitGateSensor` waits
-    for, and ``rows`` what the drivers have reported (the ledger counts the batch of a driver that died just after its
-    commit, too).
+    Returns ``pipeline``, ``run``, ``lineage``, ``commit``, ``batch``, ``rows``, ``rows_by_sink``, ``records``,
+    ``late_rows``, ``watermark`` (ISO 8601 or None) and ``restarts``; ``commit`` is what
+    :class:`~airflow_provider_exactlyonce.sensors.commit_gate.CommitGateSensor` waits for. ``rows`` are those that the
+    primary sink was given, which is the Kafka sink, or without one the first that is declared; ``rows_by_sink`` has
+    each sink's, ``records`` counts source records once, and ``late_rows`` what operators have left out behind their
+    watermark. The four are what the drivers have reported (the ledger counts the batch of a driver that died just after
+    its commit, too).
 
     It fails with the driver's own error, one of :mod:`airflow_provider_exactlyonce.exceptions`, whose ``log_tail`` is
     the end of the driver's output.
@@ -457,6 +460,12 @@ class _Stay:
             "commit": last.commit,
             "batch": last.batch,
             "rows": last.rows + sum(one.rows for one in earlier),
+            "rows_by_sink": {
+                name: rows + sum(one.rows_by_sink.get(name, 0) for one in earlier)
+                for name, rows in last.rows_by_sink.items()
+            },
+            "records": last.records + sum(one.records for one in earlier),
+            "late_rows": last.late_rows + sum(one.late_rows for one in earlier),
             "watermark": watermark,
             "restarts": self._supervisor.restarts,
         }

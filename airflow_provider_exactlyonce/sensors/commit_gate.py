@@ -22,8 +22,9 @@ class CommitGateSensor(PollingSensor):
     stable offset of each sink partition has passed what was written up to there. A consumer at read_committed that
     starts afterwards sees all of it. It joins no group and commits nothing.
 
-    Exactly one target is given. Returns ``pipeline``, ``commit`` (the newest one) and ``idle``. A time-out names what
-    is missing and by how much.
+    Exactly one target is given. Returns ``pipeline``, ``commit`` (the newest one), ``idle`` and ``late_rows``: how many
+    rows the pipeline's operators have left out behind their watermark up to that commit, None when that is unknown. A
+    time-out names what is missing and by how much.
 
     .. seealso:: :mod:`airflow_provider_exactlyonce.ledger.gate` for what each target means
 

@@ -38,13 +38,21 @@ from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.recorded import RecordedCommits
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges, backfill_pipeline, ledger_topic
+from airflow_provider_exactlyonce.ledger.records import (
+    KAFKA,
+    CommitRecord,
+    SourceRanges,
+    backfill_pipeline,
+    ledger_topic,
+)
 from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
 from airflow_provider_exactlyonce.streaming import determinism, feedback
 from airflow_provider_exactlyonce.streaming.backfill_batches import BackfillBatches
 from airflow_provider_exactlyonce.streaming.backfill_steps import BackfillSteps
 from airflow_provider_exactlyonce.streaming.driver import Driver, sequencer_endpoint
 from airflow_provider_exactlyonce.streaming.driver_options import DriverOptions
+from airflow_provider_exactlyonce.streaming.executed_batch import ExecutedBatch
+from airflow_provider_exactlyonce.streaming.late_rows import LateRowsPolicy
 from airflow_provider_exactlyonce.streaming.plans import check_sources, tree
 from airflow_provider_exactlyonce.streaming.replay import OneStartPerBatchError
 from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
@@ -74,6 +82,7 @@ class BackfillDriver(Driver):
         self._report.tell(pipeline=backfill_pipeline(pipeline.name))
         self._asked: Final = homes.asked_of(options.home)
         self._sink: Final = _sink(pipeline, self._asked.request)
+        self._late: Final = _late(pipeline, self._sink)
 
     @override
     def _drive(self) -> None:
@@ -156,12 +165,14 @@ class BackfillDriver(Driver):
         sink = KafkaTransaction(
             self._sink,
             run,
-            targets={topic: topics[topic] for topic in self._sink.topics},
+            targets={topic: topics[topic] for topic in self._sink_topics()},
             bad_source_records=bad_source_records if self._sink.diverts else None,
             listener=listener,
             stop_requested=lambda: self._stop_reason() is not None,
             allow_feedback=self._pipeline.allow_feedback,
             mark=begun.name if self._asked.request.kind is Output.REEMIT else None,
+            executed=lambda batch: ExecutedBatch(spark, batch.lineage),
+            late=self._late,
         )
         stream = sink.prepare(result)
         with LedgerReader(config, run.pipeline) as reader:
@@ -282,6 +293,7 @@ class BackfillDriver(Driver):
             before=before,
             backfill=begun.name,
             result=result,
+            late_total=run.tail.commit.late_total if run.tail.commit is not None else 0,
         )
         offset = run.session.write(ledger_topic(run.pipeline), 0, record.key, records.encode(record))
         run.session.commit(lambda: self._stop_reason() is not None)
@@ -344,11 +356,14 @@ class BackfillDriver(Driver):
         return preflight.check_topics(
             run.client,
             sources=self._topics,
-            sinks=self._sink.topics,
+            sinks=self._sink_topics(),
             ledger=ledger_topic(run.pipeline),
             user=self._options.config.get("sasl.username"),
             allow_single_replica=self._options.allow_single_replica,
         )
+
+    def _sink_topics(self) -> list[str]:
+        return [*self._sink.topics, *([self._late.topic] if self._late.topic is not None else [])]
 
     @override
     def _stopped(self, run: Run | None) -> int:
@@ -361,6 +376,10 @@ class BackfillDriver(Driver):
             batch=record.batch,
             commits_of_run=self._report.status.commits_of_run + 1,
             rows=self._report.status.rows + record.rows,
+            rows_by_sink={KAFKA: self._report.status.rows + record.rows},
+            records=self._report.status.records + (record.records or 0),
+            late_rows=self._report.status.late_rows + (record.late_rows or 0),
+            late_total=record.late_total,
             watermark=record.watermark,
         )
 
@@ -400,6 +419,14 @@ def _sink(pipeline: Pipeline, request: BackfillRequest) -> KafkaSink:
     other = replace(sink, offsets_group=None, topic=request.topic, topic_column=None, bad_records_topic=None)
     feedback.check_topics(pipeline.name, other.topics, pipeline.topics_read, allowed=pipeline.allow_feedback)
     return other
+
+
+def _late(pipeline: Pipeline, sink: KafkaSink) -> LateRowsPolicy:
+    """Return what becomes of late rows: those that go to a topic stand beside the backfill's rows."""
+    declared = pipeline.late_rows
+    if declared.topic is None or sink.topic == pipeline.kafka_sink("a backfill").topic:
+        return declared
+    return replace(declared, topic=f"{sink.topic}.late")
 
 
 def _order(result: DataFrame) -> list[str]:

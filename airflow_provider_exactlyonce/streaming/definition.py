@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.ledger.records import SourceRanges, check_pipeline_name
+from airflow_provider_exactlyonce.ledger.records import KAFKA, SourceRanges, check_pipeline_name
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, LedgerRetention
 from airflow_provider_exactlyonce.streaming import feedback, job_process
 from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointConfig, CheckpointingMode
+from airflow_provider_exactlyonce.streaming.late_rows import COUNT_LATE_ROWS, LateRowsPolicy, check_can_be_told
+from airflow_provider_exactlyonce.streaming.late_rows import policy as late_policy
 from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
 from airflow_provider_exactlyonce.streaming.sinks.places import one_place
@@ -55,6 +57,7 @@ class Pipeline:
     :param guarantee: what a reader of the output may rely on
     :param allow_weaker: it runs even if its weakest link can't give that
     :param allow_feedback: it may write to a topic that it reads
+    :param late_rows: what becomes of rows behind the watermark
     """
 
     name: str
@@ -70,6 +73,7 @@ class Pipeline:
     guarantee: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
     allow_weaker: bool = False
     allow_feedback: bool = False
+    late_rows: LateRowsPolicy = COUNT_LATE_ROWS
 
     @property
     def topics_read(self) -> list[str]:
@@ -85,6 +89,12 @@ class Pipeline:
     def sink(self) -> KafkaSink | None:
         """The Kafka sink, None when no sink is Kafka."""
         return None if self.shares.kafka is None else self.shares.kafka.sink
+
+    @property
+    def sink_topics(self) -> list[str]:
+        """The topics that it is known to write before the first row."""
+        topics = self.sink.topics if self.sink is not None else []
+        return [*topics, self.late_rows.topic] if self.late_rows.topic is not None else topics
 
     def kafka_sink(self, what: str) -> KafkaSink:
         """Return the Kafka sink.
@@ -128,6 +138,15 @@ class Pipeline:
                 f"the function of pipeline {self.name} returned {what}; let it return what it makes of its sources"
             )
         return result
+
+    def check(self, result: DataFrame) -> None:
+        """Check that what is declared fits the stream that goes to the sinks.
+
+        :raises RefusedError: when it does not
+        """
+        self.shares.check(result)
+        if self.late_rows.topic is not None:
+            check_can_be_told(result)
 
     def bad_source_records(
         self, spark: SparkSession, config: Mapping[str, str], bad_topic: str | None, ranges: SourceRanges
@@ -216,6 +235,8 @@ def pipeline(
     guarantee: str | None = None,
     allow_weaker: bool = False,
     allow_feedback: bool = False,
+    late_rows: str = "count",
+    late_topic: str | None = None,
 ) -> Callable[[Callable[..., DataFrame]], Pipeline]:
     """Declare a pipeline.
 
@@ -231,6 +252,11 @@ def pipeline(
     :param guarantee: ``exactly_once``, ``at_least_once`` or ``at_most_once``; by default the first
     :param allow_weaker: run even if the weakest link can't give that
     :param allow_feedback: the sink may write to a topic that the pipeline reads, its topic for bad records too
+    :param late_rows: what becomes of rows behind the watermark. ``"count"``: Spark's operators leave them out; the
+        ledger, status, log and metrics say how many. ``"stop"``: a batch that has any is not committed, and the
+        pipeline ends. ``"topic"``: they go to ``late_topic`` in the batch's transaction, as JSON, with the headers
+        ``exactlyonce.origin`` and ``exactlyonce.reason``; refused where an operator's late rows can't be told
+    :param late_topic: None for the Kafka sink's ``<topic>.late``
     :raises RefusedError: when a value can't be
     """
     check_pipeline_name(name)
@@ -245,8 +271,14 @@ def pipeline(
     promised = checkpoint.guarantee(guarantee)
     shares = _shares(name, [sink] if isinstance(sink, KafkaSink | Sink | Share) else sink)
     kafka = shares.kafka.sink if shares.kafka else None
+    policy = late_policy(name, late_rows, late_topic, kafka.topic if kafka else None)
+    if policy.topic is not None and promised is not CheckpointingMode.EXACTLY_ONCE:
+        raise RefusedError(
+            f"late_rows='topic' of pipeline {name} needs guarantee='exactly_once', not {promised.value!r}"
+        )
     read = {one.topic for one in sources.values()}
-    feedback.check_topics(name, kafka.topics if kafka else (), read, allowed=allow_feedback)
+    written = [*(kafka.topics if kafka else ()), *([policy.topic] if policy.topic is not None else ())]
+    feedback.check_topics(name, written, read, allowed=allow_feedback)
     seconds = checkpoint.transaction_timeout_seconds(
         kafka.transaction_timeout_seconds if kafka else KafkaSink.transaction_timeout_seconds,
         KafkaSink.transaction_timeout_seconds,
@@ -267,6 +299,7 @@ def pipeline(
             guarantee=promised,
             allow_weaker=allow_weaker,
             allow_feedback=allow_feedback,
+            late_rows=policy,
         )
 
     return declare
@@ -286,6 +319,8 @@ def _shares(pipeline: str, sinks: Sequence[AnySink]) -> Shares:
     names = [one.sink.name for one in others]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise RefusedError(f"pipeline {pipeline} has two sinks with the name {twice[0]!r}: give each its own")
+    if KAFKA in names:
+        raise RefusedError(f"a sink of pipeline {pipeline} has the name {KAFKA!r}, the Kafka sink's: give it another")
     if "" in names:
         raise RefusedError(f"a sink of pipeline {pipeline} has no name: give it one, which never changes")
     for position, one in enumerate(others):

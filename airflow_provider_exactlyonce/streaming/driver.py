@@ -48,6 +48,7 @@ from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointingMo
 from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.driver_options import DriverOptions, parse_arguments
 from airflow_provider_exactlyonce.streaming.driver_report import DriverReport
+from airflow_provider_exactlyonce.streaming.executed_batch import ExecutedBatch
 from airflow_provider_exactlyonce.streaming.goal import Goal
 from airflow_provider_exactlyonce.streaming.guarantees import Plan
 from airflow_provider_exactlyonce.streaming.replay import (
@@ -224,7 +225,7 @@ class Driver:
         # Whatever can be refused is, before the start of the run fences anybody.
         result = self._result(spark)
         definition, config = self._pipeline.sink, self._options.config
-        self._pipeline.shares.check(result)
+        self._pipeline.check(result)
         unsure = determinism.find(result)
         plan = self._promise(
             guarantees.examine(self._pipeline, result, unsure, dict(spark.sparkContext.getConf().getAll()))
@@ -243,13 +244,15 @@ class Driver:
         sink = SINKS[self._pipeline.mode](
             definition,
             run,
-            targets={topic: topics[topic] for topic in (definition.topics if definition else ())},
+            targets={topic: topics[topic] for topic in self._pipeline.sink_topics},
             bad_source_records=bad_source_records if definition and definition.diverts else None,
             listener=listener,
             stop_requested=lambda: self._stop_reason() is not None,
             shares=self._pipeline.shares,
             others=others,
             allow_feedback=self._pipeline.allow_feedback,
+            executed=lambda batch: ExecutedBatch(spark, batch.lineage),
+            late=self._pipeline.late_rows,
         )
         stream = sink.prepare(result)
         releases.check_start(run.home, run.options.version, run.options.token)  # an upgrade may have begun meanwhile
@@ -451,7 +454,7 @@ class Driver:
         return preflight.check_topics(
             run.client,
             sources=[source.topic for source in self._pipeline.sources.values()],
-            sinks=self._pipeline.sink.topics if self._pipeline.sink else (),
+            sinks=self._pipeline.sink_topics,
             ledger=ledger_topic(self._pipeline.name),
             user=self._options.config.get("sasl.username"),
             allow_single_replica=self._options.allow_single_replica,

@@ -14,6 +14,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
+from airflow_provider_exactlyonce.streaming.late_rows import shown
 
 log = logging.getLogger("exactlyonce")
 
@@ -76,14 +77,21 @@ class DriverReport:
         :param before: an earlier run has made it; nothing was written now
         """
         self._read = record.source
-        rows_per_second = record.rows_of_all_sinks / seconds if seconds > 0 else 0.0
+        rows_per_second = record.primary_rows / seconds if seconds > 0 else 0.0
         lag = self._lag()
         own = 0 if before else 1
+        known = self.status
         self.tell(
             commit=record.commit,
             batch=record.batch,
-            commits_of_run=self.status.commits_of_run + own,
-            rows=self.status.rows + own * record.rows_of_all_sinks,
+            commits_of_run=known.commits_of_run + own,
+            rows=known.rows + own * record.primary_rows,
+            rows_by_sink={
+                name: known.rows_by_sink.get(name, 0) + own * rows for name, rows in record.rows_by_sink.items()
+            },
+            records=known.records + own * (record.records or 0),
+            late_rows=known.late_rows + own * (record.late_rows or 0),
+            late_total=record.late_total,
             rows_per_second=rows_per_second,
             lag=lag,
             watermark=record.watermark,
@@ -91,15 +99,17 @@ class DriverReport:
             progressed=time.time(),
         )
         log.info(
-            "commit %d, batch %d: %s rows in %.2f s (%s rows/s)%s%s",
+            "commit %d, batch %d: %s in %.2f s (%s rows/s)%s%s",
             record.commit,
             record.batch,
-            f"{record.rows_of_all_sinks:,}",
+            _given(record),
             seconds,
             f"{rows_per_second:,.0f}",
             "" if lag is None else f", lag {lag:,}",
             ", was committed before: state rebuilt, nothing written" if before else "",
         )
+        if own and record.late:
+            log.warning("commit %d: rows that were late are left out: %s", record.commit, shown(record.late))
 
     def ended(self, state: DriverState) -> None:
         """Tell an end in order."""
@@ -133,3 +143,13 @@ class DriverReport:
         if not (ends and self._available):
             return None
         return sum(max(0, self._available.get(topic, {}).get(place, end) - end) for topic, place, end in ends)
+
+
+def _given(record: CommitRecord) -> str:
+    """Return what a commit has read and what each sink was given, for a log."""
+    sinks = record.rows_by_sink
+    if len(sinks) > 1:
+        given = ", ".join(f"{rows:,} rows for {name}" for name, rows in sinks.items())
+    else:
+        given = f"{record.primary_rows:,} rows"
+    return given if record.records is None else f"{given} of {record.records:,} records"

@@ -36,6 +36,7 @@ def _explain(given: argparse.Namespace) -> int:
     try:
         with job_file.blamed(given.job, "planning it"):
             result = job.planned(spark)
+            job.check(result)
         plan = guarantees.examine(job, result, determinism.find(result), asked)
     finally:
         spark.stop()

@@ -218,7 +218,7 @@ def examine(pipeline: Pipeline, result: DataFrame, unsure: Sequence[str], asked:
     :raises RefusedError: when its function reads a topic that its sink writes to
     """
     streams = undeclared_streams(result)
-    written = pipeline.sink.topics if pipeline.sink is not None else []
+    written = pipeline.sink_topics
     feedback.check_streams(pipeline.name, written, streams, allowed=pipeline.allow_feedback)
     links = [
         *(_declared(source) for source in pipeline.sources.values()),

@@ -82,7 +82,12 @@ def _said(gate: Gate, answer: Verdict | Exception) -> Look | Exception:
     if isinstance(answer, Exception):
         return answer
     if answer.open:
-        found: dict[str, Any] = {"pipeline": gate.pipeline, "commit": answer.commit, "idle": answer.idle}
+        found: dict[str, Any] = {
+            "pipeline": gate.pipeline,
+            "commit": answer.commit,
+            "idle": answer.idle,
+            "late_rows": answer.late_rows,
+        }
         return Look(found=found)
     missing = f"{gate.pipeline}: {answer.missing}"
     if answer.target != gate.target:

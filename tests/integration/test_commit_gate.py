@@ -252,7 +252,7 @@ def events_of(trigger: CommitGateTrigger) -> list[dict[str, Any]]:
 
 
 def opened(pipeline: HandWrittenPipeline, commit: int, *, idle: bool = False) -> dict[str, Any]:
-    return {"pipeline": pipeline.name, "commit": commit, "idle": idle}
+    return {"pipeline": pipeline.name, "commit": commit, "idle": idle, "late_rows": None}
 
 
 def deferred(sensor: CommitGateSensor) -> TaskDeferred:

@@ -24,3 +24,18 @@ def keeps_its_records(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "ledger-settings", str(error), f"set it to {error.required}, as --fix does", Remedy.LEDGER_SETTINGS
         )
+
+
+def leaves_out_late_rows(facts: Facts) -> Iterator[Finding]:
+    """Tell of rows that were behind the watermark."""
+    newest = facts.tail.commit if facts.tail else None
+    if newest is None or not newest.late_total:
+        return
+    where = "they are only counted" if newest.late_topic is None else f"they go to {newest.late_topic}"
+    in_newest = "".join(f", {one.rows:,} in it by operator {one.operator} ({one.name})" for one in newest.late or ())
+    yield Finding(
+        "late-rows",
+        f"up to commit {newest.commit} operators have left out {newest.late_total:,} rows behind their watermark"
+        f"{in_newest}; {where}",
+        "docs/late-rows.md says what that means; a watermark that waits longer (withWatermark) leaves out fewer",
+    )

@@ -54,11 +54,14 @@ class KafkaAtLeastOnce(KafkaTransaction):
 
     @override
     def write(self, frame: DataFrame) -> None:
-        kept = frame.persist()  # what is counted is what was written, and the plan runs once
+        self._look_at_plan()
+        kept = frame.persist()  # what is counted is what is written, and the plan runs once
         try:
             self._check_named(kept)
-            self._saved(kept, self._bad_of_source())
             self._written = self._summed_up(kept)
+            self._count(kept)
+            self._judge_late_rows()  # before anything can be seen
+            self._saved(kept, self._bad_of_source())
         finally:
             kept.unpersist()
 

@@ -42,11 +42,14 @@ class KafkaAtMostOnce(KafkaAtLeastOnce):
     @override
     def write(self, frame: DataFrame) -> None:
         started_milliseconds = int(time.time() * 1000)
+        self._look_at_plan()
         kept = frame.persist()  # the rows that were counted are those that are written
         try:
             self._check_named(kept)
             bad = self._bad_of_source()
             self._written = self._summed_up(kept)
+            self._count(kept)
+            self._judge_late_rows()
             self._recorded = super().pre_commit(started_milliseconds)
             super().commit()
             self._saved(kept, bad)

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -27,10 +27,12 @@ from airflow_provider_exactlyonce.kafka.compression import Compression
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
 from airflow_provider_exactlyonce.ledger import records
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink, SinkRange, SourceRanges
+from airflow_provider_exactlyonce.ledger.records import KAFKA, CommitRecord, OtherSink, SinkRange, SourceRanges
 from airflow_provider_exactlyonce.ledger.topic_identity import check_sinks, check_sources, known_sources
-from airflow_provider_exactlyonce.streaming import feedback, marked_errors, plans, spark_errors
+from airflow_provider_exactlyonce.streaming import feedback, late_rows, marked_errors, plans, spark_errors
 from airflow_provider_exactlyonce.streaming.batch import Batch
+from airflow_provider_exactlyonce.streaming.executed_batch import BatchCounts, ExecutedBatch
+from airflow_provider_exactlyonce.streaming.late_rows import COUNT_LATE_ROWS, LateRowsPolicy
 from airflow_provider_exactlyonce.streaming.run import Run
 from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, TopicPartition, Written
 from airflow_provider_exactlyonce.streaming.sequencer_client import Address
@@ -87,6 +89,8 @@ class KafkaTransaction(TransactionalSink):
     :param shares: the Kafka sink's share and those of the others, None when Kafka gets the whole result alone
     :param others: the sinks that are not Kafka, None for none
     :param allow_feedback: rows may go to a topic that the batch has read
+    :param executed: looks at the plan of the batch at hand, before it runs; None leaves unknown what was late
+    :param late: what becomes of rows behind the watermark
     :raises RefusedError: when the consumer group for the offsets has members
     """
 
@@ -103,6 +107,8 @@ class KafkaTransaction(TransactionalSink):
         shares: Shares | None = None,
         others: OtherSinks | None = None,
         allow_feedback: bool = False,
+        executed: Callable[[Batch], ExecutedBatch] | None = None,
+        late: LateRowsPolicy = COUNT_LATE_ROWS,
     ) -> None:
         self._definition: Final = definition
         self._shares: Final = shares or Shares(kafka=Share(definition), others=())
@@ -113,11 +119,15 @@ class KafkaTransaction(TransactionalSink):
         self._bad_source_records: Final = bad_source_records
         self._mark: Final = mark
         self._allow_feedback: Final = allow_feedback
+        self._executed: Final = executed
+        self._late_rows: Final = late
         self._arrow_rows: Final = ArrowRows()
         self._targets = dict(targets)
-        self._written_topics: Final = WrittenTopics(run, definition)
+        self._written_topics: Final = WrittenTopics(run, definition, late.topic)
         self._batch: Batch | None = None
         self._sink: dict[str, dict[int, SinkRange]] = {}
+        self._plan: ExecutedBatch | None = None
+        self._counts: BatchCounts | None = None
         self._pre_committed: tuple[CommitRecord, int] | None = None
         if definition is not None and definition.offsets_group is not None:
             user = run.options.config.get("sasl.username")
@@ -147,6 +157,7 @@ class KafkaTransaction(TransactionalSink):
     def begin(self, batch: Batch) -> None:
         failpoints.note(batch=batch.number)
         self._batch, self._sink, self._pre_committed = batch, {}, None
+        self._plan = self._counts = None
         try:
             self._run.session.begin()
         except UnansweredError as error:
@@ -179,14 +190,24 @@ class KafkaTransaction(TransactionalSink):
     @override
     def rebuild(self, frame: DataFrame, record: CommitRecord, diverged: Callable[[DivergedError], None]) -> None:
         self._others.begin(self._open_batch(), record.commit)
+        self._look_at_plan()
         with self._others.told_to_tasks(frame):
             rows, digest = self.recompute(frame)
-        found = {"Kafka": OtherSink(rows=rows, digest=digest), **self._others.sums}
-        known = {"Kafka": OtherSink(rows=record.rows, digest=record.digest), **record.others}
+        self._count(frame)
+        found = {KAFKA: OtherSink(rows=rows, digest=digest), **self._others.sums}
+        known = {KAFKA: OtherSink(rows=record.rows, digest=record.digest), **record.others}
         for name, recorded in known.items():
             if name in found and found[name] != recorded:
                 text = different(f"the ledger has {name}'s share of", record.commit, recorded, found[name])
                 diverged(DivergedError(f"{text}: its state would not fit its output"))
+        if record.late is not None and self._counts is not None and record.late != self._counts.late:
+            was, now = (late_rows.shown(late) or "none" for late in (record.late, self._counts.late))
+            diverged(
+                DivergedError(
+                    f"commit {record.commit} left out rows behind the watermark: {was}; run again it leaves out: "
+                    f"{now}. Its state would not fit its output"
+                )
+            )
         self._others.pre_commit()
         self._others.commit()
         self._others.settled(record)
@@ -195,6 +216,7 @@ class KafkaTransaction(TransactionalSink):
     def write(self, frame: DataFrame) -> None:
         tag = f"exactlyonce-{uuid.uuid4()}"
         self._others.begin(self._open_batch(), self._run.tail.place.commit + 1)
+        self._look_at_plan()
         with self._others.told_to_tasks(frame):
             if self._definition is None:
                 self._write_to_others(frame, tag)
@@ -215,14 +237,31 @@ class KafkaTransaction(TransactionalSink):
             except AttemptFailedError as error:
                 raise BatchFailedError(str(error)) from error
         self._sink = _agreed(written, answers)
+        self._check_late_topic()
+
+    def _check_late_topic(self) -> None:
+        """Check that as many late rows were written as were left out.
+
+        :raises BatchFailedError: when they are others
+        """
+        if self._late_rows.topic is None or self._counts is None:
+            return
+        rows = sum(of.rows for of in self._sink.get(self._late_rows.topic, {}).values())
+        if rows != self._counts.late_rows:
+            raise BatchFailedError(
+                f"{self._counts.late_rows:,} rows behind the watermark were left out, and {rows:,} of them were found "
+                f"for {self._late_rows.topic}: the job does not give the same rows for the same input"
+            )
 
     def _write_to_others(self, frame: DataFrame, tag: str) -> None:
         limit = threading.Timer(self.time_limit_seconds, self._cancel_tasks, (frame, tag))
         limit.start()
         try:
             self._run_job(frame, tag)
+            self._count(frame, tag)
         finally:
             limit.cancel()
+        self._judge_late_rows()
 
     @override
     def pre_commit(self, started_milliseconds: int) -> CommitRecord:
@@ -230,8 +269,9 @@ class KafkaTransaction(TransactionalSink):
         self._check_topics()
         self._others.pre_commit()
         before, expired = run.tail.place, run.expired()
-        written = self._sums()
+        written, counts, others = self._sums(), self._counts, self._others.sums
         topic_ids = self._topic_ids_written(written)
+        newest = run.tail.commit
         record = CommitRecord(
             pipeline=run.pipeline,
             commit=before.commit + 1,
@@ -255,10 +295,15 @@ class KafkaTransaction(TransactionalSink):
             started=started_milliseconds,
             committed=int(time.time() * 1000),
             before=replace(before, oldest=expired.oldest),
-            others=self._others.sums,
+            others=others,
             reemits_from=run.lineage.reemits if batch.number == run.lineage.base_batch + 1 else None,
             backfill=run.options.backfill,
             guarantee=run.guarantee,
+            primary=next(iter(others), KAFKA) if self._definition is None else KAFKA,
+            records=counts.records if counts else None,
+            late=counts.late if counts else None,
+            late_total=(newest.late_total if newest else 0) + (counts.late_rows if counts else 0),
+            late_topic=self._late_rows.topic,
         )
         group = self._definition.offsets_group if self._definition else None
         if group is not None and batch.source:
@@ -303,7 +348,8 @@ class KafkaTransaction(TransactionalSink):
         """
         read = self._open_batch().source
         feedback.check_topics(self._run.pipeline, self._sink, read, allowed=self._allow_feedback)
-        named = {*(self._definition.topics if self._definition else ()), *self._sink}
+        declared = (*(self._definition.topics if self._definition else ()), self._late_rows.topic)
+        named = {*declared, *self._sink}
         self._targets = {topic: target for topic, target in self._targets.items() if topic in named}
         known = {topic: target.topic_id for topic, target in self._targets.items()}
         partitions = preflight.check_topic_ids(self._run.client, {**self._open_batch().source_topic_ids, **known})
@@ -320,7 +366,8 @@ class KafkaTransaction(TransactionalSink):
 
     def _sums(self) -> Sums:
         """Return what was written in the attempt."""
-        good = [of for topic, ranges in self._sink.items() if not self._is_bad(topic) for of in ranges.values()]
+        aside = {self._late_rows.topic, self._definition.bad_topic if self._definition else None}
+        good = [of for topic, ranges in self._sink.items() if topic not in aside for of in ranges.values()]
         bad = [of for topic, ranges in self._sink.items() if self._is_bad(topic) for of in ranges.values()]
         digest = sum(of.digest for of in good) % 2**64
         return Sums(rows=sum(of.rows for of in good), digest=digest, bad=sum(of.rows for of in bad))
@@ -355,7 +402,40 @@ class KafkaTransaction(TransactionalSink):
             compression=Compression(definition.compression, definition.compression_level),
         )
 
+    def _judge_late_rows(self) -> None:
+        if self._counts is not None:
+            self._late_rows.judge(self._counts.late)
+
     # What follows is all that needs Spark.
+
+    def _look_at_plan(self) -> None:
+        """Look at the batch's plan before it runs, so that what this attempt counts is known from what others have."""
+        self._plan = None if self._executed is None else self._executed(self._open_batch())
+
+    def _count(self, frame: DataFrame, tag: str | None = None) -> None:
+        """Count what the attempt has read and left out, once its job has ended.
+
+        :param tag: of the attempt's jobs
+        :raises BatchFailedError: when it can't be: what is not known must not be taken for nothing
+        """
+        if self._plan is None:
+            return
+        context = frame.sparkSession.sparkContext
+        if tag is not None:
+            context.addJobTag(tag)
+        try:
+            self._counts = self._plan.counts()
+        except Exception as error:
+            raise BatchFailedError(f"the rows behind the watermark could not be counted: {error}") from error
+        finally:
+            if tag is not None:
+                context.removeJobTag(tag)
+        offsets = sum(end - start for of in self._open_batch().source.values() for start, end in of.values())
+        if (self._counts.records or 0) > offsets:
+            raise BatchFailedError(
+                f"{self._counts.records:,} records were read of {offsets:,} offsets: Spark has run tasks of the batch "
+                "twice, so that what it counts is not to be trusted"
+            )
 
     def recompute(self, frame: DataFrame) -> tuple[int, int]:
         """Run the plan without writing to Kafka; returns rows and digest of its share."""
@@ -375,12 +455,22 @@ class KafkaTransaction(TransactionalSink):
 
         task = self._write_task(server.address)
         answers = self._run_job(frame, tag, told(task), lambda: server.failure)
-        bad = self._bad_source_records(self._open_batch().source) if self._bad_source_records else None
-        if bad is not None:
-            stage = kafka_writer.write_stage(bad, task.settings)
+        self._count(frame, tag)
+        self._judge_late_rows()
+        for aside in self._set_aside():
+            stage = kafka_writer.write_stage(aside, task.settings)
             more = told(replace(task, first_task=len(answers)))
             answers += self._run_job(stage, tag, more, lambda: server.failure)
         return answers
+
+    def _set_aside(self) -> Iterator[DataFrame]:
+        """Yield the batch's records that go to other topics than its result: bad ones, and late rows."""
+        bad = self._bad_source_records(self._open_batch().source) if self._bad_source_records else None
+        if bad is not None:
+            yield bad
+        if self._late_rows.topic is not None and self._plan is not None and self._counts is not None:
+            for late in self._counts.late:
+                yield late_rows.as_records(self._plan.late_rows(late), late, self._late_rows.topic)
 
     def _run_job(
         self, stage: DataFrame, tag: str, attempt: str | None = None, reason: Callable[[], str | None] = lambda: None

@@ -23,11 +23,13 @@ class WrittenTopics:
     """What the ledger knows of the topics of one running query's sink.
 
     :param definition: what the user declared, None when no sink is Kafka
+    :param late_topic: where late rows go, None for nowhere
     """
 
-    def __init__(self, run: Run, definition: KafkaSink | None) -> None:
+    def __init__(self, run: Run, definition: KafkaSink | None, late_topic: str | None = None) -> None:
         self._run: Final = run
         self._definition: Final = definition
+        self._declared: Final = {*(definition.topics if definition else ()), *([late_topic] if late_topic else ())}
         self._gone: dict[str, KnownTopic] | None = None  # looked for once a run: there may be many
 
     @property
@@ -44,9 +46,9 @@ class WrittenTopics:
             return {}
         known = known_sinks(self._run.newest_own)
         if definition.topic_column is None:
-            return {name: of for name, of in known.items() if name in definition.topics}
+            return {name: of for name, of in known.items() if name in self._declared}
         if self._gone is None:
-            self._gone = self._look_for({name: of for name, of in known.items() if name not in definition.topics})
+            self._gone = self._look_for({name: of for name, of in known.items() if name not in self._declared})
         return {name: of for name, of in known.items() if self._gone.get(name) != of}
 
     def _look_for(self, known: dict[str, KnownTopic]) -> dict[str, KnownTopic]:

@@ -56,10 +56,13 @@ def test_a_killed_driver_costs_nothing_and_the_gate_lets_through_what_is_readabl
         "commit": 3,
         "batch": 2,
         "rows": commits[0].rows + commits[2].rows,
+        "rows_by_sink": {"Kafka": commits[0].rows + commits[2].rows},
+        "records": sum(commit.records or 0 for commit in (commits[0], commits[2])),
+        "late_rows": 0,
         "watermark": None,
         "restarts": 1,
     }
-    assert found["gate"] == {"pipeline": world.pipeline, "commit": 3, "idle": False}
+    assert found["gate"] == {"pipeline": world.pipeline, "commit": 3, "idle": False, "late_rows": 0}
     [restart] = restarts.read(world.home / "control" / "restarts.json")
     assert (restart.run, restart.exit_code) == (1, -9)
     assert restart.relaunched is not None

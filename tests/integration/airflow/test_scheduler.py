@@ -122,7 +122,7 @@ def test_a_deferred_gate_opens_when_the_stream_beside_it_has_committed_everythin
     found = json.loads(result.read_text())
     assert found == {
         "rows": sum(commit.rows for commit in commits),
-        "gate": {"pipeline": world.pipeline, "commit": 3, "idle": False},
+        "gate": {"pipeline": world.pipeline, "commit": 3, "idle": False, "late_rows": 0},
         "stream": None,
     }
     waits = [log.read_text() for log in (airflow.home / "logs").rglob("*.trigger.*.log")]

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_exactlyonce.audit.findings import Violation
 from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, Record, RunRecord, SinkRange
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, LateRows, Place, Record, RunRecord, SinkRange
 
 
 def claim_of(run: int, *, base: int = 0, **changes: Any) -> RunRecord:
@@ -58,6 +58,9 @@ def commit_of(commit: int, *, run: int = 1, run_offset: int = 0, **changes: Any)
     return replace(record, **changes)
 
 
+LATE = LateRows(operator=1, name="dedupe", rows=3, watermark=17)
+
+
 def found_in(*records: tuple[int, Record], oldest: int = 1) -> list[Violation]:
     found: list[Violation] = []
     check = LedgerCheck("shop", oldest, found.append)
@@ -87,6 +90,18 @@ def test_a_clean_ledger_passes() -> None:
         ({"rows": 6}, "I7", "it says 6 rows"),
         ({"digest": 1}, "I7", "with digest 0000000000000001 and 0 bad records; its partitions add up to 5 with f"),
         ({"bad_records": 1}, "I7", "and 1 bad records"),
+        ({"records": 11}, "I4", "it says 11 records were read, and its source ranges have 10 offsets"),
+        (
+            {"late": [LATE], "late_total": 4},
+            "I4",
+            "it says 4 late rows up to here, 3 of them its own, and commit 2 says 0",
+        ),
+        ({"late": [replace(LATE, rows=0)]}, "I4", "operator 1 can't have left out 0 rows"),
+        (
+            {"late": [LATE], "late_total": 3, "late_topic": "late"},
+            "I4",
+            "it has left out 3 late rows, and 0 were written to late",
+        ),
         ({"pipeline": "other"}, "I7", "it is a commit of pipeline other"),
         ({"before": Place(commit=2, commit_offset=3, run=1, run_offset=0)}, "I7", "commit 2 at offset 3 as the one"),
         (
@@ -149,3 +164,16 @@ def test_bad_records_are_in_the_sums_of_their_topic_only() -> None:
     assert found_in((0, claim_of(1)), (2, replace(record, sink={**record.sink, **bad}, bad_records=3))) == []
     (found,) = found_in((0, claim_of(1)), (2, replace(record, sink={**record.sink, **bad})))
     assert found.invariant == "I7"
+
+
+def test_late_rows_are_in_the_sums_of_their_topic_only_and_are_added_up() -> None:
+    late = {"late": {0: SinkRange(first=0, last=2, rows=3, digest=17)}}
+    told = {"late": [LATE], "late_total": 3, "late_topic": "late", "records": 10}
+    second = commit_of(2, **told, sink={**commit_of(2).sink, **late})
+    third = commit_of(3, late=[], late_total=3, records=0)
+    records = [(0, claim_of(1)), (2, commit_of(1)), (4, second), (6, third)]
+    assert found_in(*records) == []
+    check = LedgerCheck("shop", 1, lambda found: None)
+    for offset, record in records:
+        check.add(offset, record)
+    assert (check.records, check.uncounted, check.late_rows) == (10, 1, 3)

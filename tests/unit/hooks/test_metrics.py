@@ -83,7 +83,15 @@ def test_a_statsd_server_gets_every_metric_under_the_pipelines_name(server: sock
         ),
     ]
     home = home_of(
-        tmp_path, committed=now - 60, batch_began=now - 5, watermark=int(now - 300) * 1000, state_sizes=sizes
+        tmp_path,
+        committed=now - 60,
+        batch_began=now - 5,
+        watermark=int(now - 300) * 1000,
+        state_sizes=sizes,
+        rows_by_sink={"Kafka": 500, "my.table": 200},
+        records=900,
+        late_rows=7,
+        late_total=70,
     )
     path = home.control / "restarts.json"
     for number, died in ((1, now - 7200), (2, now - 600)):
@@ -93,6 +101,7 @@ def test_a_statsd_server_gets_every_metric_under_the_pipelines_name(server: sock
         restarts.append(path, entry)
     Reporter(home).report()
     found = received(server)
+    assert found["exactlyonce.shop__totals.rows_of_run_for_sink.my__table"] == 200
     assert {name for name in found if "__" not in name} == {
         f"exactlyonce.{name}" for name in METRICS if name != "savepoint_age_seconds"
     }
@@ -109,6 +118,11 @@ def test_a_statsd_server_gets_every_metric_under_the_pipelines_name(server: sock
         "commits_total": 7.0,
         "runs_total": 3.0,
         "rows_of_run": 500.0,
+        "Kafka": 500.0,
+        "my__table": 200.0,
+        "records_of_run": 900.0,
+        "late_rows_of_run": 7.0,
+        "late_rows_total": 70.0,
         "guarantee_weaker": 0.0,
         "state_rows": 4030.0,
         "state_bytes": 75_000.0,

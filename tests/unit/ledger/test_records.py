@@ -10,8 +10,11 @@ import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.ledger.records import (
+    KAFKA,
     RECORD_BYTES_MAXIMUM,
     CommitRecord,
+    LateRows,
+    OtherSink,
     Place,
     RunRecord,
     SinkRange,
@@ -80,9 +83,36 @@ def commit_of(partitions: int) -> CommitRecord:
     )
 
 
-@pytest.mark.parametrize("record", [RUN, commit_of(1), commit_of(0), replace(commit_of(1), sink={})])
+def counted() -> Any:
+    late = [LateRows(operator=0, name="stateStoreSave", rows=7, watermark=1_700_000_000_000)]
+    others = {"table": OtherSink(rows=4, digest=1), "files": OtherSink(rows=5, digest=2)}
+    return replace(commit_of(1), primary=KAFKA, records=9, late=late, late_total=70, late_topic="late", others=others)
+
+
+@pytest.mark.parametrize("record", [RUN, commit_of(1), commit_of(0), replace(commit_of(1), sink={}), counted()])
 def test_what_is_decoded_is_what_was_encoded(record: Any) -> None:
     assert decode(encode(record)) == record
+
+
+def test_a_commit_of_before_late_rows_were_told_does_not_say_that_there_were_none() -> None:
+    body = json.loads(encode(counted()))
+    for name in ("primary", "records", "late", "late_total", "late_topic"):
+        del body[name]
+    found = decode(json.dumps(body).encode())
+    assert isinstance(found, CommitRecord)
+    assert (found.records, found.late, found.late_rows, found.late_total) == (None, None, None, 0)
+    assert found.rows_by_sink == {KAFKA: 60_001, "table": 4, "files": 5}, "it has written to Kafka"
+
+
+def test_each_sinks_rows_are_told_the_primary_one_first() -> None:
+    assert counted().rows_by_sink == {KAFKA: 60_001, "table": 4, "files": 5}
+    assert counted().primary_rows == 60_001
+    others = replace(counted(), primary="table", rows=0, sink={})
+    assert (others.rows_by_sink, others.primary_rows) == ({"table": 4, "files": 5}, 4)
+    before = replace(others, primary=None)
+    assert (before.rows_by_sink, before.primary_rows) == ({"table": 4, "files": 5}, 4)
+    nothing_for_kafka = replace(counted(), rows=0, sink={})
+    assert (list(nothing_for_kafka.rows_by_sink), nothing_for_kafka.primary_rows) == ([KAFKA, "table", "files"], 0)
 
 
 def test_a_claim_of_before_guarantees_were_told_is_of_exactly_once() -> None:

@@ -128,6 +128,9 @@ def test_it_returns_where_the_pipeline_is_over_all_restarts(tmp_path: Path) -> N
         "commit": 3,
         "batch": 0,
         "rows": 300,
+        "rows_by_sink": {"Kafka": 300},
+        "records": 390,
+        "late_rows": 6,
         "watermark": None,
         "restarts": 1,
     }

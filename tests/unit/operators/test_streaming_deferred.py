@@ -95,6 +95,9 @@ def test_the_result_and_the_links_are_the_same_as_without_deferral(tmp_path: Pat
         "commit": 3,
         "batch": 0,
         "rows": 300,
+        "rows_by_sink": {"Kafka": 300},
+        "records": 390,
+        "late_rows": 6,
         "watermark": None,
         "restarts": 1,
     }

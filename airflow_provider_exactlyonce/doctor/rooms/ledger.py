@@ -37,5 +37,5 @@ def leaves_out_late_rows(facts: Facts) -> Iterator[Finding]:
         "late-rows",
         f"up to commit {newest.commit} operators have left out {newest.late_total:,} rows behind their watermark"
         f"{in_newest}; {where}",
-        "docs/late-rows.md says what that means; a watermark that waits longer (withWatermark) leaves out fewer",
+        "a watermark that waits longer (withWatermark) leaves out fewer",
     )

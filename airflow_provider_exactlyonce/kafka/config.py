@@ -85,11 +85,12 @@ def from_environment(bootstrap_servers: str | None) -> dict[str, str]:
     """
     text, where = os.environ.get(VARIABLE, "").strip(), VARIABLE
     if text.startswith("@"):
-        where = f"the file {text[1:]}, which {VARIABLE} names,"
+        file = Path(text[1:])
+        where = f"the file {file}, which {VARIABLE} names,"
         try:
-            text = Path(text[1:]).read_text().strip()
+            text = file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise RefusedError(f"{where} can't be read here: {error}") from error
+            raise RefusedError(f"{VARIABLE} names the file {file}, which can't be read here: {error}") from error
     if bootstrap_servers:
         return {**(parse(text, where) if text else {}), "bootstrap.servers": bootstrap_servers}
     if not text:

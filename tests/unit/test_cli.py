@@ -1,4 +1,4 @@
-"""The command line itself: a program that prints its arguments stands for spark-submit."""
+"""The command line itself: a program that notes its arguments stands for spark-submit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SUBMIT = """#!/bin/sh
-printf '%s\\n' "$@"
+printf '%s\\n' "$@" > "$0.arguments"
 """
 OURS = ["--master", "local[2]", "--conf", "spark.x=1", "--packages", "a:b:1"]
 JOBS = ["--home", "H", "--until=available", "--accept-home"]
@@ -27,7 +27,8 @@ def job(tmp_path: Path) -> Path:
 def submitted(job: Path, *arguments: str) -> list[str]:
     command = [sys.executable, "-m", "airflow_provider_exactlyonce.cli", "run", *arguments]
     environment = {**os.environ, "PATH": f"{job.parent}{os.pathsep}{os.environ['PATH']}"}
-    return subprocess.check_output(command, env=environment, text=True, timeout=60).splitlines()
+    subprocess.run(command, env=environment, check=True, timeout=60)
+    return (job.parent / "spark-submit.arguments").read_text().splitlines()
 
 
 @pytest.mark.parametrize("before", [[*OURS, *JOBS], [*OURS], [*JOBS], []], ids=["all", "Spark's", "the job's", "none"])

@@ -44,11 +44,20 @@ def write(path: Path, body: Mapping[str, Any], *, durable: bool = True, exclusiv
     if not is_local(path):
         _put(path, text, exclusive=exclusive)
         return
+    _write(path, text.encode(), durable=durable, exclusive=exclusive)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file that is kept beside a document, in the same way."""
+    _write(path, content, durable=True, exclusive=False)
+
+
+def _write(path: Path, content: bytes, *, durable: bool, exclusive: bool) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp gives mode 0600
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())

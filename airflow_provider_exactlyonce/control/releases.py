@@ -13,7 +13,6 @@ its version: an older file that somebody starts by habit is refused, and never u
 from __future__ import annotations
 
 import hashlib
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import documents, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, VersionRefusedError
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, VersionRefusedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +72,37 @@ def write(home: Home, release: Release) -> None:
     documents.write(home.path / "release.json", codec.dump(release))
 
 
-def keep(home: Home, version: str, file: Path) -> None:
-    """Keep the job's file of a version, so that it can be started again. May be repeated."""
+def keep(home: Home, version: str, file: Path, content: bytes) -> None:
+    """Keep the job's file of a version, so that it can be started again. May be repeated.
+
+    :param file: where it is
+    :param content: what of it was executed, whatever is there now
+    :raises RefusedError: as :func:`check_kept` does
+    """
+    job_hash = hashlib.sha256(content).hexdigest()
+    check_kept(home, version, job_hash)
     directory = home.path / "applications" / version
-    if documents.read(directory / "release.json") is None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.copyfile(file, directory / file.name)
-    path = str(file.resolve())
-    documents.write(directory / "release.json", {"path": path, "job_hash": hash_of(directory / file.name)})
+    known = documents.read(directory / "release.json") or {}
+    if hash_of(directory / file.name) != job_hash:  # it is not there, or was damaged
+        documents.write_bytes(directory / file.name, content)
+    body = {**known, "path": str(file.resolve()), "job_hash": job_hash}
+    documents.write(directory / "release.json", body)
+
+
+def check_kept(home: Home, version: str, job_hash: str) -> None:
+    """Check that what is kept of a version, if anything is, is the same file.
+
+    :param job_hash: SHA-256 of the version's file
+    :raises RefusedError: when it is another one; it is never overwritten
+    """
+    directory = home.path / "applications" / version
+    known = documents.read(directory / "release.json")
+    if known is not None and known["job_hash"] not in (None, job_hash):
+        raise RefusedError(
+            f"{directory} has another file as version {version} (SHA-256 {known['job_hash']}) than this one "
+            f"({job_hash}): one that changed while it was started was kept under this name. Look which is right; to "
+            "keep this one, move the directory away and start again"
+        )
 
 
 def application(home: Home, version: str) -> Application | None:
@@ -90,7 +112,7 @@ def application(home: Home, version: str) -> Application | None:
     if body is None:
         return None
     kept = directory / Path(body["path"]).name
-    if hash_of(kept) != body["job_hash"]:
+    if body["job_hash"] is None or hash_of(kept) != body["job_hash"]:
         return None
     return Application(version=version, path=body["path"], kept=kept, job_hash=body["job_hash"])
 

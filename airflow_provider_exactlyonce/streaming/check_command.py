@@ -46,7 +46,13 @@ def _check(given: argparse.Namespace) -> int:
         report = check_compatibility(job, savepoint, store.checkpoint(name).path, spark, asked)
     finally:
         spark.stop()
-    facts = {"pipeline": job.name, "job": given.job, "version": job.version, "savepoint": savepoint.id}
+    facts = {
+        "pipeline": job.name,
+        "job": given.job,
+        "version": job.version,
+        "job_hash": job.job_hash,
+        "savepoint": savepoint.id,
+    }
     body = {**facts, **report.document()}
     print_answer(given, body, f"{given.job} against {savepoint.id}: {_told(report)}")
     return RefusedError.exit_code if report.verdict is Verdict.INCOMPATIBLE else 0

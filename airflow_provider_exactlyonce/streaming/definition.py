@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import KAFKA, SourceRanges, check_pipeline_name
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, LedgerRetention
-from airflow_provider_exactlyonce.streaming import feedback, job_process
+from airflow_provider_exactlyonce.streaming import feedback, job_process, job_source
 from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointConfig, CheckpointingMode
+from airflow_provider_exactlyonce.streaming.job_source import JobSource
 from airflow_provider_exactlyonce.streaming.late_rows import COUNT_LATE_ROWS, LateRowsPolicy, check_can_be_told
 from airflow_provider_exactlyonce.streaming.late_rows import policy as late_policy
 from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
@@ -58,6 +57,7 @@ class Pipeline:
     :param allow_weaker: it runs even if its weakest link can't give that
     :param allow_feedback: it may write to a topic that it reads
     :param late_rows: what becomes of rows behind the watermark
+    :param job: the job's file, as it was executed; None when it has none
     """
 
     name: str
@@ -74,6 +74,7 @@ class Pipeline:
     allow_weaker: bool = False
     allow_feedback: bool = False
     late_rows: LateRowsPolicy = COUNT_LATE_ROWS
+    job: JobSource | None = None
 
     @property
     def topics_read(self) -> list[str]:
@@ -197,20 +198,14 @@ class Pipeline:
     @property
     def version(self) -> str:
         """The first 12 hexadecimal digits of the SHA-256 of the job's file and declaration."""
-        text = self.file.read_bytes() if self.file else repr(self.function).encode()
+        text = self.job.content if self.job else repr(self.function).encode()
         declared = repr((self.name, dict(self.sources), self.shares.declared, self.output_mode)).encode()
         return hashlib.sha256(text + declared).hexdigest()[:12]
 
     @property
     def job_hash(self) -> str | None:
         """The SHA-256 of the job's file, None when it has none."""
-        return hashlib.sha256(self.file.read_bytes()).hexdigest() if self.file else None
-
-    @property
-    def file(self) -> Path | None:
-        """The job's file, None when it has none."""
-        file = inspect.getsourcefile(self.function)
-        return Path(file) if file else None
+        return self.job.hash if self.job else None
 
     def main(self, arguments: Sequence[str] | None = None) -> NoReturn:
         """Run the pipeline as a driver and exit; ``--help`` lists the arguments.
@@ -300,6 +295,7 @@ def pipeline(
             allow_weaker=allow_weaker,
             allow_feedback=allow_feedback,
             late_rows=policy,
+            job=job_source.of(function),
         )
 
     return declare

@@ -184,6 +184,8 @@ class Driver:
             ),
         )
         releases.check_start(run.home, run.options.version, run.options.token)
+        if job := self._pipeline.job:
+            releases.check_kept(run.home, run.options.version, job.hash)
         topics = self._check_topics(run)  # before the seconds that a Spark session takes
         tail = run.check()
         check_topic_ids({name: topic.topic_id for name, topic in topics.items()}, tail)
@@ -276,8 +278,8 @@ class Driver:
         if not needs_replay and run.tail.commit is not None and self._has_reached(run.tail.commit):
             return
         jobs.write(run.home, run.lineage.id, self._pipeline.describe(spark, result, unsure))
-        if file := self._pipeline.file:
-            releases.keep(run.home, run.options.version, file)
+        if job := self._pipeline.job:
+            releases.keep(run.home, run.options.version, job.path, job.content)
         self._serve_savepoints(run)
         attempts = plan.attempts(self._pipeline.max_batch_attempts)
         self._commit_batches(spark, run, stream, self._coordinator(run, checkpoint, sink, attempts), owed)

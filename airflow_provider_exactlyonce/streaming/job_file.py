@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.streaming import job_source
 from airflow_provider_exactlyonce.streaming.definition import Pipeline
 from airflow_provider_exactlyonce.streaming.job_mistakes import first_line, place
 
@@ -73,7 +74,7 @@ def _module(file: Path) -> ModuleType:
     try:
         sys.argv = [str(file)]
         with blamed(str(file), "importing it"):
-            spec.loader.exec_module(module)
+            exec(job_source.compiled(str(file)), vars(module))
     finally:
         sys.argv = arguments
     return module

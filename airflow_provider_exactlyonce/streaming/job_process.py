@@ -5,15 +5,14 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import runpy
 import signal
 import sys
 from collections.abc import Mapping
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, Final, NoReturn
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.streaming import driver_log, job_mistakes
+from airflow_provider_exactlyonce.streaming import driver_log, job_mistakes, job_source
 from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE
 
 log = logging.getLogger("exactlyonce")
@@ -42,7 +41,7 @@ def run(job: str) -> NoReturn:
     :param job: its absolute path
     """
     try:
-        names = runpy.run_path(job, run_name="__main__")
+        names = _run_as_main(job)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)  # somebody at the terminal wants it
     except Exception as error:
@@ -56,6 +55,18 @@ def run(job: str) -> NoReturn:
         _say(refused)
         sys.exit(refused.exit_code)
     sys.exit(0)
+
+
+def _run_as_main(job: str) -> dict[str, Any]:
+    """Execute a file as Python does the one that it is given; returns its names."""
+    main, launcher = ModuleType("__main__"), sys.modules["__main__"]
+    main.__file__ = sys.argv[0] = job
+    sys.modules["__main__"] = main
+    try:
+        exec(job_source.compiled(job), vars(main))
+    finally:
+        sys.modules["__main__"] = launcher
+    return vars(main)
 
 
 def watch() -> None:

@@ -6,6 +6,7 @@ Every step is on disk before it is taken and may be taken twice; see
 
 from __future__ import annotations
 
+import hashlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -125,9 +126,11 @@ class Upgrade:
                 return savepoint
             file = Path(str(plan.application))
             answer = check_version(self._tools, str(file), plan.pipeline, self._home.savepoints / savepoint.id)
-            if releases.hash_of(file) != plan.job_hash:
+            content = file.read_bytes()
+            if {plan.job_hash} != {answer["job_hash"], hashlib.sha256(content).hexdigest()}:
                 raise RefusedError(f"{file} was changed since the upgrade began: begin another one")
-            releases.keep(self._home, answer["version"], file)  # what follows takes this, whatever becomes of the file
+            # What follows takes this, whatever becomes of the file.
+            releases.keep(self._home, answer["version"], file, content)
         except RefusedError as error:
             if isinstance(error, AlreadyRunningError):
                 raise

@@ -66,8 +66,8 @@ def test_the_file_is_started_where_it_was_while_it_is_the_same_there_and_from_th
     home: Home, tmp_path: Path
 ) -> None:
     file = job(tmp_path, "old")
-    releases.keep(home, "v1", file)
-    releases.keep(home, "v1", file)
+    releases.keep(home, "v1", file, file.read_bytes())
+    releases.keep(home, "v1", file, file.read_bytes())
     known = releases.application(home, "v1")
     assert known is not None
     assert known.file == file
@@ -82,7 +82,7 @@ def test_the_file_is_started_where_it_was_while_it_is_the_same_there_and_from_th
 def test_what_runs_is_the_version_in_use_whatever_file_is_asked_for(home: Home, tmp_path: Path) -> None:
     old, new = job(tmp_path, "old", "old.py"), job(tmp_path, "new", "new.py")
     assert releases.application_to_run(home, str(old)) == str(old), "it was never upgraded"
-    releases.keep(home, "v2", new)
+    releases.keep(home, "v2", new, new.read_bytes())
     releases.write(home, Release(version="v2", since=1, previous="v1", savepoint="1-a"))
     assert releases.application_to_run(home, str(old)) == str(new)
     copied = job(tmp_path, "new", "copied.py")

@@ -243,7 +243,7 @@ def test_the_trigger_fires_when_the_driver_has_made_its_commits_or_is_gone_and_a
 
 def test_a_task_whose_plan_somebody_has_replaced_says_so(home: Home, job: str) -> None:
     begun(home, job, Step.WATCH, token="t")
-    releases.keep(home, "v1", Path(job))
+    releases.keep(home, "v1", Path(job), Path(job).read_bytes())
     rollback = RollbackPipelineOperator(task_id="back", checkpoint=str(home.path), version="v1", savepoint="3-ab")
     ti = TaskInstance()
     ti.task_id = "back"
@@ -268,7 +268,7 @@ def test_a_stream_runs_the_version_in_use_whatever_its_own_file_is(
     old.write_text("old")
     stream = StreamingPipelineOperator(task_id="stream", application=str(old), checkpoint=str(home.path))
     stream.launch(home, "forever", None)
-    releases.keep(home, "v2", Path(job))
+    releases.keep(home, "v2", Path(job), Path(job).read_bytes())
     releases.write(home, Release(version="v2", since=1, previous="v1", savepoint="3-ab"))
     stream.launch(home, "forever", None)
     assert started == [str(old), job]

@@ -108,7 +108,7 @@ def test_nobody_else_works_on_a_plan_until_its_process_has_ended(home: Home) -> 
 def keep(home: Home, tmp_path: Path, version: str) -> None:
     file = tmp_path / f"{version}.py"
     file.write_text(version)
-    releases.keep(home, version, file)
+    releases.keep(home, version, file, file.read_bytes())
 
 
 def roll_back(home: Home, request: str = "c3") -> Plan:

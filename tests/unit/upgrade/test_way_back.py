@@ -40,7 +40,7 @@ def home(tmp_path: Path) -> Home:
     home.create("p")
     old = tmp_path / "old.py"
     old.write_text("old")
-    releases.keep(home, "old", old)
+    releases.keep(home, "old", old, old.read_bytes())
     releases.write(home, Release(version="old", since=1))
     described = JobDescription(
         version="old",

@@ -344,7 +344,7 @@ class Driver:
         except ExactlyOnceError:
             raise
         except Exception as error:
-            meaning = job_mistakes.meaning_in_function(error, str(self._pipeline.file))
+            meaning = job_mistakes.meaning_in_function(error, job.name) if (job := self._pipeline.job) else None
             if meaning is None:
                 raise
             raise meaning from error

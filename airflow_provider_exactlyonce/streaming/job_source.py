@@ -25,10 +25,12 @@ _executed: Final[dict[str, bytes]] = {}  # by the file's name, as its code knows
 class JobSource:
     """A job's file, as it was executed.
 
+    :param name: the file, as its code knows it
     :param path: where it was, without symbolic links
     :param content: its bytes
     """
 
+    name: str
     path: Path
     content: bytes = field(repr=False)
 
@@ -66,7 +68,7 @@ def of(function: Callable[..., Any]) -> JobSource | None:
     if content is None:
         content = path.read_bytes()
         _check_executed(content, name)
-    return JobSource(path, content)
+    return JobSource(name, path, content)
 
 
 def _check_executed(content: bytes, file: str) -> None:

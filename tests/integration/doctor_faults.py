@@ -24,6 +24,7 @@ from confluent_kafka.admin import (
 )
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.manifest import READABLE
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import documents, lease, status
 from airflow_provider_exactlyonce.control.home import Home, Lineage
@@ -294,7 +295,7 @@ def savepoint_of_another(patient: Patient) -> None:
 
 def _change_manifest(patient: Patient, **changes: Any) -> None:
     file = patient.home.savepoints / patient.savepoint / "manifest.json"
-    body = documents.read(file)
+    body = documents.read(file, READABLE)
     assert body is not None
     documents.write(file, {**body, **changes})
 

@@ -50,9 +50,11 @@ done
 small="-DDRIVERS=2 -DUNITS=2 -DSINKS=1 -DTROUBLES=1"
 check sinks "as it is" holds $small
 check sinks "as it is" holds -DDRIVERS=2 -DUNITS=2 -DSINKS=2 -DTROUBLES=1
-for mutation in NO_SINK_CLAIM NO_RUN_CHECK CLAIM_WITHOUT_LOCK SKIP_SINK_LEDGER NO_CLAIM_AFTER_UNKNOWN LEDGER_FIRST; do
+for mutation in NO_SINK_CLAIM NO_RUN_CHECK CLAIM_WITHOUT_LOCK SKIP_SINK_LEDGER NO_CLAIM_AFTER_UNKNOWN LEDGER_FIRST \
+    ATTEMPT_AFTER_FAILED_CLAIM ABORT_AFTER_UNKNOWN; do
     check sinks "$mutation" counterexample $small "-D$mutation"
 done
+check sinks STALE_NOTE counterexample -DDRIVERS=2 -DUNITS=3 -DSINKS=1 -DTROUBLES=0 -DSTALE_NOTE
 if [ "${1:-}" = full ]; then
     check protocol "as it is" holds -DDRIVERS=2 -DUNITS=2 -DTRIES=1 -DTROUBLES=2
     check protocol "as it is" holds -DDRIVERS=2 -DUNITS=2 -DTRIES=2 -DTROUBLES=1

@@ -17,7 +17,7 @@
 #define SINKS 2          /* sinks that are not Kafka */
 #endif
 #ifndef TROUBLES
-#define TROUBLES 2       /* answers of a sink that are lost, commits that a sink gives up */
+#define TROUBLES 2       /* answers of a sink that are lost, commits and claims that a sink gives up */
 #endif
 
 #define SUCCESSOR DRIVERS
@@ -37,6 +37,9 @@ byte sent[SINKS], sent_end[SINKS];
 
 /* how often a unit is visible in each sink, the last of which is Kafka */
 byte visible[(SINKS + 1) * (UNITS + 1)];
+
+/* a write-ahead log's target that can be asked: the commits that it has, and the note of them beside the log */
+byte target = 0, note = 0;
 
 byte troubles = TROUBLES;
 bit crashed = 0, finished = 0;
@@ -61,8 +64,16 @@ inline take_place(s) {
     sent[s] = 0; sent_end[s] = 0
 }
 
-/* The claim of a sink: behind every commit that is under way, because both take its lock. */
-inline claim_sink(s) {
+/* The claim of a sink: behind every commit that is under way, because both take its lock. Without an answer it is sent
+ * again: nothing is attempted before. */
+inline claim_sink(me, s) {
+    do
+    :: atomic { troubles > 0 && me != SUCCESSOR -> troubles-- };
+#ifdef ATTEMPT_AFTER_FAILED_CLAIM
+        goto batch_again
+#endif
+    :: break
+    od;
     atomic {
 #ifndef CLAIM_WITHOUT_LOCK
         sent[s] == 0;
@@ -93,14 +104,52 @@ inline drive(me) {
     s = 0;
     do
     :: s < SINKS ->
-        claim_sink(s);
+        claim_sink(me, s);
         assert(has[s] <= mine + 1);          /* a sink is at most one commit ahead of the ledger */
         assert(has[s] >= mine);              /* and never behind */
         s++
     :: else -> break
     od;
 
+    place = note; doubt = 1;
+
 batch:
+    /* what the ledger has is delivered; in doubt, which begins with the claim, the target is asked until it says no */
+    do
+    :: place >= mine -> break
+    :: place < mine ->
+        atomic {                              /* a driver frozen within a delivery is left out */
+            if
+            :: sink_run[0] > number -> goto end
+            :: else
+            fi;
+            if
+            :: doubt && target > place
+            :: else ->
+                assert(target == place);      /* no commit is delivered twice, none is left out */
+                target = place + 1;
+                doubt = 0
+            fi;
+#ifdef STALE_NOTE
+            doubt = 0
+#endif
+        }
+        place++;
+#ifdef STALE_NOTE
+        note = place
+#else
+        atomic {
+            if
+            :: sink_run[0] > number -> goto end
+            :: else
+            fi;
+            if
+            :: note < place -> note = place
+            :: else
+            fi
+        }
+#endif
+    od;
     /* Spark plans a batch once; of two that plan it, one ends */
     atomic {
         n = done + 1;
@@ -181,6 +230,14 @@ spark:
     goto batch;
 
 unknown:                                      /* the answer was lost: a claim under the same number tells */
+#ifdef ABORT_AFTER_UNKNOWN
+    atomic {                                  /* what it has staged is removed, and so is what is committed of it */
+        if
+        :: sink[s] >= n -> visible[PLACE(s, offsets[n])]--
+        :: else
+        fi
+    }
+#endif
 #ifndef NO_CLAIM_AFTER_UNKNOWN
     atomic {
         if
@@ -188,7 +245,7 @@ unknown:                                      /* the answer was lost: a claim un
         :: else
         fi
     }
-    claim_sink(s);
+    claim_sink(me, s);
 #endif
 batch_again:
     fresh = 1;
@@ -198,7 +255,7 @@ end:
     skip
 }
 
-#define LOCALS byte number, mine, n, s; byte has[SINKS]; bit fresh = 1
+#define LOCALS byte number, mine, n, s, place; byte has[SINKS]; bit fresh = 1, doubt
 
 proctype Driver(byte me) {
     LOCALS;
@@ -231,6 +288,7 @@ init {
     finished;
     d_step {
         assert(done > 0 && offsets[done] == UNITS && ledger == done);
+        assert(target == ledger);
         i = 0;
         do
         :: i < (SINKS + 1) * (UNITS + 1) ->

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
@@ -23,6 +24,17 @@ Place = tuple[str, int]
 
 class MissingPartitionError(ExactlyOnceError):
     """A partition does not exist, or is not there yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribedTopic:
+    """A topic as the cluster has it.
+
+    :param topic_id: as ledger records have it
+    """
+
+    topic_id: str
+    partitions: tuple[int, ...]
 
 
 class StableOffsets:
@@ -45,35 +57,44 @@ class StableOffsets:
 
         :raises ExactlyOnceError: when a topic does not exist
         """
-        return [(topic, place.id) for topic, described in self._described(topics) for place in described.partitions]
+        wanted = set(topics)
+        found = self.describe(wanted)
+        for topic in sorted(wanted - found.keys()):
+            raise ExactlyOnceError(f"topic {topic} does not exist on this cluster")
+        return [(topic, number) for topic, described in found.items() for number in described.partitions]
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Return the ids of topics, as the ledger's records have them.
 
         :raises ExactlyOnceError: when a topic does not exist
         """
-        ids = {topic: described.topic_id for topic, described in self._described(topics)}
-        bits = {
-            topic: (of.get_most_significant_bits() % 2**64) << 64 | of.get_least_significant_bits() % 2**64
-            for topic, of in ids.items()
-        }
-        return {topic: str(uuid.UUID(int=of)) for topic, of in bits.items()}
+        wanted = set(topics)
+        found = self.describe(wanted)
+        for topic in sorted(wanted - found.keys()):
+            raise ExactlyOnceError(f"topic {topic} does not exist on this cluster")
+        return {topic: described.topic_id for topic, described in found.items()}
 
-    def _described(self, topics: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    def describe(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
+        """Return those of the topics that exist, by name."""
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         wanted = sorted(set(topics))
         if not wanted:
-            return
+            return {}
+        found: dict[str, DescribedTopic] = {}
         described = self._admin.describe_topics(TopicCollection(wanted), request_timeout=_TIMEOUT_SECONDS)
         for topic in wanted:
             try:
-                found = described[topic].result()
+                answer = described[topic].result()
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
-                raise ExactlyOnceError(f"topic {topic} does not exist on this cluster") from error
-            yield topic, found
+                continue
+            bits = (answer.topic_id.get_most_significant_bits(), answer.topic_id.get_least_significant_bits())
+            high, low = (half % 2**64 for half in bits)
+            numbers = tuple(partition.id for partition in answer.partitions)
+            found[topic] = DescribedTopic(topic_id=str(uuid.UUID(int=high << 64 | low)), partitions=numbers)
+        return found
 
     def last_stable(self, places: Iterable[Place]) -> dict[Place, int]:
         """Return the last stable offsets: below them every transaction is decided, and readers see what committed."""

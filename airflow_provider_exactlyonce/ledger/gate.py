@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
@@ -31,10 +31,8 @@ from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionEr
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget, Offsets, moment
 from airflow_provider_exactlyonce.ledger.reader import LedgerConnections, LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
+from airflow_provider_exactlyonce.ledger.written import WINDOW, Last, Written
 
-#: Offsets of the ledger that are searched for the commit that first met the target and for what older commits wrote.
-#: Our own older transactions are certainly marked everywhere: the next batch could not have begun otherwise.
-_WINDOW: Final = 1024
 _SHOWN: Final = 5
 _TIMEOUT_SECONDS: Final = 30.0
 
@@ -90,12 +88,13 @@ def check(config: Mapping[str, Any], pipeline: str, target: GateTarget, idle_aft
 class _Ledger:
     """A pipeline's ledger, and what must be readable for the gates that it would open.
 
-    :param required: by gate, the last offset per sink partition
+    :param required: by gate whose target is met, the last offset per sink partition
     """
 
     reader: LedgerReader
     tail: LedgerTail
-    required: dict[str, dict[Place, int]] = field(default_factory=dict)
+    written: Written
+    required: dict[str, dict[Place, Last]] = field(default_factory=dict)
 
 
 class Gates:
@@ -104,9 +103,11 @@ class Gates:
     What it costs grows with the ledgers that have moved, not with the gates that wait.
 
     :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
+    :param window: offsets at the end of a ledger that are read for a target that is met, at most
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], *, window: int = WINDOW) -> None:
+        self._window: Final = window
         self._connections: Final = LedgerConnections(config)
         self._ledgers: Final[dict[str, _Ledger]] = {}
 
@@ -174,13 +175,16 @@ class Gates:
         return found
 
     def _read(self, topic: str, pipeline: str) -> None:
+        before = self._ledgers.pop(topic, None)
         reader = LedgerReader(self._connections, pipeline)
         tail = reader.tail()
-        before = self._ledgers.pop(topic, None)
-        if tail is not None:
-            is_same = before is not None and before.tail.topic_id == tail.topic_id
-            required = before.required if before is not None and is_same else {}
-            self._ledgers[topic] = _Ledger(reader, tail, required)
+        if tail is None:
+            return
+        if before is not None and before.tail.topic_id == tail.topic_id:
+            self._ledgers[topic] = replace(before, tail=tail)
+        else:
+            written = Written(reader, self._connections.offsets, self._window)
+            self._ledgers[topic] = _Ledger(reader, tail, written)
 
     def _judge(self, topic: str, gates: Mapping[str, Gate]) -> dict[str, Verdict]:
         ledger = self._ledgers.get(topic)
@@ -189,8 +193,6 @@ class Gates:
                 name: _closed(gate.target, 0, [f"pipeline {gate.pipeline} has no ledger yet (topic {topic})"])
                 for name, gate in gates.items()
             }
-        for name in ledger.required.keys() - gates.keys():
-            del ledger.required[name]
         newest = ledger.tail.commit
         if newest is None:
             return {name: _without_commit(gate) for name, gate in gates.items()}
@@ -206,10 +208,11 @@ class Gates:
                 idle[name] = target
             else:
                 answers[name] = _closed(target, newest.commit, problems)
-        new = met.keys() - ledger.required.keys()
-        written = _written(ledger, newest, {name: met[name] for name in new}, idle.keys())
-        ledger.required.update({name: written[name] for name in new})
-        required = {name: written.get(name) or ledger.required.get(name, {}) for name in (*met, *idle)}
+        known = {name: last for name, last in ledger.required.items() if name in met}  # others may be met anew
+        new = {name: target for name, target in met.items() if name not in known}
+        written = ledger.written.up_to(ledger.tail.commit_offset, new, idle.keys())
+        required = {**known, **written}
+        ledger.required = {name: required[name] for name in met}
         stable = self._connections.offsets.last_stable({place for last in required.values() for place in last})
         for name, target in (*met.items(), *idle.items()):
             problems = _unreadable(stable, required[name])
@@ -269,47 +272,19 @@ def _resolved(offsets: StableOffsets, newest: CommitRecord, milliseconds: int | 
     return target
 
 
-def _written(
-    ledger: _Ledger, newest: CommitRecord, targets: Mapping[str, GateTarget], all_of: Iterable[str]
-) -> dict[str, dict[Place, int]]:
-    """Return by gate the last offset per sink partition that was written up to the first commit that meets its target.
-
-    When that commit is older than what is searched, everything that was searched has to be readable instead.
-
-    :param all_of: gates for which everything has to be readable anyway
-    """
-    found: dict[str, dict[Place, int]] = {}
-    rest = set(all_of)
-    if not targets and not rest:
-        return found
-    last: dict[Place, int] = {}
-    start = max(0, ledger.tail.commit_offset - _WINDOW)
-    short = set(targets) if start == 0 else set()  # those of which no older commit has met the target
-    for offset, record in ledger.reader.records(start):
-        if offset > ledger.tail.commit_offset:
-            break
-        if not isinstance(record, CommitRecord):
-            continue
-        last = last | _last_written(record)
-        for name in targets.keys() - found.keys():
-            if targets[name].missing(record):
-                short.add(name)
-            elif name in short or record.commit == targets[name].commit:
-                found[name] = last
-    everything = last | _last_written(newest)
-    return {name: found.get(name, everything) for name in (*targets, *rest)}
-
-
-def _last_written(record: CommitRecord) -> dict[Place, int]:
-    return {(topic, number): one.last for topic, ranges in record.sink.items() for number, one in ranges.items()}
-
-
-def _unreadable(stable: Mapping[Place, int], last: Mapping[Place, int]) -> list[str]:
-    return [
-        f"{topic}-{partition}: last stable offset {stable[topic, partition]} has not passed {offset}"
-        for (topic, partition), offset in sorted(last.items())
-        if stable[topic, partition] <= offset
-    ]
+def _unreadable(stable: Mapping[Place, int], required: Mapping[Place, Last]) -> list[str]:
+    problems = []
+    for place, last in sorted(required.items(), key=lambda item: item[0]):
+        if stable[place] <= last.offset:
+            why = (
+                ""
+                if last.unknown_before is None
+                else f" (what commits before {last.unknown_before} wrote is not known)"
+            )
+            problems.append(
+                f"{place[0]}-{place[1]}: last stable offset {stable[place]} has not passed {last.offset}{why}"
+            )
+    return problems
 
 
 def _listed(problems: list[str]) -> str:

@@ -155,10 +155,13 @@ class LedgerReader:
             commit_offset=commit_offset,
         )
 
-    def records(self, start_offset: int = 0) -> Iterator[tuple[int, Record]]:
-        """Yield (offset, record) from an offset to the end as it is now, oldest first."""
+    def records(self, start_offset: int = 0, end_offset: int | None = None) -> Iterator[tuple[int, Record]]:
+        """Yield (offset, record) from an offset to the end as it is now, oldest first.
+
+        :param end_offset: end there, exclusive, if the ledger goes on
+        """
         begin, end = self._bounds()
-        for offset, value in self._read(max(begin, start_offset), end):
+        for offset, value in self._read(max(begin, start_offset), end if end_offset is None else min(end, end_offset)):
             yield offset, decode(value)
 
     def commits(self, first: int = 1) -> Iterator[CommitRecord]:

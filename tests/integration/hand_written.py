@@ -58,18 +58,24 @@ class HandWrittenPipeline:
         self._wait_until_readable(offset)
 
     def commit(
-        self, rows: Mapping[int, int], *, read_up_to: Mapping[int, int], watermark: int = 0, second: str = ""
+        self,
+        rows: Mapping[int, int],
+        *,
+        read_up_to: Mapping[int, int],
+        watermark: int = 0,
+        second: str = "",
+        **changes: Any,
     ) -> None:
         """Commit a batch.
 
         :param rows: how many, by sink partition
         :param read_up_to: source ends by partition
         :param second: another sink topic, which gets the same rows
+        :param changes: to its record
         """
         self.producer.begin_transaction()
         records = {partition: [(b"k", b"v")] * number for partition, number in rows.items()}
         written = {topic: self.send(topic, records) for topic in (self.sink, second) if topic}
-        ranges = {partition: (self.ends.get(partition, 0), end) for partition, end in read_up_to.items()}
         sink = {
             topic: {
                 partition: SinkRange(first=offsets[0], last=offsets[-1], rows=len(offsets), digest=0)
@@ -77,6 +83,36 @@ class HandWrittenPipeline:
             }
             for topic, of in written.items()
         }
+        record = self._record(sink, read_up_to, watermark, **changes)
+        [offset] = self.send(ledger_topic(self.name), {0: [(record.key, encode(record))]})[0]
+        self.producer.commit_transaction(30)
+        self.place = replace(self.place, commit_offset=offset)
+        self._wait_until_readable(offset)
+
+    def commit_often(self, partition: int, commits: int) -> None:
+        """Commit batches of one row each, all in one transaction: a ledger of many commits in little time."""
+        ledger = ledger_topic(self.name)
+        offset = end_offsets(self.config, ledger, IsolationLevel.READ_UNCOMMITTED)[0]
+        self.producer.begin_transaction()
+        records = []
+        for row in self.send(self.sink, {partition: [(b"k", b"v")] * commits})[partition]:
+            sink = {self.sink: {partition: SinkRange(first=row, last=row, rows=1, digest=0)}}
+            records.append(self._record(sink, {0: self.ends.get(0, 0) + 1}, 0))
+            self.place = replace(self.place, commit_offset=offset + len(records) - 1)
+        sent = self.send(ledger, {0: [(record.key, encode(record)) for record in records]})[0]
+        assert sent[-1] == self.place.commit_offset
+        self.producer.commit_transaction(30)
+        self._wait_until_readable(sent[-1])
+
+    def _record(
+        self,
+        sink: Mapping[str, Mapping[int, SinkRange]],
+        read_up_to: Mapping[int, int],
+        watermark: int,
+        **changes: Any,
+    ) -> CommitRecord:
+        """Make the next commit's record, and go on behind it."""
+        ranges = {partition: (self.ends.get(partition, 0), end) for partition, end in read_up_to.items()}
         record = CommitRecord(
             pipeline=self.name,
             commit=self.place.commit + 1,
@@ -90,7 +126,7 @@ class HandWrittenPipeline:
             offsets="",
             watermark=watermark,
             batch_timestamp=0,
-            rows=sum(rows.values()) * len(written),
+            rows=sum(one.rows for of in sink.values() for one in of.values()),
             digest=0,
             producer_id=0,
             epoch=0,
@@ -98,11 +134,9 @@ class HandWrittenPipeline:
             committed=int(time.time() * 1000),
             before=self.place,
         )
-        [offset] = self.send(ledger_topic(self.name), {0: [(record.key, encode(record))]})[0]
-        self.producer.commit_transaction(30)
         self.ends.update(read_up_to)
-        self.place = replace(self.place, commit=record.commit, commit_offset=offset)
-        self._wait_until_readable(offset)
+        self.place = replace(self.place, commit=record.commit)
+        return replace(record, **changes)
 
     def _wait_until_readable(self, offset: int) -> None:
         """A commit is answered before the coordinator has written its markers."""

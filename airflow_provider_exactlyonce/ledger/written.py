@@ -1,0 +1,310 @@
+"""Where a pipeline has written, as far as readers may not see it yet: found in its ledger, from its end backwards.
+
+The newest commits are read whole: the *window*. What older ones wrote is nearly always readable, and needs no reading:
+a sink partition whose last stable offset has reached its high watermark hides nothing of them. For a partition that is
+held (somebody's transaction is open there), and that the window lacks, the ledger is searched on, page by page, down
+to the newest commit that wrote to it. What the ledger does not tell is taken for written up to the partition's end: it
+may have lost commits to retention, they may not say where their rows are (at least once), or be too many to search.
+
+Each answer stays true: what is readable once remains so, and a commit never changes. So what was found for older
+commits is kept, and the next search ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets
+from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+
+#: Offsets of the ledger that are read from its end, at most; a commit takes two.
+WINDOW: Final = 1024
+#: Offsets of the ledger that are searched below the window; so many are read in a second or two.
+_FARTHEST: Final = 131_072
+_GROWTH: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Last:
+    """Up to where a sink partition has to be readable.
+
+    :param offset: the last one, -1 for nothing
+    :param unknown_before: it is the partition's end when it was asked for, because what commits before this one wrote
+        is not known; None when the ledger tells it
+    """
+
+    offset: int
+    unknown_before: int | None = None
+
+
+_NOTHING: Final = Last(offset=-1)
+
+
+class Written:
+    """Where the commits of one ledger have written.
+
+    :param window: offsets of the ledger that are read whole, at most
+    """
+
+    def __init__(self, reader: LedgerReader, offsets: StableOffsets, window: int = WINDOW) -> None:
+        self._reader: Final = reader
+        self._offsets: Final = offsets
+        self._window: Final = window
+        self._start = 0
+        self._older: _Older | None = None
+
+    def up_to(
+        self, offset: int, targets: Mapping[str, GateTarget], all_of: Collection[str]
+    ) -> dict[str, dict[Place, Last]]:
+        """Return by gate the last offset per sink partition that was written up to the commit that met its target.
+
+        That is the first of the newest commits that all meet it: after a restore that writes output again, older ones
+        may have met it before. When all of the window meet it, it may be older, and the window's first one is taken.
+
+        :param offset: of the newest commit, which meets all targets
+        :param all_of: gates for which everything has to be readable
+        :raises MissingPartitionError: when a sink partition went away meanwhile
+        """
+        if not targets and not all_of:
+            return {}
+        if offset - self._start >= self._window:
+            self._start = offset - self._window // 2  # it stays for a while, and so does what is known of older ones
+        window = _Window(targets)
+        for _, record in self._reader.records(self._start, offset + 1):
+            if isinstance(record, CommitRecord):
+                window.add(record)
+        wanted = {**window.met, **dict.fromkeys(all_of, window.all)}
+        found = {name: window.told(wrote) for name, wrote in wanted.items()}
+        for name, hidden in self._untold(wanted).items():
+            found[name] = _latest(found[name], hidden)
+        if window.first > 1:
+            older = self._older_than(window).search(self._reader, found.values(), self._window)
+            found = {name: _latest(of, older) for name, of in found.items()}
+        return found
+
+    def _untold(self, wanted: Mapping[str, _Wrote]) -> dict[str, dict[Place, Last]]:
+        """Return by gate where partitions end that are held, in topics of commits that don't tell where they wrote."""
+        topics = {topic for wrote in wanted.values() for topic in wrote.untold}
+        ends = self._held(topics).ends if topics else {}
+        return {
+            name: {
+                place: Last(offset=end - 1, unknown_before=wrote.untold[place[0]] + 1)
+                for place, end in ends.items()
+                if place[0] in wrote.untold
+            }
+            for name, wrote in wanted.items()
+        }
+
+    def _older_than(self, window: _Window) -> _Older:
+        """Return what is known of the commits below the window."""
+        before = self._older
+        if before is not None and before.below == self._start:
+            return before
+        topics = window.topics | (before.topics if before is not None else set())
+        if not window.tells_all_topics:
+            first = max(before.below if before is not None else 0, self._start - _FARTHEST)
+            for _, record in self._reader.records(first, self._start):
+                if isinstance(record, CommitRecord):
+                    topics |= _topics(record)
+        held = self._held(topics)
+        self._older = _Older(below=self._start, first=window.first, topics=topics, held=held, before=before)
+        return self._older
+
+    def _held(self, topics: Iterable[str]) -> _Held:
+        """Look which partitions of topics are held; one that does not exist any more holds nothing."""
+        described = self._offsets.describe(topics)
+        places = [(name, number) for name, topic in described.items() for number in topic.partitions]
+        # The ends first: what was there then is readable when the last stable offset has come as far, be it later.
+        ends = self._offsets.ends(places)
+        stable = self._offsets.last_stable(places)
+        return _Held(
+            asked=frozenset(places),
+            ends={place: end for place, end in ends.items() if stable[place] < end},
+            topic_ids={name: topic.topic_id for name, topic in described.items()},
+        )
+
+
+@dataclass(frozen=True)
+class _Wrote:
+    """What some commits up to one wrote.
+
+    :param last: {place: (last offset, id of its topic)} as far as they tell
+    :param untold: {topic: newest commit} of those that don't tell where they wrote
+    """
+
+    last: Mapping[Place, tuple[int, str | None]] = field(default_factory=dict)
+    untold: Mapping[str, int] = field(default_factory=dict)
+
+    def and_then(self, record: CommitRecord) -> _Wrote:
+        last, untold = _last(record), _untold_topics(record)
+        if not last and not untold:
+            return self
+        return _Wrote({**self.last, **last}, {**self.untold, **dict.fromkeys(untold, record.commit)})
+
+
+class _Window:
+    """The newest commits.
+
+    :param targets: what is looked for, by gate
+    """
+
+    def __init__(self, targets: Mapping[str, GateTarget]) -> None:
+        self._targets: Final = targets
+        self._topic_ids: dict[str, str] = {}
+        self.first = 0
+        self.topics: set[str] = set()
+        self.tells_all_topics = False
+        self.all = _Wrote()
+        #: By gate, what was written up to the first of the newest commits that all meet its target.
+        self.met: dict[str, _Wrote] = {}
+
+    def add(self, record: CommitRecord) -> None:
+        """Add the next commit."""
+        self.first = self.first or record.commit
+        self.topics |= _topics(record)
+        self.tells_all_topics = False
+        self._topic_ids.update(record.sink_topic_ids)
+        self.all = self.all.and_then(record)
+        for name, target in self._targets.items():
+            if name in self.met and target.commit is not None:
+                continue  # it does not go back
+            if target.missing(record):
+                self.met.pop(name, None)
+            else:
+                self.met.setdefault(name, self.all)
+
+    def told(self, wrote: _Wrote) -> dict[Place, Last]:
+        """Return the last offsets, without those of topics that a later commit has found made anew."""
+        return {
+            place: Last(offset=offset)
+            for place, (offset, topic_id) in wrote.last.items()
+            if topic_id is None or self._topic_ids.get(place[0], topic_id) == topic_id
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Held:
+    """Which partitions hid something from readers at one moment.
+
+    :param asked: all that were looked at
+    :param ends: where those ended that did
+    :param topic_ids: {topic: id}
+    """
+
+    asked: frozenset[Place]
+    ends: Mapping[Place, int]
+    topic_ids: Mapping[str, str]
+
+
+class _Older:
+    """What the commits below an offset of the ledger wrote where readers may not see it.
+
+    :param below: the offset
+    :param first: the number of the first commit that is not below it
+    :param topics: all that the commits below it have written to
+    :param held: partitions of these topics, looked at after those commits
+    :param before: the same of a lower offset
+    """
+
+    def __init__(self, *, below: int, first: int, topics: set[str], held: _Held, before: _Older | None) -> None:
+        self.below, self.first, self.topics, self._held = below, first, topics, held
+        self._before: _Older | None = before
+        if before is not None:
+            before._before = None  # what it lacks is searched for without it
+        self._found: dict[Place, Last] = {}
+
+    def search(self, reader: LedgerReader, told: Iterable[Mapping[Place, Last]], span: int) -> dict[Place, Last]:
+        """Return the last offsets in partitions that hide something.
+
+        :param told: what newer commits wrote, by gate; a partition is searched for that one of them lacks
+        :param span: offsets of the ledger to be read first; each time more
+        """
+        left = {place for of in told for place in self._held.ends.keys() - of.keys()} - self._found.keys()
+        end, number = self.below, self.first
+        farthest = max(0, end - _FARTHEST)
+        unknown_before: int | None = None
+        while left:
+            known = self._known_before(end, number, left)
+            if not known and number == 1:
+                known = dict.fromkeys(left, _NOTHING)
+            elif not known and unknown_before is None and end > farthest:
+                start = max(farthest, end - span)
+                if self._before is not None and start < self._before.below < end:
+                    start = self._before.below
+                known, number, unknown_before = self._read(reader, range(start, end), left, number)
+                end, span = start, span * _GROWTH
+            elif not known:
+                known = {
+                    place: Last(offset=self._held.ends[place] - 1, unknown_before=unknown_before or number)
+                    for place in left
+                }
+            self._found.update(known)
+            left -= known.keys()
+        return self._found
+
+    def _known_before(self, end: int, number: int, places: Iterable[Place]) -> dict[Place, Last]:
+        """Return what had been found out when no more was known than the commits up to here."""
+        before = self._before
+        if before is None or before.below != end or before.first != number:
+            return {}
+        readable = dict.fromkeys(before._held.asked - before._held.ends.keys(), _NOTHING)
+        return {place: last for place, last in {**readable, **before._found}.items() if place in places}
+
+    def _read(
+        self, reader: LedgerReader, offsets: range, places: set[Place], number: int
+    ) -> tuple[dict[Place, Last], int, int | None]:
+        """Read a part of the ledger.
+
+        :param number: of the first commit behind it
+        :return: what was found; the number of its first commit; the commit before which something is not known
+        """
+        found: dict[Place, Last] = {}
+        unknown_before: int | None = None
+        first, before = number, 0
+        for _, record in reader.records(offsets.start, offsets.stop):
+            if not isinstance(record, CommitRecord):
+                continue
+            if before == 0:
+                first = record.commit
+            if before not in (0, record.commit - 1) or _untold_topics(record):
+                found.clear()  # there may be something newer, which is not told
+                unknown_before = record.commit + (record.is_untold)
+            before = record.commit
+            for place, (offset, topic_id) in _last(record).items():
+                if place in places:
+                    is_there = topic_id is None or topic_id == self._held.topic_ids[place[0]]
+                    found[place] = Last(offset=offset) if is_there else _NOTHING
+        if before not in (0, number - 1):
+            return {}, first, number
+        return found, first, unknown_before
+
+
+def _last(record: CommitRecord) -> dict[Place, tuple[int, str | None]]:
+    return {
+        (topic, number): (of.last, record.sink_topic_ids.get(topic))
+        for topic, ranges in record.sink.items()
+        for number, of in ranges.items()
+        if of.rows > 0
+    }
+
+
+def _untold_topics(record: CommitRecord) -> Collection[str]:
+    return record.sink_topic_ids.keys() if record.is_untold and record.rows + record.bad_records > 0 else ()
+
+
+def _topics(record: CommitRecord) -> set[str]:
+    """Return the topics that a commit's record names."""
+    return {*record.sink, *record.sink_topic_ids}
+
+
+def _latest(one: Mapping[Place, Last], other: Mapping[Place, Last]) -> dict[Place, Last]:
+    """Join what was found in two ways, without partitions in which nothing was written."""
+    joined = dict(one)
+    for place, last in other.items():
+        if last.offset > joined.get(place, _NOTHING).offset:
+            joined[place] = last
+    return joined

@@ -160,6 +160,9 @@ class CommitRecord:
     :param sink_topic_ids: {topic: id} of every topic that it wrote to, to notice a recreated one
     :param earlier_sink_topics: {topic: (id, the newest commit that wrote to it)} of the sink's topics that it did not
         write to; a release before 0.2.0 did not tell them
+    :param former_sink_topics: {topic: id} of those that earlier commits wrote to and the job does not name any more
+    :param sink_topics_since: the commit from which on the three fields above name every topic that was written to; 0
+        when that is not known
     :param bad_records: rows that were diverted to the topic for bad records; in ``sink`` under it, not in ``rows`` or
         ``digest``
     :param reemits_from: of the first commit after a restore that writes again what followed an older commit: that
@@ -199,6 +202,8 @@ class CommitRecord:
     before: Place
     sink_topic_ids: Mapping[str, str] = field(default_factory=dict)
     earlier_sink_topics: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    former_sink_topics: Mapping[str, str] = field(default_factory=dict)
+    sink_topics_since: int = 0
     bad_records: int = 0
     reemits_from: int | None = None
     others: Mapping[str, OtherSink] = field(default_factory=dict)

@@ -105,7 +105,7 @@ class Written:
         if before is not None and before.below == self._start:
             return before
         topics = window.topics | (before.topics if before is not None else set())
-        if not window.tells_all_topics:
+        if not window.tells_all_topics:  # written by an older release, or by several backfills
             first = max(before.below if before is not None else 0, self._start - _FARTHEST)
             for _, record in self._reader.records(first, self._start):
                 if isinstance(record, CommitRecord):
@@ -166,7 +166,7 @@ class _Window:
         """Add the next commit."""
         self.first = self.first or record.commit
         self.topics |= _topics(record)
-        self.tells_all_topics = False
+        self.tells_all_topics = 0 < record.sink_topics_since <= record.before.oldest
         self._topic_ids.update(record.sink_topic_ids)
         self.all = self.all.and_then(record)
         for name, target in self._targets.items():
@@ -251,8 +251,13 @@ class _Older:
         before = self._before
         if before is None or before.below != end or before.first != number:
             return {}
-        readable = dict.fromkeys(before._held.asked - before._held.ends.keys(), _NOTHING)
-        return {place: last for place, last in {**readable, **before._found}.items() if place in places}
+        known = {**dict.fromkeys(before._held.asked - before._held.ends.keys(), _NOTHING), **before._found}
+        ids, now = before._held.topic_ids, self._held.topic_ids
+        return {
+            place: last if ids[place[0]] == now[place[0]] else _NOTHING  # made anew since
+            for place, last in known.items()
+            if place in places
+        }
 
     def _read(
         self, reader: LedgerReader, offsets: range, places: set[Place], number: int
@@ -298,7 +303,7 @@ def _untold_topics(record: CommitRecord) -> Collection[str]:
 
 def _topics(record: CommitRecord) -> set[str]:
     """Return the topics that a commit's record names."""
-    return {*record.sink, *record.sink_topic_ids}
+    return {*record.sink, *record.sink_topic_ids, *record.earlier_sink_topics, *record.former_sink_topics}
 
 
 def _latest(one: Mapping[Place, Last], other: Mapping[Place, Last]) -> dict[Place, Last]:

@@ -284,6 +284,8 @@ class KafkaTransaction(TransactionalSink):
             sink=self._sink,
             sink_topic_ids=topic_ids,
             earlier_sink_topics=self._written_topics.earlier(topic_ids),
+            former_sink_topics=self._written_topics.former(topic_ids),
+            sink_topics_since=self._written_topics.told_since(before.commit + 1),
             offsets=batch.offsets.text,
             watermark=batch.offsets.watermark,
             batch_timestamp=batch.offsets.timestamp,

@@ -73,3 +73,25 @@ class WrittenTopics:
         :param written: those that it has written to
         """
         return {name: (of.topic_id, of.commit) for name, of in self.known.items() if name not in written}
+
+    def former(self, written: Collection[str]) -> dict[str, str]:
+        """Return {topic: id} of those that earlier commits wrote to and the job does not name any more.
+
+        A gate asks whether they can be read; those that are gone are left out, or there would be ever more of them.
+
+        :param written: those that the commit has written to
+        """
+        newest = self._run.newest_own
+        if newest is None:
+            return {}
+        topics = {**newest.former_sink_topics, **{name: of.topic_id for name, of in known_sinks(newest).items()}}
+        told = {*written, *self.known, *(self._gone or ())}
+        return {name: topic_id for name, topic_id in topics.items() if name not in told}
+
+    def told_since(self, commit: int) -> int:
+        """Return from which commit on every topic is told that was written to.
+
+        :param commit: the number of the next one
+        """
+        newest = self._run.newest_own
+        return newest.sink_topics_since or commit if newest is not None else commit

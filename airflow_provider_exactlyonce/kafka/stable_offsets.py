@@ -57,22 +57,21 @@ class StableOffsets:
 
         :raises ExactlyOnceError: when a topic does not exist
         """
-        wanted = set(topics)
-        found = self.describe(wanted)
-        for topic in sorted(wanted - found.keys()):
-            raise ExactlyOnceError(f"topic {topic} does not exist on this cluster")
-        return [(topic, number) for topic, described in found.items() for number in described.partitions]
+        return [(topic, number) for topic, found in self._existing(topics).items() for number in found.partitions]
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Return the ids of topics, as the ledger's records have them.
 
         :raises ExactlyOnceError: when a topic does not exist
         """
+        return {topic: found.topic_id for topic, found in self._existing(topics).items()}
+
+    def _existing(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
         wanted = set(topics)
         found = self.describe(wanted)
         for topic in sorted(wanted - found.keys()):
             raise ExactlyOnceError(f"topic {topic} does not exist on this cluster")
-        return {topic: described.topic_id for topic, described in found.items()}
+        return found
 
     def describe(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
         """Return those of the topics that exist, by name."""

@@ -25,7 +25,7 @@ WORLDS = (
     World(guarantees=("exactly_once", "at_least_once")),
     World(loses=False),
 )
-STEPS = 30
+STEPS = 20
 WAITING = 12
 given = os.environ.get("GATE_SEEDS", "")
 SEEDS = [int(seed) for seed in given.split(",")] if given else list(range(len(WORLDS)))

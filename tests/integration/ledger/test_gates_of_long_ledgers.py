@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from airflow_provider_exactlyonce.ledger.gate import check
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from tests.integration.hand_written import HandWrittenPipeline, send
-from tests.integration.streaming.harness import eventually
+from tests.waiting import eventually
 
 MANY = 1_200
 

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -28,6 +27,7 @@ from typing import Any, Final
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control.file_lock import try_lock
 from airflow_provider_exactlyonce.control.home import SCHEMA, Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
@@ -213,7 +213,7 @@ def turn(home: Home, give_up: Callable[[], None]) -> Iterator[None]:
     """
     with (home.path.parent / "turn.lock").open("a+") as file:
         began = reminded = time.monotonic()
-        while not _locked(file.fileno()):
+        while not try_lock(file.fileno()):
             give_up()
             if time.monotonic() - reminded >= _REMIND_SECONDS or reminded == began:
                 reminded = time.monotonic()
@@ -223,14 +223,6 @@ def turn(home: Home, give_up: Callable[[], None]) -> Iterator[None]:
         file.write(f"pid {os.getpid()}, {home.path}\n")
         file.flush()
         yield
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _holder(path: str) -> str:

@@ -9,7 +9,6 @@ that of two who take it one does.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
 import socket
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control.file_lock import try_lock
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 
 HEARTBEAT_SECONDS: Final = 2.0
@@ -199,19 +199,11 @@ def _changing(path: Path) -> Iterator[None]:
     lock = path.with_name("lease.lock")
     with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)) as file:
         deadline = time.monotonic() + STALE_SECONDS
-        while not _locked(file.fileno()):
+        while not try_lock(file.fileno()):
             if time.monotonic() > deadline:
                 raise AlreadyRunningError(f"a process has held {lock} for {STALE_SECONDS:.0f} s: it is frozen; end it")
             time.sleep(_LOCK_POLL_SECONDS)
         yield
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def read(path: Path) -> Lease | None:

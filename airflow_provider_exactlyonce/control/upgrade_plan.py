@@ -6,7 +6,6 @@ knows which step may have been taken, and every step may be taken twice.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any, Final
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control.file_lock import try_lock
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
 
@@ -206,12 +206,10 @@ def working_on(home: Home, *, dry_run: bool = False) -> Iterator[None]:
     home.control.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(path_of(home, "upgrade.lock", dry_run=dry_run), os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(descriptor):
             raise AlreadyRunningError(
                 f"another process works on the upgrade of the pipeline in {home.path}; it goes on without this one"
-            ) from None
+            )
         yield
     finally:
         os.close(descriptor)

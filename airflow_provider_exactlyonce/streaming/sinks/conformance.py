@@ -34,7 +34,16 @@ from airflow_provider_exactlyonce.exceptions import (
     FencedError,
     RefusedError,
 )
-from airflow_provider_exactlyonce.streaming.sinks.fault_injection import Fault, Rehearsal, doubts, single_faults
+from airflow_provider_exactlyonce.streaming.sinks.fault_injection import (
+    BATCHES,
+    PIPELINE,
+    TASKS,
+    Fault,
+    Rehearsal,
+    context_in,
+    doubts,
+    single_faults,
+)
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     IDEMPOTENT,
     IDEMPOTENT_UNFENCED,
@@ -42,7 +51,6 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
     Sink,
     SinkAttempt,
     SinkCommitter,
-    SinkContext,
     SinkEntry,
 )
 
@@ -50,11 +58,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-_PIPELINE: Final = "conformance"
-_TASKS: Final = 2
 _ROWS: Final = 40  # of a commit
 _CHILD_SECONDS: Final = 60.0
-_REHEARSED: Final = 4  # batches of a rehearsal
 _HELD_SECONDS: Final = 0.3  # how long a claim may wait for a frozen commit before that goes on
 _REFUSED: Final = 3  # exit codes of a child, besides 0
 _FAILED: Final = 4
@@ -101,7 +106,7 @@ class SinkConformance:
         import pyarrow as pa
 
         first = commit * 1000 + task * 100
-        ids = list(range(first, first + _ROWS // _TASKS))
+        ids = list(range(first, first + _ROWS // TASKS))
         return pa.RecordBatch.from_pydict(
             {"id": pa.array(ids, pa.int64()), "k": [f"k{one % 5}" for one in ids], "v": [one / 4 for one in ids]}
         )
@@ -110,7 +115,7 @@ class SinkConformance:
 
     def test_rows_are_visible_once_after_the_commit_and_never_before(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
-        with closing(sink.open(_context(tmp_path))) as committer:
+        with closing(sink.open(context_in(tmp_path))) as committer:
             _same(committer.tail(), None, "the newest entry of a new sink")
             _same(committer.claim(1), None, "what the claim of a new sink returns")
             for commit in (1, 2, 3):
@@ -123,7 +128,7 @@ class SinkConformance:
 
     def test_an_aborted_attempt_is_never_visible_and_leaves_nothing(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
-        with closing(sink.open(_context(tmp_path))) as committer:
+        with closing(sink.open(context_in(tmp_path))) as committer:
             committer.claim(1)
             committer.abort()  # nothing is open
             self._stage(committer, run=1, commit=1)
@@ -137,12 +142,12 @@ class SinkConformance:
 
     def test_only_what_the_driver_was_told_is_committed_when_a_task_runs_twice(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
-        with closing(sink.open(_context(tmp_path))) as committer:
+        with closing(sink.open(context_in(tmp_path))) as committer:
             committer.claim(1)
             open_writer, attempt = committer.open_writer(), _attempt(1, 1)
             committer.begin(attempt)
             self._write(open_writer, attempt, 0)
-            told = [self._write(open_writer, attempt, task) for task in range(_TASKS)]
+            told = [self._write(open_writer, attempt, task) for task in range(TASKS)]
             lost = open_writer(attempt, 1)
             lost.write(self.make_rows(1, 1))
             lost.close()
@@ -154,9 +159,9 @@ class SinkConformance:
 
     def test_a_batch_without_rows_has_its_entry(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
-        with closing(sink.open(_context(tmp_path))) as committer:
+        with closing(sink.open(context_in(tmp_path))) as committer:
             committer.claim(1)
-            for commit, tasks in ((1, 0), (2, _TASKS)):
+            for commit, tasks in ((1, 0), (2, TASKS)):
                 empty = replace(self._entry(commit, 1), rows=0, digest=0)
                 attempt = _attempt(1, commit)
                 committer.begin(attempt)
@@ -174,7 +179,7 @@ class SinkConformance:
     def test_what_the_pipeline_has_forgotten_may_go_and_the_newest_entry_stays(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
         entries = [self._entry(commit, 1) for commit in (1, 2, 3)]
-        with closing(sink.open(_context(tmp_path))) as committer:
+        with closing(sink.open(context_in(tmp_path))) as committer:
             _same(committer.claim(1), None, "what the claim of a new sink returns")
             committer.forget(1)
             for entry in entries:
@@ -191,7 +196,7 @@ class SinkConformance:
 
     def test_a_claim_can_be_repeated_and_says_what_is_committed(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
-        with closing(sink.open(_context(tmp_path))) as committer:
+        with closing(sink.open(context_in(tmp_path))) as committer:
             for _ in range(2):
                 _same(committer.claim(1), None, "what a claim returns before the first commit")
             self._commit(committer, run=1, commit=1)
@@ -206,8 +211,8 @@ class SinkConformance:
     def test_a_superseded_run_commits_nothing_any_more(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
         with (
-            closing(sink.open(_context(tmp_path))) as old,
-            closing(sink.open(_context(tmp_path))) as new,
+            closing(sink.open(context_in(tmp_path))) as old,
+            closing(sink.open(context_in(tmp_path))) as new,
         ):
             old.claim(1)
             self._commit(old, run=1, commit=1)
@@ -224,8 +229,8 @@ class SinkConformance:
     def test_a_superseded_run_cannot_even_note_a_batch_of_no_tasks(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
         with (
-            closing(sink.open(_context(tmp_path))) as old,
-            closing(sink.open(_context(tmp_path))) as new,
+            closing(sink.open(context_in(tmp_path))) as old,
+            closing(sink.open(context_in(tmp_path))) as new,
         ):
             old.claim(1)
             new.claim(2)
@@ -241,8 +246,8 @@ class SinkConformance:
 
     def test_pipelines_that_share_a_target_do_not_meet(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
-        other = replace(_context(tmp_path), pipeline="conformance-other", home=tmp_path / "other")
-        with closing(sink.open(_context(tmp_path))) as one, closing(sink.open(other)) as two:
+        other = replace(context_in(tmp_path), pipeline="conformance-other", home=tmp_path / "other")
+        with closing(sink.open(context_in(tmp_path))) as one, closing(sink.open(other)) as two:
             one.claim(5)
             self._commit(one, run=5, commit=1)
             _same(two.claim(1), None, "what another pipeline's claim returns")
@@ -279,7 +284,7 @@ class SinkConformance:
         if set_back:
             rehearsal.run(until=1)
             put_back = self.set_back(sink, folder)
-            rehearsal.run(until=_REHEARSED - 1)
+            rehearsal.run(until=BATCHES - 1)
             put_back()
             rehearsal.world.done = 1
         try:
@@ -287,12 +292,12 @@ class SinkConformance:
             rehearsal.run()  # the next claim settles what the last run could not
             kept = [
                 self.make_rows(commit, task)
-                for commit in range(1, _REHEARSED + 1)
-                for task in range(_TASKS)
+                for commit in range(1, BATCHES + 1)
+                for task in range(TASKS)
                 if not rehearsal.is_empty(commit)
             ]
             _same_rows(self.visible(sink), kept, "in the end")
-            with closing(sink.open(rehearsal.context())) as committer:
+            with closing(sink.open(context_in(folder))) as committer:
                 _same(list(committer.audit(rehearsal.entries())), [], "what the audit finds")
         except Exception as error:
             raise AssertionError(f"seed {self.seed}, {'; '.join(map(str, faults))}: {error}") from error
@@ -336,7 +341,7 @@ class SinkConformance:
     def test_the_audit_finds_what_differs_and_nothing_else(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
         entries = [self._entry(commit, 1) for commit in (1, 2, 3)]
-        with closing(sink.open(_context(tmp_path))) as committer:
+        with closing(sink.open(context_in(tmp_path))) as committer:
             committer.claim(1)
             for commit in (1, 2, 3):
                 self._commit(committer, run=1, commit=commit)
@@ -350,12 +355,12 @@ class SinkConformance:
 
         sink = self.make_sink(tmp_path)
         copy = pickle.loads(cloudpickle.dumps(sink))
-        with closing(copy.open(_context(tmp_path))) as committer:
+        with closing(copy.open(context_in(tmp_path))) as committer:
             committer.claim(1)
             attempt = _attempt(1, 1)
             committer.begin(attempt)
             sent = pickle.loads(cloudpickle.dumps(committer.open_writer()))
-            committer.pre_commit([self._write(sent, attempt, task) for task in range(_TASKS)])
+            committer.pre_commit([self._write(sent, attempt, task) for task in range(TASKS)])
             committer.commit(self._entry(1, 1))
             committer.settled(1)
         self._expect(sink, 1, "after a batch by a copy of the sink")
@@ -395,7 +400,7 @@ class SinkConformance:
             lineage="lineage",
             batch=commit - 1,
             source={"events": ends},
-            rows=sum(self.make_rows(commit, task).num_rows for task in range(_TASKS)),
+            rows=sum(self.make_rows(commit, task).num_rows for task in range(TASKS)),
             digest=commit * 2**60 + 7919,
         )
 
@@ -412,7 +417,7 @@ class SinkConformance:
     def _stage(self, committer: SinkCommitter, *, run: int, commit: int) -> None:
         attempt = _attempt(run, commit)
         committer.begin(attempt)
-        committer.pre_commit([self._write(committer.open_writer(), attempt, task) for task in range(_TASKS)])
+        committer.pre_commit([self._write(committer.open_writer(), attempt, task) for task in range(TASKS)])
 
     def _commit(self, committer: SinkCommitter, *, run: int, commit: int) -> None:
         self._stage(committer, run=run, commit=commit)
@@ -421,12 +426,12 @@ class SinkConformance:
 
     def _expect(self, sink: Sink, commits: int, when: str) -> None:
         """Compare what is visible with the rows of so many commits, row by row."""
-        given = [self.make_rows(commit, task) for commit in range(1, commits + 1) for task in range(_TASKS)]
+        given = [self.make_rows(commit, task) for commit in range(1, commits + 1) for task in range(TASKS)]
         _same_rows(self.visible(sink), given, when, early=sink.guarantee in (IDEMPOTENT, IDEMPOTENT_UNFENCED))
 
     def _next_run(self, sink: Sink, folder: Path, *, run: int, has: int) -> None:
         """Let the next run claim the sink, which has so many commits, and commit once more."""
-        with closing(sink.open(_context(folder))) as committer:
+        with closing(sink.open(context_in(folder))) as committer:
             claimed = committer.claim(run)
             _same(claimed.commit if claimed else 0, has, f"the commit that the claim of run {run} returns")
             _same(list(self.staged(sink)), [], f"what is still staged after the claim of run {run}")
@@ -438,7 +443,7 @@ class SinkConformance:
     def _recovered(self, sink: Sink, folder: Path, where: str, run: int = 2) -> None:
         """After a crash in commit 1: the next run finishes it, and goes on."""
         try:
-            with closing(sink.open(_context(folder))) as committer:
+            with closing(sink.open(context_in(folder))) as committer:
                 entry = committer.claim(run)
                 _same(list(self.staged(sink)), [], "what is still staged after the next claim")
                 if entry is None:
@@ -457,7 +462,7 @@ class SinkConformance:
 
     def _life(self, sink: Sink, folder: Path) -> Iterator[str]:
         """Go through run 1 and its commit 1; yields each step when it is done."""
-        committer = sink.open(_context(folder))
+        committer = sink.open(context_in(folder))
         yield "open"
         committer.claim(1)
         yield "claim"
@@ -469,7 +474,7 @@ class SinkConformance:
         yield "write"
         told = [writer.finish()]
         writer.close()
-        told += [self._write(committer.open_writer(), attempt, task) for task in range(1, _TASKS)]
+        told += [self._write(committer.open_writer(), attempt, task) for task in range(1, TASKS)]
         yield "finish"
         committer.pre_commit(told)
         yield "pre_commit"
@@ -544,14 +549,8 @@ class SinkConformance:
         return claimed[0], ended
 
 
-def _context(folder: Path) -> SinkContext:
-    home = folder / "home"
-    home.mkdir(exist_ok=True)
-    return SinkContext(pipeline=_PIPELINE, home=home)
-
-
 def _attempt(run: int, commit: int) -> SinkAttempt:
-    return SinkAttempt(name=os.urandom(16).hex(), pipeline=_PIPELINE, commit=commit, run=run)
+    return SinkAttempt(name=os.urandom(16).hex(), pipeline=PIPELINE, commit=commit, run=run)
 
 
 def _folder(tmp_path: Path, name: str) -> Path:
@@ -613,7 +612,7 @@ def _refused(commit: Callable[[], object]) -> None:
 
 def _claim(sink: Sink, folder: Path, run: int) -> SinkEntry | ExactlyOnceError | None:
     try:
-        with closing(sink.open(_context(folder))) as committer:
+        with closing(sink.open(context_in(folder))) as committer:
             return committer.claim(run)
     except ExactlyOnceError as error:
         return error

@@ -61,8 +61,10 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_PIPELINE: Final = "conformance"
+PIPELINE: Final = "conformance"
 TASKS: Final = 2
+#: Batches of a rehearsal; one of them is empty.
+BATCHES: Final = 4
 #: Runs that may follow each other until all batches are committed.
 _RUNS_MAXIMUM: Final = 40
 #: Attempts of a batch, and tries of a claim, within one run.
@@ -308,7 +310,7 @@ class _MemoryRun(Run):
         self.world: Final = world
         self.seam: Final = seam
         self.pending: CommitRecord | None = None
-        self.pipeline = _PIPELINE  # type: ignore[misc]
+        self.pipeline = PIPELINE  # type: ignore[misc]
         self.options = RunOptions(config={}, token="t", version="v", transaction_timeout_milliseconds=60_000)  # type: ignore[misc]
         self.client = cast(WireClient, SimpleNamespace(admin=SimpleNamespace(describe_topics=lambda topics: [])))  # type: ignore[misc]
         self.session = cast(TransactionSession, _Session(self))  # type: ignore[misc]
@@ -429,7 +431,7 @@ class Rehearsal:
     :param batches: how many are committed; one of them is empty
     """
 
-    def __init__(self, sink: Sink, folder: Path, make_rows: MakeRows, *, batches: int = 4) -> None:
+    def __init__(self, sink: Sink, folder: Path, make_rows: MakeRows, *, batches: int = BATCHES) -> None:
         self._sink: Final = sink
         self._folder: Final = folder
         self._make_rows: Final = make_rows
@@ -469,12 +471,6 @@ class Rehearsal:
             for record in self.world.commits
         ]
 
-    def context(self) -> SinkContext:
-        """Return where the sink is used."""
-        home = self._folder / "home"
-        home.mkdir(exist_ok=True)
-        return SinkContext(pipeline=_PIPELINE, home=home)
-
     def _succeed(self, batches: int) -> None:
         """Let a successor claim, and finish so many batches, while another run is frozen."""
         if not self._live(Seam(), batches):
@@ -484,7 +480,7 @@ class Rehearsal:
         """Live one run: a claim, and the batches that are left; false when it failed, or was superseded."""
         world, run = self.world, _MemoryRun(self.world, seam)
         first, share = world.done, Share(self._sink)
-        committer = FaultyCommitter(self._sink.open(self.context()), seam)
+        committer = FaultyCommitter(self._sink.open(context_in(self._folder)), seam)
         with closing(OtherSinks(run.pipeline, {self._sink.name: committer})) as sinks:
             transaction = _Sinks(run, sinks, Shares(kafka=None, others=(share,)))
             coordinator = CommitCoordinator(
@@ -538,6 +534,16 @@ class Rehearsal:
             struct = pa.StructArray.from_arrays([*rows.columns, digest], names=[*rows.schema.names, DIGEST_FIELD])
             stage.append(pa.RecordBatch.from_arrays([struct], names=[column_of(0)]))
         return stage
+
+
+def context_in(folder: Path) -> SinkContext:
+    """Return where a sink under test is used.
+
+    :param folder: the pipeline's home lies in it
+    """
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    return SinkContext(pipeline=PIPELINE, home=home)
 
 
 def single_faults(seam: Seam, *, following: Sequence[int] = (0,)) -> list[Fault]:

@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.control import lease
 from airflow_provider_exactlyonce.doctor import gather, look_at_transactions
 from airflow_provider_exactlyonce.doctor.examine import examine
 from airflow_provider_exactlyonce.doctor.rooms import transactions as transaction_room
-from airflow_provider_exactlyonce.kafka import preflight
+from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
 from tests.integration import doctor_faults as faults
@@ -229,7 +229,7 @@ def test_what_does_not_answer_is_told_and_the_rest_is_looked_at(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gather, "_PATIENCE_SECONDS", 1.0)
-    monkeypatch.setattr(preflight, "_DIAGNOSIS_SECONDS", 1.0)
+    monkeypatch.setattr(reach, "_PATIENCE_SECONDS", 1.0)
     faults.torn_state(patient)
     faults.damaged_savepoint(patient)
     with socket.socket() as free:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,21 +16,21 @@ from tests.integration.streaming.harness import CONF
 @pytest.fixture(scope="package")
 def jvm() -> Iterator[None]:
     """Make the drivers of this package, which run in this process one after the other, share one JVM."""
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     arguments = ["--jars", ",".join(map(str, spark_connector_jars()))]
     for name, value in {**CONF, "spark.ui.showConsoleProgress": "false", "spark.master": "local[2]"}.items():
         arguments += ["--conf", f"{name}={value}"]
-    os.environ["PYSPARK_SUBMIT_ARGS"] = f"{shlex.join(arguments)} pyspark-shell"
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    stop = SparkSession.stop
-    SparkSession.stop = lambda _: None  # type: ignore[method-assign]  # the next driver takes the session over
-    yield
-    del os.environ["PYSPARK_SUBMIT_ARGS"]
-    SparkSession.stop = stop  # type: ignore[method-assign]
-    if (active := SparkSession.getActiveSession()) is not None:
-        active.stop()
-    end_jvm()
+    with pytest.MonkeyPatch.context() as patched:  # it may be there twice, for this package and the one around it
+        patched.setenv("PYSPARK_SUBMIT_ARGS", f"{shlex.join(arguments)} pyspark-shell")
+        patched.setenv("PYSPARK_PYTHON", sys.executable)
+        patched.setattr(SparkSession, "stop", lambda _: None)  # the next driver takes the session over
+        yield
+    if SparkContext._gateway is not None:
+        if (active := SparkSession.getActiveSession()) is not None:
+            active.stop()
+        end_jvm()
 
 
 @pytest.fixture

@@ -122,6 +122,6 @@ def names_of(world: World, result: Path, **more: str) -> dict[str, str]:
         "TEST_SINK": world.sink,
         "TEST_HOME": str(world.home),
         "TEST_RESULT": str(result),
-        "TEST_OFFSETS": "{}",
+        "TEST_OFFSETS": json.dumps({world.source: {"0": 0}}),
         **more,
     }

@@ -111,8 +111,7 @@ def test_what_has_written_a_part_goes_on_with_its_version_though_the_pipeline_wa
     home = Home(tmp_path / "home")
     home.create(pipeline.name)
     for version in ("old", "v"):
-        (tmp_path / f"{version}.py").write_text(f"# {version}")
-        releases.keep(home, version, tmp_path / f"{version}.py")
+        releases.keep(home, version, tmp_path / f"{version}.py", version.encode())
     made = homes.make(home, pipeline.name, BackfillRequest.parse(commits="1..1", output="reemit"))
 
     def runs() -> str:

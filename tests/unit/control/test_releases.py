@@ -21,7 +21,11 @@ from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, Refused
 from airflow_provider_exactlyonce.restart import RestartStrategy
 
 DRIVER = Path(__file__).with_name("contract_driver.py")
-PLAN = Plan(id="a1", pipeline="p", step=Step.CHECK, options=Options(), application="/jobs/new.py", token="mine")
+
+
+def plan_at(step: Step) -> Plan:
+    """Return an upgrade whose step has just begun."""
+    return Plan(id="a1", pipeline="p", step=step, options=Options(), application="/jobs/new.py", token="mine")
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ def test_an_older_version_never_undoes_an_upgrade(home: Home) -> None:
 
 @pytest.mark.parametrize("step", list(Step))
 def test_while_an_upgrade_is_under_way_only_its_own_driver_may_start(home: Home, step: Step) -> None:
-    upgrade_plan.write(home, replace(PLAN, step=step))
+    upgrade_plan.write(home, plan_at(step))
     releases.write(home, Release(version="new", since=1, previous="old", savepoint="1-a"))
     releases.check_start(home, "new", "mine")
     with pytest.raises(VersionRefusedError):
@@ -93,7 +97,7 @@ def test_what_runs_is_the_version_in_use_whatever_file_is_asked_for(home: Home, 
 
 
 def test_a_supervisor_starts_nothing_while_an_upgrade_is_under_way_and_goes_on_after_it(home: Home) -> None:
-    upgrade_plan.write(home, replace(PLAN, step=Step.START))
+    upgrade_plan.write(home, plan_at(Step.START))
     launch = Launch(command=["true"], printable="true", environment={})
     supervisor = Supervisor(
         home, launch, owner="o", until="forever", strategy=RestartStrategy.none(), poll_seconds=0.05
@@ -111,16 +115,16 @@ def test_a_supervisor_starts_nothing_while_an_upgrade_is_under_way_and_goes_on_a
     time.sleep(0.5)
     assert not home.intent.exists()
     assert list(home.logs.glob("*")) == []
-    upgrade_plan.write(home, replace(PLAN, step=Step.DONE))
+    upgrade_plan.write(home, plan_at(Step.DONE))
     thread.join()
     assert not thread.is_alive()
     [error] = errors
     assert "without an account" in str(error) or "never said" in str(error), "it has started what it was given"
 
 
-@pytest.mark.parametrize("step", [step for step in Step if replace(PLAN, step=step).holds_starts])
+@pytest.mark.parametrize("step", [step for step in Step if plan_at(step).holds_starts])
 def test_a_supervisor_waits_no_longer_for_an_upgrade_whose_task_is_gone_for_good(home: Home, step: Step) -> None:
-    plan = replace(PLAN, step=step)
+    plan = plan_at(step)
     plan = replace(plan, entered=time.time() - plan.step_seconds - 1)
     upgrade_plan.write(home, plan)
     launch = Launch(command=["true"], printable="true", environment={})
@@ -133,11 +137,11 @@ def test_a_supervisor_waits_no_longer_for_an_upgrade_whose_task_is_gone_for_good
     assert list(home.logs.glob("*")) == []
 
 
-@pytest.mark.parametrize("step", [step for step in Step if replace(PLAN, step=step).holds_starts])
+@pytest.mark.parametrize("step", [step for step in Step if plan_at(step).holds_starts])
 def test_an_upgrade_is_not_given_up_while_somebody_works_on_it_or_its_step_may_take_longer(
     home: Home, step: Step
 ) -> None:
-    plan = replace(PLAN, step=step, entered=1_000_000.0, options=Options(stop_timeout=5000.0, stable_timeout=7000.0))
+    plan = replace(plan_at(step), entered=1_000_000.0, options=Options(stop_timeout=5000.0, stable_timeout=7000.0))
     longest = {Step.STOP: 5000.0, Step.STOP_NEW: 5000.0, Step.REST: 5000.0, Step.WATCH: 7000.0}.get(step, 0.0)
     over = plan.entered + longest + 600.0
     upgrade_plan.write(home, plan)
@@ -151,7 +155,7 @@ def test_an_upgrade_is_not_given_up_while_somebody_works_on_it_or_its_step_may_t
 
 
 def test_a_supervisor_takes_over_the_driver_that_an_upgrade_has_started(home: Home) -> None:
-    upgrade_plan.write(home, replace(PLAN, step=Step.WATCH))
+    upgrade_plan.write(home, plan_at(Step.WATCH))
     command = [
         sys.executable,
         str(DRIVER),

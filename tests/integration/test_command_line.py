@@ -57,7 +57,7 @@ def test_list_shows_the_last_commit_the_run_the_state_and_the_home_of_each_pipel
         assert listed(capsys)[crafted.pipeline]["state"] == "starting"
     assert cli.main(["list"]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith(crafted.pipeline)]
-    assert line.split()[-1] == str(home.path)
+    assert str(home.path) in line.split()
 
 
 def test_list_shows_a_pipeline_without_a_commit_one_without_a_claim_and_tells_backfills_apart(

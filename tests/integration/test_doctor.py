@@ -25,6 +25,7 @@ from airflow_provider_exactlyonce.control import lease
 from airflow_provider_exactlyonce.doctor import gather, look_at_transactions
 from airflow_provider_exactlyonce.doctor.examine import examine
 from airflow_provider_exactlyonce.doctor.rooms import transactions as transaction_room
+from airflow_provider_exactlyonce.exceptions import IncompatibleVersionError
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
@@ -322,7 +323,8 @@ def test_what_a_start_of_a_changed_job_leaves_behind_is_dropped_and_the_old_job_
     patient: Patient, clinic: Bench
 ) -> None:
     clinic.input().send(patient.case.topics)
-    Case(**{**vars(patient.case), "shape": Shape(counted_otherwise, "update")}).run(expected=1)
+    changed = Case(**{**vars(patient.case), "shape": Shape(counted_otherwise, "update")})
+    changed.run(expected=IncompatibleVersionError.exit_code)
     assert names(ask(patient.case)[1]) == {"driver-failed", "leftover-offsets"}
     assert names(ask(patient.case, "--fix")[1]) == set()
     restarts(patient, batches=1)

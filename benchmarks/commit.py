@@ -25,12 +25,12 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.ledger.records import SinkRange
-from airflow_provider_exactlyonce.streaming.batch import Batch
-from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
-from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
-from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
-from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 
 TOPIC, SOURCE = "rows", "events"
 PARTITIONS = 4

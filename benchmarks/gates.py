@@ -40,10 +40,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.kafka import preflight
-from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
-from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
-from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
+from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from benchmarks.commit import PARTITIONS, PIPELINE, SOURCE, TOPIC, OneRow, batch_of
 
 RESULT = Path(__file__).parent / "results" / "gates.json"

@@ -26,7 +26,7 @@ import pyarrow as pa
 from pyarrow import csv
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
+from airflow_provider_exactlyonce.streaming.sinks.postgres.sink import PostgresSink
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkContext, SinkEntry
 from tests import postgres
 

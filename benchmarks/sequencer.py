@@ -29,11 +29,11 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from multiprocessing.connection import Connection
 
-from airflow_provider_exactlyonce.streaming.sequencer_client import Address, first_place
-from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
-from airflow_provider_exactlyonce.streaming.sequencer_server import SequencerServer
+from airflow_provider_exactlyonce.streaming.commit.write_stage import CANDIDATES
+from airflow_provider_exactlyonce.streaming.sequencer.client import Address, first_place
+from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
-from airflow_provider_exactlyonce.streaming.sinks.kafka_writer import CANDIDATES
 
 ROWS = 5  # of a body; nothing depends on it
 

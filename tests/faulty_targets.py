@@ -9,9 +9,10 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from airflow_provider_exactlyonce.streaming.sinks import files, write_ahead_log
-from airflow_provider_exactlyonce.streaming.sinks.fault_injection import InjectedFaultError, target_call
-from airflow_provider_exactlyonce.streaming.sinks.storage import Storage, open_storage
+from airflow_provider_exactlyonce.streaming.sinks.files import sink as files
+from airflow_provider_exactlyonce.streaming.sinks.files.storage import Storage, open_storage
+from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import sink as write_ahead_log
+from airflow_provider_exactlyonce.testing.fault_injection import InjectedFaultError, target_call
 
 _T = TypeVar("_T")
 

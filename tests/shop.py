@@ -11,7 +11,7 @@ from decimal import Decimal
 from types import ModuleType
 from typing import Any
 
-from airflow_provider_exactlyonce.streaming import job_file
+from airflow_provider_exactlyonce.streaming.job import loader
 
 START = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 #: The example jobs that keep state: the name of the function that does, and the columns of its key.
@@ -136,7 +136,7 @@ EXPECTED: Mapping[str, Callable[[Iterable[Event]], Rows]] = {
 
 def module_of(job: str) -> ModuleType:
     """Return an example job's module."""
-    pipeline = job_file.load(f"dags/jobs/{job}.py")
+    pipeline = loader.load(f"dags/jobs/{job}.py")
     module = ModuleType(job)
     vars(module).update(pipeline.function.__globals__)
     return module

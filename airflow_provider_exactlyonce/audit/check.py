@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.audit import topics
+from airflow_provider_exactlyonce.audit.batch_producers import LogWriters
+from airflow_provider_exactlyonce.audit.committed_reader import ReadableRecords
 from airflow_provider_exactlyonce.audit.findings import Findings, Report, Violation
 from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck, Place
-from airflow_provider_exactlyonce.audit.log_writers import LogWriters
-from airflow_provider_exactlyonce.audit.readable import ReadableRecords
 from airflow_provider_exactlyonce.audit.sink_check import SinkCheck, Totals
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_exactlyonce.audit.batch_producers import LogWriters
+from airflow_provider_exactlyonce.audit.committed_reader import ReadableRecords
 from airflow_provider_exactlyonce.audit.findings import Violation
 from airflow_provider_exactlyonce.audit.ledger_check import Place
-from airflow_provider_exactlyonce.audit.log_writers import LogWriters
 from airflow_provider_exactlyonce.audit.partition_check import PartitionCheck, RangeFound, Stray
-from airflow_provider_exactlyonce.audit.readable import ReadableRecords
 from airflow_provider_exactlyonce.audit.topics import SinkTopic
 from airflow_provider_exactlyonce.kafka.digest import record_digest
 from airflow_provider_exactlyonce.ledger.records import CommitRecord

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_provider_exactlyonce.backfill import homes, results
+from airflow_provider_exactlyonce.backfill import results, workspace
 from airflow_provider_exactlyonce.control import releases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -25,7 +25,7 @@ def application_of(made: Home, config: Mapping[str, Any]) -> str:
     :param config: client configuration in librdkafka's names
     :raises RefusedError: when it was not kept
     """
-    asked, begun = homes.asked_of(made), homes.begun(made)
+    asked, begun = workspace.asked_of(made), workspace.begun(made)
     home, pipeline = Home(asked.home), asked.pipeline
     if begun is not None:
         written = results.written_of(config, pipeline, begun.name)

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_exactlyonce.backfill import homes, progress, results
-from airflow_provider_exactlyonce.backfill.homes import Asked, Begun
+from airflow_provider_exactlyonce.backfill import progress, results, workspace
 from airflow_provider_exactlyonce.backfill.progress import Done
 from airflow_provider_exactlyonce.backfill.resolve import Resolver
+from airflow_provider_exactlyonce.backfill.workspace import Asked, Begun
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control.home import Home
@@ -48,7 +48,7 @@ def begin(home: Home, config: Mapping[str, Any], version: str, topics: Sequence[
     :param topics: the pipeline's sources
     :raises RefusedError: when it can't be run, or it can't be told what is written
     """
-    asked, known = homes.asked_of(home), homes.begun(home)
+    asked, known = workspace.asked_of(home), workspace.begun(home)
     _check_ledger(home, asked, config)
     resolver = Resolver(config, asked.pipeline, topics, Savepoints(Home(asked.home).savepoints))
     if known is not None and known.version == version:
@@ -66,7 +66,7 @@ def begin(home: Home, config: Mapping[str, Any], version: str, topics: Sequence[
     same = known is not None and (written.begun is None or known.resolved.writes_the_same(written.begun))
     if known is None or done is None or not same:
         known = Begun(version=version, name=name, resolved=resolver.resolve(asked.request, written.begun))
-        homes.begin(home, known)
+        workspace.begin(home, known)
         done = None
     return Start(begun=known, done=done)
 
@@ -78,14 +78,14 @@ def _check_ledger(home: Home, asked: Asked, config: Mapping[str, Any]) -> None:
     """
     with LedgerReader(config, backfill_pipeline(asked.pipeline)) as reader:
         tail = reader.tail()
-    homes.check_ledger(home, tail)
+    workspace.check_ledger(home, tail)
     claim = tail.claim if tail is not None else None
     if claim is None or claim.home == home.identity():
         return
     with LedgerReader(config, asked.pipeline) as reader:
         own = reader.tail()
     if own is not None and own.claim is not None and own.claim.home == Home(asked.home).identity():
-        homes.adopt(home, claim.home)  # it is the pipeline's: what was below it was lost
+        workspace.adopt(home, claim.home)  # it is the pipeline's: what was below it was lost
 
 
 def _settled(home: Home) -> Done | None:

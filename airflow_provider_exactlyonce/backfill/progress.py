@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from airflow_provider_exactlyonce import codec
-from airflow_provider_exactlyonce.checkpoint import whole
+from airflow_provider_exactlyonce.checkpoint import integrity
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import json_store
 
 log = logging.getLogger("exactlyonce")
 
@@ -61,13 +61,13 @@ class Done:
 def write(checkpoint: Checkpoint, done: Done) -> None:
     """Keep what has been done."""
     batches = {name: {str(batch): one for batch, one in getattr(done, name).items()} for name in _BY_BATCH}
-    documents.write(checkpoint.path.parent / _FILE, {"schema": _SCHEMA, **codec.dump(done), **batches})
+    json_store.write(checkpoint.path.parent / _FILE, {"schema": _SCHEMA, **codec.dump(done), **batches})
 
 
 def read(checkpoint: Checkpoint) -> Done | None:
     """Read ``steps.json``; None when it is lost, or of schema 1, which has only the newest batch's step."""
     path = checkpoint.path.parent / _FILE
-    body = documents.read(path, (1, _SCHEMA))
+    body = json_store.read(path, (1, _SCHEMA))
     return None if body is None or body.get("schema") != _SCHEMA else codec.load(Done, body, str(path))
 
 
@@ -77,7 +77,7 @@ def settle(checkpoint: Checkpoint) -> Done | None:
     :returns: None when the checkpoint can't be gone on with
     """
     done = read(checkpoint)
-    found, defects = whole.newest_whole(checkpoint)
+    found, defects = integrity.newest_whole(checkpoint)
     newest = -1 if found is None else found
     if done is None or not done.base <= newest <= done.batch:
         return None

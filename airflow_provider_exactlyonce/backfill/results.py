@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_exactlyonce.backfill.homes import Begun
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, digits
 from airflow_provider_exactlyonce.backfill.resolve import Positions, Resolved, Span
+from airflow_provider_exactlyonce.backfill.workspace import Begun
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord, backfill_pipeline

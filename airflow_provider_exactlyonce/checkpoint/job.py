@@ -10,10 +10,10 @@ from pathlib import Path
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.checkpoint import plan as plans
 from airflow_provider_exactlyonce.checkpoint.plan import Plan
-from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.ledger.recorded import Stretch
+from airflow_provider_exactlyonce.ledger.commit_range import Stretch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +45,13 @@ class JobDescription:
 def write(home: Home, lineage: str, job: JobDescription) -> None:
     """Keep the description of a job that is about to run in a lineage."""
     body = {**asdict(job), "plan": plans.encode(job.plan) if job.plan else None}
-    documents.write(_path(home, lineage, job.version), body)
+    json_store.write(_path(home, lineage, job.version), body)
 
 
 def read(home: Home, lineage: str, version: str) -> JobDescription | None:
     """Return the description of a version that ran in a lineage, None when there is none."""
     path = _path(home, lineage, version)
-    body = documents.read(path)
+    body = json_store.read(path)
     if body is None:
         return None
     plan = plans.decode(body["plan"]) if body.get("plan") else None

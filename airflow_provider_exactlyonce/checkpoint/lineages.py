@@ -20,7 +20,7 @@ from typing import Final
 
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint import storage
-from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
@@ -50,7 +50,7 @@ def make(
     for path, text in (texts or {}).items():
         (unfinished / "checkpoint" / path).parent.mkdir(parents=True, exist_ok=True)
         (unfinished / "checkpoint" / path).write_text(text)
-    documents.write(unfinished / "lineage.json", lineage.document())
+    json_store.write(unfinished / "lineage.json", lineage.document())
     _flush(unfinished)
     failpoints.reach("restore-copied")
     os.rename(unfinished, target)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
+from airflow_provider_exactlyonce.checkpoint.integrity import newest_whole
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.checkpoint.whole import newest_whole
 from airflow_provider_exactlyonce.control import commands, drivers
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.commands import SavepointRequest

@@ -1,7 +1,8 @@
 """Restores a pipeline from a savepoint: a fresh lineage in its home, which the next start of its driver runs.
 
 With the savepoint at commit s and the ledger at l, the driver first runs the commits s+1 to l again without writing
-(mode ``suppress``), so that its state is that of l; see :mod:`airflow_provider_exactlyonce.streaming.replay`. Mode
+(mode ``suppress``), so that its state is that of l; see :mod:`~airflow_provider_exactlyonce.streaming.replay.replay`.
+Mode
 ``fail`` refuses unless s is l, and mode ``reemit`` goes on right after s and writes the output again. All that a replay
 needs is looked for here, before anything is changed.
 """
@@ -24,8 +25,8 @@ from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
+from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits, Stretch, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
-from airflow_provider_exactlyonce.ledger.recorded import RecordedCommits, Stretch, check_input
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
 
 

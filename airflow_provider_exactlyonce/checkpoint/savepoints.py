@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce import failpoints
-from airflow_provider_exactlyonce.checkpoint import storage, sums, whole
+from airflow_provider_exactlyonce.checkpoint import checksums, integrity, storage
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import READABLE, Savepoint, decode, describe, encode
 from airflow_provider_exactlyonce.checkpoint.state import Defect
-from airflow_provider_exactlyonce.control import documents, lease
+from airflow_provider_exactlyonce.control import json_store, lease
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
@@ -137,7 +137,7 @@ class Savepoints:
         for name in self._names():
             if name.endswith(f"-{request}") and (taken := self._read(name)):
                 return taken
-        needed = whole.files_of(checkpoint, batch)
+        needed = integrity.files_of(checkpoint, batch)
         if needed.defects:
             raise RefusedError(
                 f"batch {batch} of {checkpoint.path} is not whole, so no savepoint is taken of it: "
@@ -148,7 +148,7 @@ class Savepoints:
         if directory.is_dir() and self._is_leftover(savepoint_id):
             self._remove(savepoint_id)
         failpoints.reach("before-savepoint")
-        documents.write(directory / "taking.json", _taker(), durable=False)
+        json_store.write(directory / "taking.json", _taker(), durable=False)
         try:
             known = _KnownSums(self._newest_first())
             _copy(checkpoint.path, directory / "checkpoint", needed.files, known.newest)
@@ -175,7 +175,7 @@ class Savepoints:
         """
         savepoint = replace(self.get(savepoint_id), pinned=pinned)
         told = self._manifest(savepoint_id) or encode(savepoint)  # a newer release may have said more than we read
-        documents.write(self.directory / savepoint_id / "manifest.json", {**told, "pinned": pinned})
+        json_store.write(self.directory / savepoint_id / "manifest.json", {**told, "pinned": pinned})
         return savepoint
 
     def delete(self, savepoint_id: str) -> None:
@@ -226,7 +226,7 @@ class Savepoints:
         """
         savepoint = self.get(savepoint_id)
         checkpoint = self.checkpoint(savepoint_id)
-        needed = whole.files_of(checkpoint, savepoint.batch)
+        needed = integrity.files_of(checkpoint, savepoint.batch)
         defects = {defect.path: defect for defect in needed.defects}
         for path in needed.files:
             if path not in savepoint.files:
@@ -240,7 +240,7 @@ class Savepoints:
     def copying(self) -> Iterator[Path]:
         """Give a directory for a copy of a savepoint that is worked on; it goes with the copy, or as a leftover."""
         directory = self.directory / f"{_COPY}{uuid.uuid4().hex[:8]}"
-        documents.write(directory / "taking.json", _taker(), durable=False)
+        json_store.write(directory / "taking.json", _taker(), durable=False)
         try:
             yield directory
         finally:
@@ -272,13 +272,13 @@ class Savepoints:
         return decode({**body, "id": name}) if body else None
 
     def _manifest(self, name: str) -> dict[str, Any] | None:
-        return documents.read(self.directory / name / "manifest.json", READABLE)
+        return json_store.read(self.directory / name / "manifest.json", READABLE)
 
     def _write(self, savepoint: Savepoint) -> None:
-        documents.write(self.directory / savepoint.id / "manifest.json", encode(savepoint))
+        json_store.write(self.directory / savepoint.id / "manifest.json", encode(savepoint))
 
     def _delete(self, name: str) -> None:
-        documents.write(self.directory / name / "deleting.json", _taker())
+        json_store.write(self.directory / name / "deleting.json", _taker())
         failpoints.reach("during-savepoint-delete")
         self._remove(name)
 
@@ -295,7 +295,7 @@ class Savepoints:
             return True
         if (directory / "manifest.json").exists() or not (_ID.fullmatch(name) or name.startswith(_COPY)):
             return False
-        taker = documents.read(directory / "taking.json")
+        taker = json_store.read(directory / "taking.json")
         age = time.time() - directory.stat().st_mtime
         if taker is None:
             return age > _FRESH_SECONDS
@@ -370,10 +370,10 @@ def _size_and_sum(source: Path, copy: Path, path: str, known: _KnownSums) -> tup
     """Return size and checksum of a file, read only where nobody has left a checksum of it."""
     size = copy.stat().st_size
     facts = known.newest.get(path)
-    if facts is None and (left := sums.left_by_writers(source, size)):
+    if facts is None and (left := checksums.left_by_writers(source, size)):
         return size, left
     facts = facts or known.older(path)
-    return facts if facts is not None and facts[0] == size else (size, sums.read(copy))
+    return facts if facts is not None and facts[0] == size else (size, checksums.read(copy))
 
 
 def _difference(file: Path, size: int, checksum: str) -> str | None:
@@ -383,5 +383,5 @@ def _difference(file: Path, size: int, checksum: str) -> str | None:
         return "is missing"
     if found != size:
         return f"has {found} bytes, and {size} were saved"
-    actual = sums.read(file, checksum)
+    actual = checksums.read(file, checksum)
     return f"has checksum {actual}, and {checksum} was saved" if actual != checksum else None

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.control.documents import is_local
+from airflow_provider_exactlyonce.control.json_store import is_local
 
 #: What a file system without hard links, or two file systems, answer.
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})

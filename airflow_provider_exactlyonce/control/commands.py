@@ -13,18 +13,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home
 
 
 def request_stop(home: Home, token: str, *, reason: str) -> None:
     """Ask the driver with this start token to stop before its next batch. May be repeated."""
-    documents.write(home.commands / "stop.json", {"token": token, "reason": reason})
+    json_store.write(home.commands / "stop.json", {"token": token, "reason": reason})
 
 
 def stop_requested(home: Home, token: str) -> str | None:
     """Return the reason when a stop was asked of the driver with this start token."""
-    body = documents.read(home.commands / "stop.json")
+    body = json_store.read(home.commands / "stop.json")
     return str(body["reason"]) if body and body["token"] == token else None
 
 
@@ -34,12 +34,12 @@ def note_killed(home: Home, token: str, owner: str) -> None:
     :param owner: the task
     """
     forget_older(home, "killed-*.json", _TASK_FORGOTTEN_SECONDS)
-    documents.write(_killed(home, token), {"owner": owner})
+    json_store.write(_killed(home, token), {"owner": owner})
 
 
 def killed_by(home: Home, token: str) -> str | None:
     """Return the task whose end the driver with this start token was stopped with."""
-    body = documents.read(_killed(home, token))
+    body = json_store.read(_killed(home, token))
     return str(body["owner"]) if body else None
 
 
@@ -83,12 +83,12 @@ class SavepointAnswer:
 
 def request_savepoint(home: Home, request: SavepointRequest) -> None:
     """Ask a driver for a savepoint. May be repeated."""
-    documents.write(_savepoint(home, request.request), asdict(request))
+    json_store.write(_savepoint(home, request.request), asdict(request))
 
 
 def savepoint_request(home: Home, request: str) -> SavepointRequest | None:
     """Return a request that is not answered yet."""
-    return documents.load(_savepoint(home, request), SavepointRequest)
+    return json_store.load(_savepoint(home, request), SavepointRequest)
 
 
 def savepoint_requests(home: Home, token: str) -> list[SavepointRequest]:
@@ -96,7 +96,7 @@ def savepoint_requests(home: Home, token: str) -> list[SavepointRequest]:
     found = []
     for file in sorted(home.commands.glob("savepoint-*.json")):
         match = _SAVEPOINT.fullmatch(file.name)
-        asked = documents.load(file, SavepointRequest) if match and not match[2] else None
+        asked = json_store.load(file, SavepointRequest) if match and not match[2] else None
         if asked is not None and asked.token == token:
             found.append(asked)
     return found
@@ -104,13 +104,13 @@ def savepoint_requests(home: Home, token: str) -> list[SavepointRequest]:
 
 def answer_savepoint(home: Home, request: str, answer: SavepointAnswer) -> None:
     """Answer a request, so that it is asked no longer."""
-    documents.write(_savepoint(home, request, done=True), asdict(answer))
+    json_store.write(_savepoint(home, request, done=True), asdict(answer))
     _savepoint(home, request).unlink(missing_ok=True)
 
 
 def savepoint_answer(home: Home, request: str) -> SavepointAnswer | None:
     """Return what became of a request, None while it is open."""
-    return documents.load(_savepoint(home, request, done=True), SavepointAnswer)
+    return json_store.load(_savepoint(home, request, done=True), SavepointAnswer)
 
 
 def forget_savepoint(home: Home, request: str) -> None:

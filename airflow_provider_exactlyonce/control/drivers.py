@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from airflow_provider_exactlyonce.control import commands, processes, restarts, verdict
+from airflow_provider_exactlyonce.control import commands, exit_classification, processes, restart_log
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
@@ -112,7 +112,7 @@ def awaiting_restart(home: Home) -> Death | None:
     """
     dead = _unnoticed(home)
     if dead is None:
-        recorded = restarts.read(home.restarts)
+        recorded = restart_log.read(home.restarts)
         if not recorded or recorded[-1].relaunched is not None:
             return None
         dead = Death(token=recorded[-1].token, series=recorded[-1].series, died=recorded[-1].died)
@@ -131,7 +131,7 @@ def has_happened(home: Home, wait: Wait) -> bool:
         return True
     if wait.token is None:
         return not restarts_soon(home)
-    status = verdict.status_of(home, wait.token)
+    status = exit_classification.status_of(home, wait.token)
     if wait.commits is not None and status is not None and status.state is DriverState.RUNNING:
         replays = status.replay is not None and status.replay.pending
         return not replays and status.commits_of_run >= wait.commits
@@ -142,7 +142,7 @@ def _unnoticed(home: Home) -> Death | None:
     intent = intents.read(home.intent)
     if intent is None or is_there(home, intent.token):
         return None
-    status, held = verdict.status_of(home, intent.token), leases.read(home.lease)
+    status, held = exit_classification.status_of(home, intent.token), leases.read(home.lease)
     if status is not None and status.state in (DriverState.FINISHED, DriverState.STOPPED):
         return None
     beat = held.heartbeat if held is not None and held.token == intent.token else intent.written
@@ -168,5 +168,5 @@ def describe(home: Home, token: str | None) -> str:
 
 
 def _has_ended(home: Home, token: str) -> bool:
-    status = verdict.status_of(home, token)
+    status = exit_classification.status_of(home, token)
     return status is not None and status.state in ENDED

@@ -1,15 +1,15 @@
-"""Judges whether a pipeline is well, by the rules of :class:`~airflow_provider_exactlyonce.health.HealthRules`."""
+"""Judges whether a pipeline is well, by :class:`~airflow_provider_exactlyonce.policies.health_rules.HealthRules`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_provider_exactlyonce.control import verdict
+from airflow_provider_exactlyonce.control import exit_classification
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.status import ENDED
-from airflow_provider_exactlyonce.health import HealthRules
-from airflow_provider_exactlyonce.restart import Outage
+from airflow_provider_exactlyonce.policies.health_rules import HealthRules
+from airflow_provider_exactlyonce.policies.restart_strategy import Outage
 
 
 def stuck(home: Home, intent: Intent, rules: HealthRules, now: float) -> str | None:
@@ -20,7 +20,7 @@ def stuck(home: Home, intent: Intent, rules: HealthRules, now: float) -> str | N
     if rules.no_commit_within is None:
         return None
     allowed = rules.no_commit_within.total_seconds()
-    status = verdict.status_of(home, intent.token)
+    status = exit_classification.status_of(home, intent.token)
     if status is not None and status.state in ENDED:
         return None
     if status is None or status.progressed == 0:

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
-from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 
 SCHEMA: Final = 1
@@ -170,12 +170,12 @@ class Home:
 
     def uses(self, lineage_id: str) -> bool:
         """Whether ``current`` points to a lineage."""
-        pointer = documents.read(self.path / "current")
+        pointer = json_store.read(self.path / "current")
         return pointer is not None and pointer["lineage"] == lineage_id
 
     def use(self, lineage_id: str) -> None:
         """Point ``current`` to a lineage that is whole."""
-        documents.write(self.path / "current", {"schema": SCHEMA, "lineage": lineage_id})
+        json_store.write(self.path / "current", {"schema": SCHEMA, "lineage": lineage_id})
 
     def checkpoint(self, lineage_id: str) -> Path:
         """Return Spark's checkpoint directory of a lineage."""
@@ -190,19 +190,19 @@ class Home:
         if self.identity() is None:
             body = {"schema": SCHEMA, "id": str(uuid.uuid4()), "pipeline": pipeline}
             with contextlib.suppress(FileExistsError):
-                documents.write(self.path / "home.json", body, exclusive=True)
+                json_store.write(self.path / "home.json", body, exclusive=True)
         lineage = Lineage(id=str(uuid.uuid4()))
         checkpoint = self.checkpoint(lineage.id)
         checkpoint.mkdir(parents=True, mode=0o700)
         (checkpoint / "metadata").write_text(json.dumps({"id": lineage.id}, separators=(",", ":")))
         self.remember(lineage)
         with contextlib.suppress(FileExistsError):
-            documents.write(self.path / "current", {"schema": SCHEMA, "lineage": lineage.id}, exclusive=True)
+            json_store.write(self.path / "current", {"schema": SCHEMA, "lineage": lineage.id}, exclusive=True)
         return self.current() or lineage
 
     def remember(self, lineage: Lineage) -> None:
         """Write what the lineage remembers."""
-        documents.write(self.lineages / lineage.id / "lineage.json", lineage.document())
+        json_store.write(self.lineages / lineage.id / "lineage.json", lineage.document())
 
     def account(self, token: str) -> Path:
         """Return where a driver leaves its last words, whoever has taken over the status since."""
@@ -211,22 +211,22 @@ class Home:
     def note_commit(self, lineage_id: str, commit: int) -> None:
         """Note the number of the newest commit. Not flushed: after a power failure it may be older, never newer."""
         path = self.lineages / lineage_id / "progress.json"
-        documents.write(path, {"last_commit": commit}, durable=False)
+        json_store.write(path, {"last_commit": commit}, durable=False)
 
 
 def read_lineage(directory: Path) -> Lineage | None:
     """Return what the lineage in a directory, of a home or a copy, remembers; None when that is missing or torn."""
-    body = documents.read(directory / "lineage.json")
+    body = json_store.read(directory / "lineage.json")
     if body is None:
         return None
-    progress = documents.read(directory / "progress.json") or {"last_commit": 0}
+    progress = json_store.read(directory / "progress.json") or {"last_commit": 0}
     newest = max(body["last_commit"], progress["last_commit"])
     return codec.load(Lineage, {**body, "last_commit": newest}, f"{directory}/lineage.json")
 
 
 def _whole(path: Path) -> dict[str, Any] | None:
     """Read a document that a home can't do without; None when it was never written."""
-    body = documents.read(path)
+    body = json_store.read(path)
     if body is None and path.exists():
         raise RefusedError(f"{path} is torn or was changed by hand; put it back from a copy of the home")
     return body

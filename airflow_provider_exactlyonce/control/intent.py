@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control import lease as leases
 
 
@@ -59,12 +59,12 @@ class Intent:
 
 def write(path: Path, intent: Intent) -> None:
     """Replace the intent."""
-    documents.write(path, asdict(intent))
+    json_store.write(path, asdict(intent))
 
 
 def read(path: Path) -> Intent | None:
     """Return the intent, None when there is none."""
-    return documents.load(path, Intent)
+    return json_store.load(path, Intent)
 
 
 def remove(path: Path, token: str) -> None:

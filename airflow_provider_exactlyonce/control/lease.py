@@ -21,7 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.file_lock import try_lock
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 
@@ -97,7 +97,7 @@ def _write(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
         heartbeat=time.time(),
         run=run,
     )
-    documents.write(path, asdict(lease))
+    json_store.write(path, asdict(lease))
     return lease
 
 
@@ -114,7 +114,7 @@ def beat(path: Path, lease: Lease) -> Lease | None:
         if held is not None and held.token != lease.token and not 0 < held.run < lease.run:
             return None
         renewed = replace(lease, heartbeat=time.time())
-        documents.write(path, asdict(renewed), durable=False)
+        json_store.write(path, asdict(renewed), durable=False)
         return renewed
 
 
@@ -146,7 +146,7 @@ class Hold:
         """
         with _changing(self._path):
             check_held(self._path, self._lease)
-            documents.write(self._path, asdict(replace(self._lease, heartbeat=time.time())), durable=False)
+            json_store.write(self._path, asdict(replace(self._lease, heartbeat=time.time())), durable=False)
             yield
 
 
@@ -208,7 +208,7 @@ def _changing(path: Path) -> Iterator[None]:
 
 def read(path: Path) -> Lease | None:
     """Return the lease, None when there is none."""
-    return documents.load(path, Lease)
+    return json_store.load(path, Lease)
 
 
 def life(lease: Lease | None, *, now: float | None = None) -> Life:

@@ -6,11 +6,11 @@ import time
 from datetime import UTC, datetime
 from typing import Final
 
-from airflow_provider_exactlyonce.control import commands, drivers, restarts, upgrade_plan
+from airflow_provider_exactlyonce.control import commands, drivers, restart_log, upgrade_plan
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.restarts import Restart
+from airflow_provider_exactlyonce.control.restart_log import Restart
 from airflow_provider_exactlyonce.control.state import PipelineState, state_of
 from airflow_provider_exactlyonce.control.status import Status
 
@@ -58,7 +58,7 @@ def _next(home: Home, token: str | None, status: Status | None) -> str:
 
 def _recorded(home: Home, token: str | None, status: Status | None) -> Restart | None:
     """Return the restart that a supervisor has promised after the newest driver's death."""
-    entry = next(reversed(restarts.read(home.restarts)), None)
+    entry = next(reversed(restart_log.read(home.restarts)), None)
     if entry is None or entry.relaunched is not None:
         return None
     held = leases.read(home.lease)

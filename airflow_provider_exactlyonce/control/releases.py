@@ -18,7 +18,7 @@ from pathlib import Path
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
-from airflow_provider_exactlyonce.control import documents, upgrade_plan
+from airflow_provider_exactlyonce.control import json_store, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, VersionRefusedError
 
@@ -64,12 +64,12 @@ class Application:
 
 def read(home: Home) -> Release | None:
     """Return the version in use, None before the first upgrade."""
-    return documents.load(home.path / "release.json", Release)
+    return json_store.load(home.path / "release.json", Release)
 
 
 def write(home: Home, release: Release) -> None:
     """Replace the version in use."""
-    documents.write(home.path / "release.json", codec.dump(release))
+    json_store.write(home.path / "release.json", codec.dump(release))
 
 
 def keep(home: Home, version: str, file: Path, content: bytes) -> None:
@@ -82,11 +82,11 @@ def keep(home: Home, version: str, file: Path, content: bytes) -> None:
     job_hash = hashlib.sha256(content).hexdigest()
     check_kept(home, version, job_hash)
     directory = home.path / "applications" / version
-    known = documents.read(directory / "release.json") or {}
+    known = json_store.read(directory / "release.json") or {}
     if hash_of(directory / file.name) != job_hash:  # it is not there, or was damaged
-        documents.write_bytes(directory / file.name, content)
+        json_store.write_bytes(directory / file.name, content)
     body = {**known, "path": str(file.resolve()), "job_hash": job_hash}
-    documents.write(directory / "release.json", body)
+    json_store.write(directory / "release.json", body)
 
 
 def check_kept(home: Home, version: str, job_hash: str) -> None:
@@ -96,7 +96,7 @@ def check_kept(home: Home, version: str, job_hash: str) -> None:
     :raises RefusedError: when it is another one; it is never overwritten
     """
     directory = home.path / "applications" / version
-    known = documents.read(directory / "release.json")
+    known = json_store.read(directory / "release.json")
     if known is not None and known["job_hash"] not in (None, job_hash):
         raise RefusedError(
             f"{directory} has another file as version {version} (SHA-256 {known['job_hash']}) than this one "
@@ -108,7 +108,7 @@ def check_kept(home: Home, version: str, job_hash: str) -> None:
 def application(home: Home, version: str) -> Application | None:
     """Return the job's file of a version that has run here, None when it was not kept."""
     directory = home.path / "applications" / version
-    body = documents.read(directory / "release.json")
+    body = json_store.read(directory / "release.json")
     if body is None:
         return None
     kept = directory / Path(body["path"]).name

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import json_store
 
 
 class DriverState(StrEnum):
@@ -154,9 +154,9 @@ class Status:
 
 def write(path: Path, status: Status, *, durable: bool = False) -> None:
     """Replace the status document."""
-    documents.write(path, {**asdict(status), "state": status.state.value}, durable=durable)
+    json_store.write(path, {**asdict(status), "state": status.state.value}, durable=durable)
 
 
 def read(path: Path) -> Status | None:
     """Return the status, None when there is none."""
-    return documents.load(path, Status)
+    return json_store.load(path, Status)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from airflow_provider_exactlyonce.control import commands, documents, drivers
+from airflow_provider_exactlyonce.control import commands, drivers, json_store
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control.home import Home
 
@@ -66,7 +66,7 @@ class StopRequest:
         return self._target().token == token
 
     def _target(self) -> _Target:
-        target = documents.load(self._file, _Target) or self._decide()
+        target = json_store.load(self._file, _Target) or self._decide()
         if target.token is None or drivers.is_there(self._home, target.token):
             return target
         intent = intents.read(self._home.intent)
@@ -93,5 +93,5 @@ class StopRequest:
 
     def _record(self, target: _Target) -> _Target:
         commands.forget_older(self._home, "stop-*.json", _FORGOTTEN_SECONDS)
-        documents.write(self._file, asdict(target))
+        json_store.write(self._file, asdict(target))
         return target

@@ -5,9 +5,9 @@ Rules of a supervisor:
 - *Identity before action.* The intent is on disk before the process is started. Whoever comes after us finds the driver
   by its start token, whenever we die.
 - *Adopt a living driver, replace a dead one, wait while it is unknown which*: see
-  :mod:`airflow_provider_exactlyonce.control.finding`.
+  :mod:`airflow_provider_exactlyonce.control.driver_locator`.
 - *The lease protects from mistakes, Kafka's fencing protects the data.*
-- *No evidence is a failure.* See :mod:`airflow_provider_exactlyonce.control.verdict`.
+- *No evidence is a failure.* See :mod:`airflow_provider_exactlyonce.control.exit_classification`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_exactlyonce import until as untils
-from airflow_provider_exactlyonce.control import commands, launching, processes, restarts, stopping, verdict
+from airflow_provider_exactlyonce.control import (
+    commands,
+    exit_classification,
+    launching,
+    processes,
+    restart_log,
+    stopping,
+)
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.clusters import Cluster, ClusterDriver
-from airflow_provider_exactlyonce.control.finding import Attached, Finder, IfRunning
+from airflow_provider_exactlyonce.control.driver_locator import Attached, Finder, IfRunning
+from airflow_provider_exactlyonce.control.driver_watch import EXIT_GRACE_SECONDS, PROCESS_POLL_SECONDS, Watch
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.processes import Driver, Ended, GoneDriver, RemoteDriver
-from airflow_provider_exactlyonce.control.restarting import Restarting
+from airflow_provider_exactlyonce.control.restart_controller import Restarting
 from airflow_provider_exactlyonce.control.status import DriverState, Status
-from airflow_provider_exactlyonce.control.watching import EXIT_GRACE_SECONDS, PROCESS_POLL_SECONDS, Watch
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
-from airflow_provider_exactlyonce.health import HealthRules
-from airflow_provider_exactlyonce.restart import RestartStrategy
+from airflow_provider_exactlyonce.policies import termination as untils
+from airflow_provider_exactlyonce.policies.health_rules import HealthRules
+from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 
 _ACCOUNTS_KEPT_SECONDS: Final = 30 * 24 * 60 * 60.0
 
@@ -216,7 +223,7 @@ class Supervisor:
         self.log = log
         driver = launching.start(self.home, launch, intent, announced=self._heed_stop)
         if self._previous is not None:
-            restarts.relaunched(self.home.restarts, self._previous.token, time.time())
+            restart_log.relaunched(self.home.restarts, self._previous.token, time.time())
         _log.info("started %s", launch.printable)
         _log.info("pid %s, output in %s", driver.process.pid, log)
         if self._cluster is not None:
@@ -253,7 +260,7 @@ class Supervisor:
         :raises ExactlyOnceError: as :meth:`run` does
         """
         intent = attached.intent
-        error = verdict.failure(self.home, intent.token, ended, Path(intent.log))
+        error = exit_classification.failure(self.home, intent.token, ended, Path(intent.log))
         try:
             if error is None and self.stopping is None and self._finder.was_killed(intent):
                 return False  # by an earlier try, which was cleared since
@@ -276,7 +283,7 @@ class Supervisor:
 
         :raises StopRequestedError: when somebody else has asked the driver to stop before it had
         """
-        status = verdict.status_of(self.home, intent.token)
+        status = exit_classification.status_of(self.home, intent.token)
         if status is not None and status.state is DriverState.FINISHED:
             return True
         if self.stopping is None and self._until != untils.FOREVER:
@@ -288,7 +295,7 @@ class Supervisor:
         return self.stopping is None
 
     def _place(self, intent: Intent) -> str:
-        status = verdict.status_of(self.home, intent.token)
+        status = exit_classification.status_of(self.home, intent.token)
         return f"commit {status.commit}" if status else "an unknown commit"
 
 

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.control import commands, documents
+from airflow_provider_exactlyonce.control import commands, json_store
 from airflow_provider_exactlyonce.control.home import Home
 
 #: A task instance is hardly cleared after so long.
@@ -28,14 +28,14 @@ class TaskRequest:
         self._home: Final = home
         self._clears: Final = clears
         self._file: Final = home.commands / f"task-{_digits(*task_instance)}.json"
-        body: dict[str, Any] | None = documents.read(self._file)
+        body: dict[str, Any] | None = json_store.read(self._file)
         self._number: Final[int] = body["number"] + (clears > body["clears"]) if body else 0
         self.name: Final = _digits(*task_instance, str(self._number))
 
     def done(self) -> None:
         """Note that the task has what it asked for."""
         commands.forget_older(self._home, "task-*.json", _FORGOTTEN_SECONDS)
-        documents.write(self._file, {"number": self._number, "clears": self._clears})
+        json_store.write(self._file, {"number": self._number, "clears": self._clears})
 
 
 def _digits(*names: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
-from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.file_lock import try_lock
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
@@ -167,12 +167,12 @@ def path_of(home: Home, name: str, *, dry_run: bool = False) -> Path:
 
 def read(home: Home, *, dry_run: bool = False) -> Plan | None:
     """Return the newest plan, None when there was none."""
-    return documents.load(path_of(home, _PLAN, dry_run=dry_run), Plan)
+    return json_store.load(path_of(home, _PLAN, dry_run=dry_run), Plan)
 
 
 def write(home: Home, plan: Plan, *, dry_run: bool = False) -> None:
     """Replace the plan."""
-    documents.write(path_of(home, _PLAN, dry_run=dry_run), plan.document())
+    json_store.write(path_of(home, _PLAN, dry_run=dry_run), plan.document())
 
 
 def is_left(home: Home, plan: Plan, now: float) -> bool:

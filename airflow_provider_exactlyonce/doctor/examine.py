@@ -7,11 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.checkpoint.state import Defect
+from airflow_provider_exactlyonce.doctor.checks import (
+    checkpoint,
+    driver,
+    home,
+    ledger,
+    savepoints,
+    topics,
+    transactions,
+)
 from airflow_provider_exactlyonce.doctor.facts import Facts
 from airflow_provider_exactlyonce.doctor.findings import MAKING, Finding, Remedy, Severity
 from airflow_provider_exactlyonce.doctor.gather import gather
-from airflow_provider_exactlyonce.doctor.mending import mend
-from airflow_provider_exactlyonce.doctor.rooms import checkpoint, driver, home, ledger, savepoints, topics, transactions
+from airflow_provider_exactlyonce.doctor.repairs import mend
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 
 _CHECKS: Final[Sequence[Callable[[Facts], Iterator[Finding]]]] = (

@@ -14,15 +14,15 @@ from airflow_provider_exactlyonce.control.lease import Lease, Life
 from airflow_provider_exactlyonce.control.status import Status
 from airflow_provider_exactlyonce.doctor.findings import Finding
 from airflow_provider_exactlyonce.exceptions import SettingRefusedError
+from airflow_provider_exactlyonce.ledger.commit_range import MissingInput, Stretch
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.recorded import MissingInput, Stretch
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
-from airflow_provider_exactlyonce.streaming.start_checks import Misfit, misfit
+from airflow_provider_exactlyonce.streaming.commit.start_checks import Misfit, misfit
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.audit.topics import SinkTopic
+    from airflow_provider_exactlyonce.kafka.cluster_transactions import Hanging, Transaction
     from airflow_provider_exactlyonce.kafka.stable_offsets import Place
-    from airflow_provider_exactlyonce.kafka.transactions import Hanging, Transaction
 
 
 @dataclass(kw_only=True)

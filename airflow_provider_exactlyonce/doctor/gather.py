@@ -19,15 +19,15 @@ from airflow_provider_exactlyonce.checkpoint.state import Defect
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Life
-from airflow_provider_exactlyonce.doctor import look_at_driver, look_at_topics, look_at_transactions
 from airflow_provider_exactlyonce.doctor.facts import CheckpointFacts, Facts, HistoryFacts, HomeFacts, SavepointFacts
 from airflow_provider_exactlyonce.doctor.findings import Finding
+from airflow_provider_exactlyonce.doctor.probes import driver, topics, transactions
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.config import for_confluent
 from airflow_provider_exactlyonce.ledger import listing
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
+from airflow_provider_exactlyonce.ledger.commit_range import Stretch
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
-from airflow_provider_exactlyonce.ledger.recorded import Stretch
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
 
 if TYPE_CHECKING:
@@ -64,12 +64,12 @@ def gather(
             grown = before is not None and facts.tail is not None and before.place != facts.tail.place
             facts.history = seen(facts, "the ledger", lambda: _history(facts, reader))
         if home is not None:
-            facts.driver = seen(facts, "the driver", lambda: look_at_driver.look(facts, home))
+            facts.driver = seen(facts, "the driver", lambda: driver.look(facts, home))
             is_silent = facts.driver is not None and facts.driver.life is Life.SILENT
             facts.in_motion = grown or (facts.in_motion and not is_silent)
         if client is not None:
-            facts.topics = seen(facts, "the topics", lambda: look_at_topics.look(facts, client))
-            facts.transactions = seen(facts, "the transactions", lambda: look_at_transactions.look(facts, client))
+            facts.topics = seen(facts, "the topics", lambda: topics.look(facts, client))
+            facts.transactions = seen(facts, "the transactions", lambda: transactions.look(facts, client))
     return facts
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from airflow_provider_exactlyonce.kafka.byte_concat import PrefixedColumn, concatenate, grouped, part
 from airflow_provider_exactlyonce.kafka.columns import Column, as_binary, flat_column, flat_offsets, flat_validity
-from airflow_provider_exactlyonce.kafka.pieces import PrefixedColumn, concatenate, grouped, part
 from airflow_provider_exactlyonce.kafka.varint import Varints, varint_widths, varints
 
 

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from airflow_provider_exactlyonce.kafka.byte_concat import Piece, PrefixedColumn, concatenate, grouped, part
 from airflow_provider_exactlyonce.kafka.columns import Column
-from airflow_provider_exactlyonce.kafka.pieces import Piece, PrefixedColumn, concatenate, grouped, part
 from airflow_provider_exactlyonce.kafka.record_headers import HeaderColumn
 from airflow_provider_exactlyonce.kafka.varint import (
     Varints,

@@ -69,12 +69,12 @@ class AuditPipelineOperator(BaseOperator):
         :raises AirflowFailException: when an invariant is violated, or there is nothing to judge
         :raises ExactlyOnceError: when the cluster does not answer
         """
-        from airflow_provider_exactlyonce.control import verdict
+        from airflow_provider_exactlyonce.control import exit_classification
 
         try:
             report = self._judge()
         except ExactlyOnceError as error:
-            if verdict.is_final(error):
+            if exit_classification.is_final(error):
                 raise AirflowFailException(f"{error} ({error.page()})") from error
             raise
         facts = report.to_json()

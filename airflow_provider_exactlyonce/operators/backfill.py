@@ -139,15 +139,15 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
 
         :raises RefusedError: when the request can't be, or the pipeline is unknown
         """
-        from airflow_provider_exactlyonce.backfill import homes
+        from airflow_provider_exactlyonce.backfill import workspace
         from airflow_provider_exactlyonce.control.home import Home
         from airflow_provider_exactlyonce.hooks import home
 
         request = self._request(context)
         if self.pipeline and self.checkpoint:
-            return homes.make(Home(self.checkpoint), self.pipeline, request)
+            return workspace.make(Home(self.checkpoint), self.pipeline, request)
         found, pipeline = home.find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint or None)
-        return homes.make(found, pipeline, request)
+        return workspace.make(found, pipeline, request)
 
     def ledger_of(self, pipeline: str) -> str:
         """Return the ledger of the pipeline's backfills."""
@@ -160,7 +160,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
 
         :raises RefusedError: when an argument or a connection can't be used
         """
-        from airflow_provider_exactlyonce.backfill import homes
+        from airflow_provider_exactlyonce.backfill import workspace
         from airflow_provider_exactlyonce.backfill.application import application_of
         from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.hooks.launch import DriverSettings, build_launch, find_application
@@ -181,7 +181,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
             conf=self.conf or {},
             jars=self.jars,
             packages=self.packages,
-            application_args=[*homes.driver_arguments(), *(self.application_args or ())],
+            application_args=[*workspace.driver_arguments(), *(self.application_args or ())],
             env_vars=self.env_vars or {},
         )
         return build_launch(home, settings, until=until, goal=goal)
@@ -191,9 +191,9 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
 
         :raises AuditFailedError: when what was compared differs; the result is the task's XCom all the same
         """
-        from airflow_provider_exactlyonce.backfill import homes
+        from airflow_provider_exactlyonce.backfill import workspace
 
-        found = homes.result_of(home)
+        found = workspace.result_of(home)
         if found is None:
             raise DriverFailedError(f"the driver of the backfill in {home.path} ended without a result")
         result = {**found, "restarts": facts["restarts"]}

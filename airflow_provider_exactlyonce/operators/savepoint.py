@@ -316,10 +316,10 @@ def _facts(home: Home, savepoint: Savepoint) -> dict[str, Any]:
 
 def _raise(error: ExactlyOnceError) -> NoReturn:
     """Raise an error so that Airflow retries what a retry can change."""
-    from airflow_provider_exactlyonce.control import verdict
+    from airflow_provider_exactlyonce.control import exit_classification
 
     # A driver that is silent, or has just started, holds the pipeline for a while.
-    if verdict.is_final(error) and not isinstance(error, AlreadyRunningError):
+    if exit_classification.is_final(error) and not isinstance(error, AlreadyRunningError):
         raise AirflowFailException(f"{error} ({error.page()})") from error
     raise error
 

@@ -12,21 +12,21 @@ from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_provider_exactlyonce import codec
-from airflow_provider_exactlyonce import until as untils
 from airflow_provider_exactlyonce.exceptions import (
     ExactlyOnceError,
     RefusedError,
     StopRequestedError,
     WorkerShutdownError,
 )
-from airflow_provider_exactlyonce.health import HealthRules
 from airflow_provider_exactlyonce.hooks import arguments
 from airflow_provider_exactlyonce.hooks.lineage import PipelineLineage
 from airflow_provider_exactlyonce.links import pipeline as links
 from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
-from airflow_provider_exactlyonce.restart import RestartStrategy
+from airflow_provider_exactlyonce.policies import termination as untils
+from airflow_provider_exactlyonce.policies.health_rules import HealthRules
+from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
+from airflow_provider_exactlyonce.policies.termination import Commits, Watermark
 from airflow_provider_exactlyonce.triggers.pipeline import PipelineTrigger
-from airflow_provider_exactlyonce.until import Commits, Watermark
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
@@ -76,7 +76,8 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
     It fails with the driver's own error, one of :mod:`airflow_provider_exactlyonce.exceptions`, whose ``log_tail`` is
     the end of the driver's output.
 
-    .. seealso:: :class:`~airflow_provider_exactlyonce.restart.RestartStrategy` for which failures are restarted
+    .. seealso:: :class:`~airflow_provider_exactlyonce.policies.restart_strategy.RestartStrategy`
+        for which failures are restarted
 
     :param application: the job's file; a relative path is looked up beside the DAG's file. Of a pipeline that was
         upgraded to another version, that version's file is run instead, and a warning says so. (templated)
@@ -285,7 +286,7 @@ class _Stay:
 
     def run(self) -> dict[str, Any]:
         """Return the task's result."""
-        from airflow_provider_exactlyonce.control import verdict
+        from airflow_provider_exactlyonce.control import exit_classification
 
         supervisor: Supervisor | None = None
         try:
@@ -303,7 +304,7 @@ class _Stay:
             if self._is_overdue() and isinstance(error, StopRequestedError):
                 raise AirflowTaskTimeout(str(error)) from error
             if supervisor is not None and supervisor.log is not None and not isinstance(error, StopRequestedError):
-                error.log_tail = verdict.log_tail(supervisor.log)
+                error.log_tail = exit_classification.log_tail(supervisor.log)
             self._task.log.error("%s: what it means and what to do tells `%s`", type(error).__name__, error.page())
             raise
         return result
@@ -329,7 +330,7 @@ class _Stay:
         return self._result(last)
 
     def _make_supervisor(self) -> Supervisor:
-        from airflow_provider_exactlyonce.control.finding import IfRunning
+        from airflow_provider_exactlyonce.control.driver_locator import IfRunning
         from airflow_provider_exactlyonce.control.supervisor import Supervisor
         from airflow_provider_exactlyonce.control.task_request import TaskRequest
         from airflow_provider_exactlyonce.hooks import spark_submit
@@ -447,11 +448,11 @@ class _Stay:
     def _result(self, last: Status | None) -> dict[str, Any]:
         from datetime import UTC, datetime
 
-        from airflow_provider_exactlyonce.control import restarts
+        from airflow_provider_exactlyonce.control import restart_log
 
         if last is None:
             raise RefusedError("the driver ended in order and without an account")
-        earlier = restarts.of_series(self._home.restarts, self._supervisor.series)
+        earlier = restart_log.of_series(self._home.restarts, self._supervisor.series)
         watermark = datetime.fromtimestamp(last.watermark / 1000, UTC).isoformat() if last.watermark else None
         return {
             "pipeline": last.pipeline,

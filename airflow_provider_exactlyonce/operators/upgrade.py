@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.launching import Launch
     from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
     from airflow_provider_exactlyonce.control.waiting import Wait
-    from airflow_provider_exactlyonce.upgrade.tools import Tools
+    from airflow_provider_exactlyonce.upgrade.environment import Tools
 
 __all__ = ["RollbackPipelineOperator", "UpgradePipelineOperator"]
 
@@ -142,7 +142,7 @@ class _PlanOperator(PipelineLineage, BaseOperator):
 
     def _tools(self) -> Tools:
         from airflow_provider_exactlyonce.hooks.kafka import client_config
-        from airflow_provider_exactlyonce.upgrade.tools import Tools
+        from airflow_provider_exactlyonce.upgrade.environment import Tools
 
         return Tools(
             config=lambda: client_config(self.kafka_conn_id),

@@ -65,9 +65,9 @@ class KafkaTransactionsSensor(PollingSensor):
 
         from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
         from airflow_provider_exactlyonce.hooks.kafka import client_config
-        from airflow_provider_exactlyonce.transactions import undecided
+        from airflow_provider_exactlyonce.transactions import pending
 
         try:
-            return undecided.present(client_config(self.kafka_conn_id), self._topics())
+            return pending.present(client_config(self.kafka_conn_id), self._topics())
         except (KafkaException, ExactlyOnceError) as error:
             raise ExactlyOnceError(f"connection {self.kafka_conn_id}: {error}") from error

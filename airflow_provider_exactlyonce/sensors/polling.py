@@ -12,8 +12,8 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 from airflow.triggers.base import StartTriggerArgs
 
-from airflow_provider_exactlyonce.triggers.looking import BLAME_SECONDS, Looker, name_of
 from airflow_provider_exactlyonce.triggers.polling import BACKSTOP_SECONDS, PollingTrigger, PollReason
+from airflow_provider_exactlyonce.triggers.shared_poller import BLAME_SECONDS, Looker, name_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

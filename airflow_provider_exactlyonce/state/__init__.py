@@ -2,11 +2,11 @@
 
 from airflow_provider_exactlyonce.state.aggregation import Aggregation
 from airflow_provider_exactlyonce.state.broadcast import BroadcastProcessFunction, BroadcastState
-from airflow_provider_exactlyonce.state.collected import ListState, MapState
+from airflow_provider_exactlyonce.state.collection_states import ListState, MapState
 from airflow_provider_exactlyonce.state.function import Context, KeyedProcessFunction, TimerService
 from airflow_provider_exactlyonce.state.harness import BroadcastHarness, KeyedHarness
 from airflow_provider_exactlyonce.state.record import Record
-from airflow_provider_exactlyonce.state.single import AggregatingState, ReducingState, ValueState
+from airflow_provider_exactlyonce.state.value_states import AggregatingState, ReducingState, ValueState
 
 __all__ = [
     "AggregatingState",

@@ -10,8 +10,8 @@ from operator import index
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.state.base import State
 from airflow_provider_exactlyonce.state.ddl import DataType, parse
-from airflow_provider_exactlyonce.state.declared import State
 from airflow_provider_exactlyonce.state.record import Record, record_maker
 
 IN = TypeVar("IN")

@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.state.broadcast import (
     as_keyed,
     columns_of,
 )
-from airflow_provider_exactlyonce.state.collected import ListState, MapState
+from airflow_provider_exactlyonce.state.collection_states import ListState, MapState
 from airflow_provider_exactlyonce.state.function import (
     KeyedProcessFunction,
     TimeMode,
@@ -26,7 +26,7 @@ from airflow_provider_exactlyonce.state.function import (
 from airflow_provider_exactlyonce.state.memory import Key, Memory
 from airflow_provider_exactlyonce.state.operator import KeyedOperator
 from airflow_provider_exactlyonce.state.record import Record, record_maker
-from airflow_provider_exactlyonce.state.single import AggregatingState, ReducingState, ValueState
+from airflow_provider_exactlyonce.state.value_states import AggregatingState, ReducingState, ValueState
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 

@@ -8,21 +8,25 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
     from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
-    from airflow_provider_exactlyonce.streaming.checkpointing import CheckpointConfig, CheckpointingMode, OnCancellation
-    from airflow_provider_exactlyonce.streaming.connected_stream import ConnectedStream, connect
-    from airflow_provider_exactlyonce.streaming.definition import Pipeline, pipeline
-    from airflow_provider_exactlyonce.streaming.keyed_stream import KeyedStream, key_by, spread
-    from airflow_provider_exactlyonce.streaming.sinks.delivery import Target
-    from airflow_provider_exactlyonce.streaming.sinks.file_table import FileTable
-    from airflow_provider_exactlyonce.streaming.sinks.files import FileSink
-    from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
-    from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import AvroFormat
-    from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
+    from airflow_provider_exactlyonce.streaming.job.checkpoint_config import (
+        CheckpointConfig,
+        CheckpointingMode,
+        OnCancellation,
+    )
+    from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
+    from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline, pipeline
+    from airflow_provider_exactlyonce.streaming.job.state_backend import StateBackend
+    from airflow_provider_exactlyonce.streaming.keyed.connected_stream import ConnectedStream, connect
+    from airflow_provider_exactlyonce.streaming.keyed.keyed_stream import KeyedStream, key_by, spread
+    from airflow_provider_exactlyonce.streaming.sinks.files.file_table import FileTable
+    from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileSink
+    from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import AvroFormat
+    from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
+    from airflow_provider_exactlyonce.streaming.sinks.postgres.sink import PostgresSink
     from airflow_provider_exactlyonce.streaming.sinks.spi import Share, Sink
-    from airflow_provider_exactlyonce.streaming.sinks.upsert import UpsertSink
-    from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import WriteAheadLogSink
-    from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
-    from airflow_provider_exactlyonce.streaming.state_backend import StateBackend
+    from airflow_provider_exactlyonce.streaming.sinks.upsert.sink import UpsertSink
+    from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.delivery import Target
+    from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.sink import WriteAheadLogSink
 
 __all__ = [
     "AvroFormat",
@@ -52,30 +56,30 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "AvroFormat": "sinks.kafka_columns",
-    "CheckpointConfig": "checkpointing",
-    "CheckpointingMode": "checkpointing",
-    "ConnectedStream": "connected_stream",
-    "FileSink": "sinks.files",
-    "FileTable": "sinks.file_table",
-    "KafkaSink": "sinks.kafka",
-    "KafkaSource": "sources.kafka",
-    "KeyedStream": "keyed_stream",
-    "LedgerRetention": "definition",
-    "OnCancellation": "checkpointing",
-    "Pipeline": "definition",
-    "PostgresSink": "sinks.postgres",
-    "SavepointRetention": "checkpointing",
+    "AvroFormat": "sinks.kafka.columns",
+    "CheckpointConfig": "job.checkpoint_config",
+    "CheckpointingMode": "job.checkpoint_config",
+    "ConnectedStream": "keyed.connected_stream",
+    "FileSink": "sinks.files.sink",
+    "FileTable": "sinks.files.file_table",
+    "KafkaSink": "sinks.kafka.sink",
+    "KafkaSource": "job.kafka_source",
+    "KeyedStream": "keyed.keyed_stream",
+    "LedgerRetention": "job.pipeline",
+    "OnCancellation": "job.checkpoint_config",
+    "Pipeline": "job.pipeline",
+    "PostgresSink": "sinks.postgres.sink",
+    "SavepointRetention": "job.checkpoint_config",
     "Share": "sinks.spi",
     "Sink": "sinks.spi",
-    "StateBackend": "state_backend",
-    "UpsertSink": "sinks.upsert",
-    "Target": "sinks.delivery",
-    "WriteAheadLogSink": "sinks.write_ahead_log",
-    "connect": "connected_stream",
-    "key_by": "keyed_stream",
-    "pipeline": "definition",
-    "spread": "keyed_stream",
+    "StateBackend": "job.state_backend",
+    "UpsertSink": "sinks.upsert.sink",
+    "Target": "sinks.write_ahead_log.delivery",
+    "WriteAheadLogSink": "sinks.write_ahead_log.sink",
+    "connect": "keyed.connected_stream",
+    "key_by": "keyed.keyed_stream",
+    "pipeline": "job.pipeline",
+    "spread": "keyed.keyed_stream",
 }
 
 

@@ -71,7 +71,7 @@ def program_of(job: str) -> list[str]:
     here = Path(__file__).parent
     if urlsplit(job).scheme or here.parent in Path(job).absolute().parents:
         return [job]
-    return [str(here / "job_main.py"), job]
+    return [str(here / "driver" / "job_main.py"), job]
 
 
 def pairs(items: Sequence[str]) -> dict[str, str]:

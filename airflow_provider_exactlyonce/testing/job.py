@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError
-from airflow_provider_exactlyonce.streaming import determinism, marked_errors
-from airflow_provider_exactlyonce.streaming.definition import Pipeline
-from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
-from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
+from airflow_provider_exactlyonce.streaming.analysis import determinism
+from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
+from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
+from airflow_provider_exactlyonce.streaming.sinks.kafka import columns as kafka_columns
+from airflow_provider_exactlyonce.streaming.spark import typed_errors
 from airflow_provider_exactlyonce.testing import records
 from airflow_provider_exactlyonce.testing.records import Given
 
@@ -193,7 +194,7 @@ class _Query:
                 )
             )
         except Exception as error:  # the query's own error has the plan's text, in which every mark is
-            self._failure = error if isinstance(error, ExactlyOnceError) else marked_errors.find(str(error))
+            self._failure = error if isinstance(error, ExactlyOnceError) else typed_errors.find(str(error))
             raise
         finally:
             kept.unpersist()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.triggers.looking import Look, Looker, Subject
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
+from airflow_provider_exactlyonce.triggers.shared_poller import Look, Looker, Subject
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.ledger.gate import Gate, Gates, Verdict

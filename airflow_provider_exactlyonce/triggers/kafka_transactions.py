@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.triggers.looking import Look, Looker, Subject
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
+from airflow_provider_exactlyonce.triggers.shared_poller import Look, Looker, Subject
 
 if TYPE_CHECKING:
-    from airflow_provider_exactlyonce.transactions.undecided import Blockers, Decisions, Undecided
+    from airflow_provider_exactlyonce.transactions.pending import Blockers, Decisions, Undecided
 
 _NAMED: Final = 5
 
@@ -24,7 +24,7 @@ class TransactionsLooker(Looker):
     def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, Look | Exception]:
         from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
         from airflow_provider_exactlyonce.hooks.kafka import client_config
-        from airflow_provider_exactlyonce.transactions.undecided import Decisions
+        from airflow_provider_exactlyonce.transactions.pending import Decisions
 
         if self._decisions is None:
             self._decisions = Decisions(client_config(self.conn_id))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_exactlyonce import codec
-from airflow_provider_exactlyonce.triggers.chatter import Chatter
+from airflow_provider_exactlyonce.triggers.log_throttle import Chatter
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.lease import Pulse
@@ -100,14 +100,14 @@ class PipelineTrigger(BaseTrigger):
         return "a stop instead of a restart" if stopped else "a restart is due" if now >= self.due else None
 
     def _look_at_driver(self, home: Any, now: float) -> str | None:
-        from airflow_provider_exactlyonce.control import drivers, health, progress, verdict
+        from airflow_provider_exactlyonce.control import drivers, exit_classification, health, progress
         from airflow_provider_exactlyonce.control import lease as leases
         from airflow_provider_exactlyonce.control.intent import Intent
-        from airflow_provider_exactlyonce.health import HealthRules
+        from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 
         self._report(home)
         intent = codec.load(Intent, self.intent, "the trigger's intent")
-        status = verdict.status_of(home, intent.token)
+        status = exit_classification.status_of(home, intent.token)
         if status is not None and progress.moved(self._shown, status) and self._chatter.may_speak():
             self._shown = status
             self.log.info("%s", progress.sentence(status))

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.triggers.looking import Look, Looker, Subject
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
+from airflow_provider_exactlyonce.triggers.shared_poller import Look, Looker, Subject
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home

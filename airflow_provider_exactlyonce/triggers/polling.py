@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final
 
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
-from airflow_provider_exactlyonce.triggers.chatter import Chatter
-from airflow_provider_exactlyonce.triggers.looking import Look, Looker, watching
+from airflow_provider_exactlyonce.triggers.log_throttle import Chatter
+from airflow_provider_exactlyonce.triggers.shared_poller import Look, Looker, watching
 
 #: Airflow's own time-out of the deferral comes this much after ours: it knows nothing of what is missing.
 BACKSTOP_SECONDS: Final = 60.0

@@ -21,7 +21,14 @@ from airflow_provider_exactlyonce.checkpoint.request import Taking, not_answered
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.stop import Stop, not_stopped
-from airflow_provider_exactlyonce.control import drivers, launching, releases, stopping, upgrade_plan, verdict
+from airflow_provider_exactlyonce.control import (
+    drivers,
+    exit_classification,
+    launching,
+    releases,
+    stopping,
+    upgrade_plan,
+)
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
@@ -41,7 +48,7 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.upgrade import shadow_run, stability
-from airflow_provider_exactlyonce.upgrade.tools import Tools, check_version
+from airflow_provider_exactlyonce.upgrade.environment import Tools, check_version
 
 _POLL_SECONDS: Final = 1.0
 #: How a plan's error comes back as itself.
@@ -326,7 +333,7 @@ class Upgrade:
         if not drivers.is_there(self._home, str(plan.token)):
             ended = stability.how_it_ended(self._home, plan)
             return _failed(plan, f"the driver of version {plan.old} ended after the rollback: {ended}")
-        status = verdict.status_of(self._home, str(plan.token))
+        status = exit_classification.status_of(self._home, str(plan.token))
         is_live = status is not None and status.state is DriverState.RUNNING
         if status is None or not is_live or (status.replay is not None and status.replay.pending):
             return Wait(token=str(plan.token), commits=0)
@@ -367,7 +374,7 @@ class Upgrade:
             machine=leases.this_machine(),
         )
         known = intents.read(self._home.intent)
-        if drivers.is_there(self._home, token) or verdict.status_of(self._home, token) is not None:
+        if drivers.is_there(self._home, token) or exit_classification.status_of(self._home, token) is not None:
             return known.log if known is not None and known.token == token else ""
         arguments = ["--home", str(self._home.path), "--until", "forever", *self._tools.driver_arguments]
         launch = self._tools.launch(application, arguments)

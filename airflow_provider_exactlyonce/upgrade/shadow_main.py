@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.streaming import job_file
+from airflow_provider_exactlyonce.streaming.job import loader
 from airflow_provider_exactlyonce.upgrade import delivered
 from airflow_provider_exactlyonce.upgrade.comparison import Content, compare
-from airflow_provider_exactlyonce.upgrade.repeat import Repeat, find_ground
+from airflow_provider_exactlyonce.upgrade.shadow_replay import Repeat, find_ground
 
 Function = Callable[[Content], Content | None]
 
@@ -26,14 +26,14 @@ def main(request_file: str) -> None:
     """Make the shadow run that a file asks for."""
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.ERROR)
-    request = documents.read(Path(request_file))
+    request = json_store.read(Path(request_file))
     if request is None:
         raise RefusedError(f"there is no request in {request_file}")
     try:
         report = make(request)
     except RefusedError as error:
         report = {"refused": str(error)}
-    documents.write(Path(request["report"]), report)
+    json_store.write(Path(request["report"]), report)
 
 
 def make(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,11 +41,11 @@ def make(request: Mapping[str, Any]) -> dict[str, Any]:
 
     :raises RefusedError: when that is not possible
     """
-    from airflow_provider_exactlyonce.streaming.session import open_session
+    from airflow_provider_exactlyonce.streaming.spark.session import open_session
 
     function = _function(request["function"]) if request["function"] else None
     home, config = Home(request["home"]), kafka_config.from_environment(None)
-    pipeline = job_file.load(request["application"], request["pipeline"])
+    pipeline = loader.load(request["application"], request["pipeline"])
     if pipeline.name != request["pipeline"]:
         raise RefusedError(f"{request['application']} is pipeline {pipeline.name}, not {request['pipeline']}")
     with LedgerReader(config, pipeline.name) as reader:

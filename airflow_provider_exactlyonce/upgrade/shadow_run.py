@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.control import documents, upgrade_plan
+from airflow_provider_exactlyonce.control import json_store, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.upgrade.tools import Tools, run_to_end
+from airflow_provider_exactlyonce.upgrade.environment import Tools, run_to_end
 
 _PROGRAM: Final = Path(__file__).with_name("shadow_main.py")
 _SHOWN_CHARACTERS: Final = 2000
@@ -33,7 +33,7 @@ def run(home: Home, plan: Plan, application: str, tools: Tools, *, dry_run: bool
     shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
     request, report = folder / "request.json", folder / "report.json"
     try:
-        documents.write(
+        json_store.write(
             request,
             {
                 "application": application,
@@ -46,7 +46,7 @@ def run(home: Home, plan: Plan, application: str, tools: Tools, *, dry_run: bool
         )
         tools.tell(f"the shadow run's output is in {log}")
         code = run_to_end(tools.launch(str(_PROGRAM), [str(request)]), log)
-        found = documents.read(report)
+        found = json_store.read(report)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if found is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.control import drivers, verdict
+from airflow_provider_exactlyonce.control import drivers, exit_classification
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.processes import Ended
 from airflow_provider_exactlyonce.control.status import DriverState, Status
@@ -45,7 +45,7 @@ def look(home: Home, plan: Plan, config: Mapping[str, Any]) -> Sight:
     :raises ExactlyOnceError: when the cluster does not answer
     """
     token, wanted = str(plan.token), plan.options.stable_after
-    status = verdict.status_of(home, token)
+    status = exit_classification.status_of(home, token)
     if not drivers.is_there(home, token):
         return Sight(commits=0, lag=0, unstable=f"its driver ended: {how_it_ended(home, plan)}")
     lag = _lag(plan.pipeline, config)
@@ -65,9 +65,9 @@ def look(home: Home, plan: Plan, config: Mapping[str, Any]) -> Sight:
 def how_it_ended(home: Home, plan: Plan) -> str:
     """Return why the driver that a plan has started ended, with the end of its output."""
     log = Path(str(plan.log))
-    error = verdict.failure(home, str(plan.token), Ended(exit_code=None), log)
+    error = exit_classification.failure(home, str(plan.token), Ended(exit_code=None), log)
     said = str(error) if error is not None else "somebody stopped it"
-    return f"{said}\n{tail}" if (tail := verdict.log_tail(log)) else said
+    return f"{said}\n{tail}" if (tail := exit_classification.log_tail(log)) else said
 
 
 def _too_late(plan: Plan, status: Status | None, commits: int, lag: int) -> str:
@@ -97,7 +97,7 @@ def _lag(pipeline: str, config: Mapping[str, Any]) -> int:
 
 def _open_seconds(pipeline: str, config: Mapping[str, Any]) -> float:
     """Return for how long the pipeline's transaction is open, 0 when none is."""
-    from airflow_provider_exactlyonce.kafka.transactions import Transactions
+    from airflow_provider_exactlyonce.kafka.cluster_transactions import Transactions
     from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 
     try:

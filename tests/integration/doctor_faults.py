@@ -26,7 +26,7 @@ from confluent_kafka.admin import (
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import READABLE
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.control import documents, lease, status
+from airflow_provider_exactlyonce.control import json_store, lease, status
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.kafka import record_batch
@@ -268,17 +268,17 @@ def torn_manifest(patient: Patient) -> None:
 
 def unfinished_savepoint(patient: Patient) -> None:
     body = {"machine": lease.this_machine(), "pid": dead_pid(), "process_started": 1}
-    documents.write(patient.home.savepoints / "9-abcdef" / "taking.json", body)
+    json_store.write(patient.home.savepoints / "9-abcdef" / "taking.json", body)
 
 
 def unfinished_verification(patient: Patient) -> None:
     body = {"machine": lease.this_machine(), "pid": dead_pid(), "process_started": 1}
-    documents.write(patient.home.savepoints / ".verify-abcdef" / "taking.json", body)
+    json_store.write(patient.home.savepoints / ".verify-abcdef" / "taking.json", body)
 
 
 def unfinished_delete(patient: Patient) -> None:
     body = {"machine": lease.this_machine(), "pid": dead_pid(), "process_started": 1}
-    documents.write(patient.home.savepoints / patient.savepoint / "deleting.json", body)
+    json_store.write(patient.home.savepoints / patient.savepoint / "deleting.json", body)
 
 
 def savepoint_ahead(patient: Patient) -> None:
@@ -295,9 +295,9 @@ def savepoint_of_another(patient: Patient) -> None:
 
 def _change_manifest(patient: Patient, **changes: Any) -> None:
     file = patient.home.savepoints / patient.savepoint / "manifest.json"
-    body = documents.read(file, READABLE)
+    body = json_store.read(file, READABLE)
     assert body is not None
-    documents.write(file, {**body, **changes})
+    json_store.write(file, {**body, **changes})
 
 
 def unfinished_restore(patient: Patient) -> None:
@@ -337,15 +337,15 @@ def missing_home_document(patient: Patient) -> None:
 
 
 def home_of_another(patient: Patient) -> None:
-    body = documents.read(patient.home.path / "home.json")
+    body = json_store.read(patient.home.path / "home.json")
     assert body is not None
-    documents.write(patient.home.path / "home.json", {**body, "pipeline": "another"})
+    json_store.write(patient.home.path / "home.json", {**body, "pipeline": "another"})
 
 
 def other_home(patient: Patient) -> None:
-    body = documents.read(patient.home.path / "home.json")
+    body = json_store.read(patient.home.path / "home.json")
     assert body is not None
-    documents.write(patient.home.path / "home.json", {**body, "id": OTHER_ID})
+    json_store.write(patient.home.path / "home.json", {**body, "id": OTHER_ID})
 
 
 def home_is_empty(patient: Patient) -> None:
@@ -379,7 +379,7 @@ def dead_pid() -> int:
 def _lease(patient: Patient, **changes: Any) -> lease.Lease:
     held = lease.take(patient.home.lease, patient.case.name, "another", run=1)
     held = replace(held, **changes)
-    documents.write(patient.home.lease, asdict(held))
+    json_store.write(patient.home.lease, asdict(held))
     return held
 
 

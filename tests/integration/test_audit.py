@@ -11,9 +11,9 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.audit.findings import Report
+from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import SinkRange, backfill_pipeline
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of

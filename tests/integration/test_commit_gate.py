@@ -24,7 +24,7 @@ from airflow_provider_exactlyonce.ledger.gate import Gate, Gates, Verdict, check
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from airflow_provider_exactlyonce.sensors.commit_gate import CommitGateSensor
-from airflow_provider_exactlyonce.triggers import looking
+from airflow_provider_exactlyonce.triggers import shared_poller
 from airflow_provider_exactlyonce.triggers.commit_gate import CommitGateTrigger
 from tests.integration.hand_written import HandWrittenPipeline, send
 from tests.integration.streaming.harness import end_offsets
@@ -497,14 +497,14 @@ def test_a_triggerers_gates_share_one_poller_and_fire_one_by_one(pipeline: HandW
         return dict(event)
 
     def watches() -> int:
-        return sum(len(poller.watches) for of in looking._pollers.values() for poller in of.values())
+        return sum(len(poller.watches) for of in shared_poller._pollers.values() for poller in of.values())
 
     async def run() -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
         gates = [gate(pipeline, commit=2 + number % 3, deferrable=True, timeout=HANG_SECONDS) for number in range(30)]
         late = asyncio.create_task(wait(gate(pipeline, commit=99, deferrable=True, timeout=4)))
         waiting = [asyncio.create_task(wait(sensor)) for sensor in gates]
         await eventually_in_loop(lambda: watches() == 31, "all wait")
-        pollers = sum(len(of) for of in looking._pollers.values())
+        pollers = sum(len(of) for of in shared_poller._pollers.values())
         for number in range(3):
             await asyncio.to_thread(pipeline.commit, {0: 1}, read_up_to={0: 2 + number})
         found = await asyncio.gather(*waiting)
@@ -516,7 +516,7 @@ def test_a_triggerers_gates_share_one_poller_and_fire_one_by_one(pipeline: HandW
     assert all(event["found"]["commit"] >= 2 + number % 3 for number, event in enumerate(found))
     assert late["reason"] == "timeout"
     assert re.fullmatch(rf"{pipeline.name}: commit \d of 99: \d\d missing", late["missing"])
-    assert not any(looking._pollers.values()), "the last one who left has ended it"
+    assert not any(shared_poller._pollers.values()), "the last one who left has ended it"
 
 
 @pytest.mark.usefixtures("connection")

@@ -18,9 +18,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from airflow_provider_exactlyonce.cli.broker import DEFAULT_DATA, EXIT_FAILED, EXIT_NOT_RUNNING, add_broker_parser
 from airflow_provider_exactlyonce.devkit import topics
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
-from airflow_provider_exactlyonce.devkit.cli import DEFAULT_DATA, EXIT_FAILED, EXIT_NOT_RUNNING, add_broker_parser
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
 from airflow_provider_exactlyonce.devkit.metadata_log import METADATA_FOLDER
 from airflow_provider_exactlyonce.devkit.process import ProcessIdentity

@@ -19,12 +19,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import lease
-from airflow_provider_exactlyonce.doctor import gather, look_at_transactions
+from airflow_provider_exactlyonce.doctor import gather
+from airflow_provider_exactlyonce.doctor.checks import transactions as transaction_room
 from airflow_provider_exactlyonce.doctor.examine import examine
-from airflow_provider_exactlyonce.doctor.rooms import transactions as transaction_room
+from airflow_provider_exactlyonce.doctor.probes import transactions
 from airflow_provider_exactlyonce.exceptions import IncompatibleVersionError
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
@@ -457,7 +458,7 @@ def test_a_superseded_driver_that_still_lives_is_found_and_another_machines_proc
 def test_transactions_that_nobody_will_end_are_told_and_the_pipelines_own_is_ended(
     kafka_config: Mapping[str, str], make_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(look_at_transactions, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(transactions, "_SILENT_SECONDS", 0.0)
     with CraftedPipeline(kafka_config, f"p-{make_topic()}", make_topic(partitions=2)) as crafted:
         crafted.claim()
         crafted.commit(rows_of(0))

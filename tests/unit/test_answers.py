@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from airflow_provider_exactlyonce.answers import pairs, print_answer, table
+from airflow_provider_exactlyonce.cli.output import pairs, print_answer, table
 
 
 def test_people_get_lines_and_programs_get_json(capsys: pytest.CaptureFixture[str]) -> None:

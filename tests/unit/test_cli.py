@@ -25,7 +25,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def submitted(job: Path, *arguments: str) -> list[str]:
-    command = [sys.executable, "-m", "airflow_provider_exactlyonce.cli", "run", *arguments]
+    command = [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "run", *arguments]
     environment = {**os.environ, "PATH": f"{job.parent}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run(command, env=environment, check=True, timeout=60)
     return (job.parent / "spark-submit.arguments").read_text().splitlines()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import airflow_provider_exactlyonce
-from airflow_provider_exactlyonce import pages
+from airflow_provider_exactlyonce.cli import pages
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.failpoints import (
     BACKFILL_NAMES,

@@ -19,12 +19,12 @@ import pytest
 
 import airflow_provider_exactlyonce
 from airflow_provider_exactlyonce import codec
-from airflow_provider_exactlyonce.backfill import homes, progress
+from airflow_provider_exactlyonce.backfill import progress, workspace
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint import manifest
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.control import commands, documents, releases, restarts, status, upgrade_plan
+from airflow_provider_exactlyonce.control import commands, json_store, releases, restart_log, status, upgrade_plan
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
@@ -35,12 +35,12 @@ from airflow_provider_exactlyonce.control.task_request import TaskRequest
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger import ranges, records
-from airflow_provider_exactlyonce.streaming.goal import Goal
-from airflow_provider_exactlyonce.streaming.sinks import delivery
-from airflow_provider_exactlyonce.streaming.sinks.file_log import FileLog
+from airflow_provider_exactlyonce.policies.termination import Bound, Target
+from airflow_provider_exactlyonce.streaming.driver.stop_condition import Goal
+from airflow_provider_exactlyonce.streaming.sinks.files.log import FileLog
+from airflow_provider_exactlyonce.streaming.sinks.files.storage import LocalStorage
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
-from airflow_provider_exactlyonce.streaming.sinks.storage import LocalStorage
-from airflow_provider_exactlyonce.until import Bound, Target
+from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import delivery
 
 ROOT = Path(airflow_provider_exactlyonce.__file__).parent
 RELEASES = sorted((Path(__file__).parents[1] / "releases").iterdir())
@@ -103,7 +103,7 @@ def record(name: str) -> Kind:
 
 def request(name: str) -> Kind:
     return Kind(
-        lambda of: homes.asked_of(Home(str(of / "home/backfills" / name))),
+        lambda of: workspace.asked_of(Home(str(of / "home/backfills" / name))),
         lambda asked: {**asdict(asked), "request": asked.request.to_json()},
     )
 
@@ -135,7 +135,7 @@ KINDS: dict[str, Kind] = {
     f"home/lineages/{LINEAGE}/lineage.json": Kind(lineage, lambda found: {**found.document(), "last_commit": 17}),
     f"home/lineages/{LINEAGE}/progress.json": Kind(lambda of: lineage(of).last_commit, 21),
     f"home/lineages/{LINEAGE}/replay.json": Kind(
-        lambda of: documents.load(home(of).lineages / LINEAGE / "replay.json", ReplayReport), codec.dump
+        lambda of: json_store.load(home(of).lineages / LINEAGE / "replay.json", ReplayReport), codec.dump
     ),
     f"home/lineages/{LINEAGE}/jobs/{VERSION}.json": Kind(
         lambda of: jobs.read(home(of), LINEAGE, VERSION),
@@ -146,7 +146,7 @@ KINDS: dict[str, Kind] = {
     f"home/control/commands/account-{TOKEN}.json": Kind(lambda of: status.read(home(of).account(TOKEN)), codec.dump),
     "home/control/intent.json": Kind(lambda of: intents.read(home(of).intent), codec.dump),
     "home/control/restarts.json": Kind(
-        lambda of: restarts.read(home(of).restarts), lambda found: {"restarts": [codec.dump(one) for one in found]}
+        lambda of: restart_log.read(home(of).restarts), lambda found: {"restarts": [codec.dump(one) for one in found]}
     ),
     "home/control/upgrade.json": Kind(plan, lambda found: found.document()),
     "home/control/commands/stop.json": Kind(lambda of: commands.stop_requested(home(of), TOKEN), "exactlyonce stop"),
@@ -183,8 +183,8 @@ KINDS: dict[str, Kind] = {
         lambda of: "20-00000002" in Savepoints(home(of).savepoints).leftovers(), True
     ),
     "home/backfills/identity.json": Kind(
-        lambda of: homes.make(
-            home(of), "shop-totals", homes.asked_of(Home(str(of / "home/backfills/time"))).request
+        lambda of: workspace.make(
+            home(of), "shop-totals", workspace.asked_of(Home(str(of / "home/backfills/time"))).request
         ).identity(),
         "a987fbc9-4bed-4078-8f07-9141ba07c9f3",
     ),
@@ -193,11 +193,11 @@ KINDS: dict[str, Kind] = {
     ),
     **{f"home/backfills/{name}/request.json": request(name) for name in ("commits", "offsets", "time", "watermark")},
     "home/backfills/commits/resolved.json": Kind(
-        lambda of: homes.begun(Home(str(of / "home/backfills/commits"))),
+        lambda of: workspace.begun(Home(str(of / "home/backfills/commits"))),
         lambda begun: {**asdict(begun), "resolved": begun.resolved.to_json()},
     ),
     "home/backfills/commits/result.json": Kind(
-        lambda of: homes.result_of(Home(str(of / "home/backfills/commits")))["rows"],  # type: ignore[index]
+        lambda of: workspace.result_of(Home(str(of / "home/backfills/commits")))["rows"],  # type: ignore[index]
         120,
     ),
     f"home/backfills/commits/lineages/{LINEAGE}/steps.json": Kind(
@@ -207,7 +207,9 @@ KINDS: dict[str, Kind] = {
     f"home/backfills/time/lineages/{LINEAGE}/steps.json": Kind(
         lambda of: progress.read(Checkpoint(of / "home/backfills/time/lineages" / LINEAGE / "checkpoint")), codec.dump
     ),
-    "home/backfills/ledger.json": Kind(lambda of: homes.known_ledger(Home(str(of / "home/backfills/commits"))), asdict),
+    "home/backfills/ledger.json": Kind(
+        lambda of: workspace.known_ledger(Home(str(of / "home/backfills/commits"))), asdict
+    ),
     **{
         f"ledger/{name}.json": record(name)
         for name in ("commit", "commit-at-least-once", "backfill", "backfill-end", "run")
@@ -248,7 +250,7 @@ def changed(file: Path, **fields: Any) -> None:
     if body.pop("checksum", None) is None:
         file.write_text(json.dumps({**body, **fields}))
     else:
-        documents.write(file, {**body, **fields})
+        json_store.write(file, {**body, **fields})
 
 
 def body_of(file: Path) -> dict[str, Any]:
@@ -335,20 +337,20 @@ def test_a_death_that_an_older_release_records_keeps_what_a_newer_one_said_of_th
     file = release / "home/control/restarts.json"
     entries = [{**one, "blamed": "disk"} for one in body_of(file)["restarts"]]
     changed(file, restarts=entries)
-    restarts.append(home(release).restarts, restarts.read(home(release).restarts)[0])
+    restart_log.append(home(release).restarts, restart_log.read(home(release).restarts)[0])
     expected = [*entries, entries[0]]
     assert kept_of(body_of(file)["restarts"], expected) == expected
 
 
 def test_a_field_that_is_missing_or_of_another_type_is_named(tmp_path: Path) -> None:
-    documents.write(tmp_path / "lease.json", {"pipeline": "shop", "token": 7})
+    json_store.write(tmp_path / "lease.json", {"pipeline": "shop", "token": 7})
     with pytest.raises(RefusedError, match=r"lease\.json can't be read: .*token"):
         leases.read(tmp_path / "lease.json")
 
 
 @pytest.mark.parametrize("schema", [0, -1, "1", 1.5, None, True])
 def test_a_schema_that_is_no_number_of_ours_is_refused(tmp_path: Path, schema: object) -> None:
-    documents.write(tmp_path / "home.json", {"schema": schema, "id": "a", "pipeline": "shop"})
+    json_store.write(tmp_path / "home.json", {"schema": schema, "id": "a", "pipeline": "shop"})
     with pytest.raises(RefusedError, match="is of schema"):
         Home(str(tmp_path)).identity()
 

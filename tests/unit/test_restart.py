@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.exceptions import (
     FencedError,
     RefusedError,
 )
-from airflow_provider_exactlyonce.restart import Outage, RestartStrategy
+from airflow_provider_exactlyonce.policies.restart_strategy import Outage, RestartStrategy
 
 LOST = DriverFailedError("killed by signal 9")
 

@@ -8,9 +8,9 @@ import pendulum
 import pytest
 from airflow.sdk import BaseOperator
 
-from airflow_provider_exactlyonce.health import HealthRules
 from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
-from airflow_provider_exactlyonce.until import Bound, Commits, Target, Watermark, target_of, text_of
+from airflow_provider_exactlyonce.policies.health_rules import HealthRules
+from airflow_provider_exactlyonce.policies.termination import Bound, Commits, Target, Watermark, target_of, text_of
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

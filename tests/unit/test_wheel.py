@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce import pages
+from airflow_provider_exactlyonce.cli import pages
 
 ROOT = Path(__file__).parents[2]
 

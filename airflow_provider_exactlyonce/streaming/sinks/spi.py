@@ -123,7 +123,7 @@ class SinkWriter(ABC):
         *If it raises*, the attempt is aborted. *If we die here*, what is staged is removed by the next claim.
 
         :raises RecordRefusedError: a row that would be refused again; the text is marked, see
-            :mod:`airflow_provider_exactlyonce.streaming.marked_errors`
+            :mod:`airflow_provider_exactlyonce.streaming.spark.typed_errors`
         """
 
     @abstractmethod

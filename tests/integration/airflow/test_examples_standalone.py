@@ -39,7 +39,7 @@ def kafka(tmp_path: Path) -> Iterator[Mapping[str, str]]:
 @contextmanager
 def stream_for_ever(home: Path, kafka: Mapping[str, str], log: Path) -> Iterator[None]:
     """Run the driver of the examples' pipeline, as the task of another DAG would."""
-    command = [sys.executable, "-m", "airflow_provider_exactlyonce.cli", "run", "--master", "local[2]"]
+    command = [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "run", "--master", "local[2]"]
     job = [str(ROOT / "dags/jobs/shop_totals.py"), "--home", str(home), "--until", "forever"]
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -20,7 +20,7 @@ from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.versions import Report
 from airflow_provider_exactlyonce.control.home import Lineage
-from airflow_provider_exactlyonce.streaming.compatibility_check import check_compatibility
+from airflow_provider_exactlyonce.streaming.job.compatibility_check import check_compatibility
 from tests.integration.compatibility.versions import Spec
 from tests.unit.checkpoint import crafted
 

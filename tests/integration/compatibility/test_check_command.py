@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import IsolationLevel
 
-from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.checkpoint import request
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
+from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import ledger_topic

@@ -13,10 +13,11 @@ from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce.checkpoint.plan import Plan, Watermark
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, job_file, pipeline
-from airflow_provider_exactlyonce.streaming.compatibility_check import check_compatibility
-from airflow_provider_exactlyonce.streaming.plan_description import describe
-from airflow_provider_exactlyonce.streaming.planned_state import PlanRefusedError, stateful_operators
+from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
+from airflow_provider_exactlyonce.streaming.analysis.plan_description import describe
+from airflow_provider_exactlyonce.streaming.analysis.planned_state import PlanRefusedError, stateful_operators
+from airflow_provider_exactlyonce.streaming.job import loader
+from airflow_provider_exactlyonce.streaming.job.compatibility_check import check_compatibility
 from tests.integration.compatibility.harness import Bench
 from tests.integration.compatibility.versions import JOINED, SUM, BrokenCounter, processor, session, timed, window
 from tests.integration.compatibility.versions import Counter as CountingProcessor
@@ -204,7 +205,7 @@ def test_a_job_whose_function_fails_is_refused_with_its_line(spark: Any, tmp_pat
     with pytest.raises(
         RefusedError, match=rf"{file}:6: the function of pipeline p fails: AnalysisException: .*nothing"
     ):
-        check_compatibility(job_file.load(str(file)), saved.savepoint, checkpoint, spark)
+        check_compatibility(loader.load(str(file)), saved.savepoint, checkpoint, spark)
 
 
 def test_what_readers_of_the_sink_can_tell_is_described(spark: Any) -> None:

@@ -17,11 +17,11 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, invariant
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord, SinkRange, ledger_topic
-from airflow_provider_exactlyonce.streaming.batch import Batch
-from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
-from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
-from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
-from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from tests.integration.kafka.proxy import Proxy
 from tests.integration.streaming.harness import open_transactions, read_committed
 from tests.waiting import eventually

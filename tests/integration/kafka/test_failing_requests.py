@@ -21,14 +21,16 @@ from airflow_provider_exactlyonce.exceptions import BatchFailedError, ExactlyOnc
 from airflow_provider_exactlyonce.kafka import preflight, retry, transaction
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
-from airflow_provider_exactlyonce.streaming import run as runs
 from airflow_provider_exactlyonce.streaming import settings
-from airflow_provider_exactlyonce.streaming.batch import planned_batch
-from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
-from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
-from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
-from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
-from airflow_provider_exactlyonce.streaming.sinks.fault_injection import (
+from airflow_provider_exactlyonce.streaming.commit import run as runs
+from airflow_provider_exactlyonce.streaming.commit import write_stage
+from airflow_provider_exactlyonce.streaming.commit.batch import planned_batch
+from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.commit.start_checks import reconcile
+from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
+from airflow_provider_exactlyonce.testing.fault_injection import (
     Fault,
     InjectedFaultError,
     Kind,
@@ -37,8 +39,6 @@ from airflow_provider_exactlyonce.streaming.sinks.fault_injection import (
     target_call,
     triples,
 )
-from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
-from airflow_provider_exactlyonce.streaming.start_checks import reconcile
 from tests.conftest import MakeTopic
 from tests.crash_matrix.observer import Observer
 from tests.crash_matrix.verdict import Findings, Judge
@@ -64,7 +64,7 @@ class InProcess(PlainTransaction):
     def _run_tasks(self, frame: Any, server: Any, tag: str) -> Any:
         task = self._write_task(server.address)
         try:
-            return [kafka_writer.write_rows(arrow(frame[number::2]), task, number, 0) for number in range(2)]
+            return [write_stage.write_rows(arrow(frame[number::2]), task, number, 0) for number in range(2)]
         except Exception as error:
             raise BatchFailedError(server.failure or str(error)) from error
 

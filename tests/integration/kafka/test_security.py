@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.kafka.preflight import check_cluster, check_gr
 from airflow_provider_exactlyonce.kafka.reach import unreachable
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
-from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from tests.integration.kafka.secured import PLAIN_USER, Right, SecuredBroker, documented_rights, secured_broker
 from tests.integration.streaming.harness import World, read_committed
 from tests.waiting import eventually

@@ -19,16 +19,16 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
 
-from airflow_provider_exactlyonce.cli import main
+from airflow_provider_exactlyonce.cli.main import main
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.kafka import record_batch
+from airflow_provider_exactlyonce.kafka.cluster_transactions import Transactions
 from airflow_provider_exactlyonce.kafka.preflight import check_cluster
 from airflow_provider_exactlyonce.kafka.retry import until_definite
-from airflow_provider_exactlyonce.kafka.transactions import Transactions
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, WireClient
 from airflow_provider_exactlyonce.ledger.records import transactional_id
-from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from tests.integration.streaming.harness import open_transactions, read_committed
 from tests.waiting import eventually
 
@@ -153,7 +153,7 @@ def _at_a_terminal(answer: str, *arguments: str) -> str:
     try:
         os.write(ours, f"{answer}\n".encode())
         done = subprocess.run(
-            [sys.executable, "-m", "airflow_provider_exactlyonce.cli", "transactions", *arguments],
+            [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "transactions", *arguments],
             stdin=theirs,
             capture_output=True,
             text=True,

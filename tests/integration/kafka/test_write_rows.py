@@ -13,10 +13,10 @@ from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.kafka import preflight, record_batch
 from airflow_provider_exactlyonce.kafka.transaction import TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import WireClient
-from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
-from airflow_provider_exactlyonce.streaming.sequencer_server import SequencerServer
+from airflow_provider_exactlyonce.streaming.commit import write_stage
+from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
-from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
 from tests.integration.kafka.proxy import Api, Proxy, cut_after
 from tests.integration.streaming.harness import read_committed
 
@@ -34,7 +34,7 @@ def rows(start: int) -> pa.RecordBatch:
     )
 
 
-@pytest.mark.parametrize(("request_bytes", "requests"), [(kafka_writer.REQUEST_BYTES, 2), (1, 16)])
+@pytest.mark.parametrize(("request_bytes", "requests"), [(write_stage.REQUEST_BYTES, 2), (1, 16)])
 def test_a_task_adds_all_its_partitions_to_the_transaction_at_once_and_fills_them_at_once(
     broker: EmbeddedBroker,
     kafka_config: Mapping[str, str],
@@ -43,14 +43,14 @@ def test_a_task_adds_all_its_partitions_to_the_transaction_at_once_and_fills_the
     request_bytes: int,
     requests: int,
 ) -> None:
-    monkeypatch.setattr(kafka_writer, "REQUEST_BYTES", request_bytes)
+    monkeypatch.setattr(write_stage, "REQUEST_BYTES", request_bytes)
     topic = make_led_topic(partitions=8)
     listener = SequencerListener(SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1"))
     with Proxy(broker.state.port) as proxy, WireClient(kafka_config) as client:
         session = TransactionSession(client, f"t-{uuid.uuid4()}", timeout_milliseconds=60_000)
         session.initialise()
         session.begin()
-        settings = kafka_writer.WriterSettings(
+        settings = write_stage.WriterSettings(
             config=proxy.config,
             sequencer_key=listener.key,
             transactional_id=session.transactional_id,
@@ -60,14 +60,14 @@ def test_a_task_adds_all_its_partitions_to_the_transaction_at_once_and_fills_the
         with SequencerServer(
             listener, grant_timeout_seconds=30, attempt_timeout_seconds=60, on_failure=lambda: None
         ) as server:
-            task = kafka_writer.WriteTask(
+            task = write_stage.WriteTask(
                 settings=settings,
                 sequencer=server.address,
                 producer=session.producer,
                 targets=preflight.check_topics(client, sinks=[topic], allow_single_replica=True),
             )
             for number in range(2):
-                written = kafka_writer.write_rows(iter([rows(number * ROWS)]), task, number, 0)
+                written = write_stage.write_rows(iter([rows(number * ROWS)]), task, number, 0)
                 assert sum(count for count, _ in written.values()) == ROWS
                 assert len(written) == 8, "every partition has records"
             found = server.result(2)
@@ -77,7 +77,7 @@ def test_a_task_adds_all_its_partitions_to_the_transaction_at_once_and_fills_the
         sent = [request for request in proxy.requests if request.api == Api.PRODUCE]
         assert len(sent) == requests, "each task's small bodies go in one request, large ones in one each"
         assert proxy.pending == 0
-        kafka_writer._clients.popitem()[1].close()
+        write_stage._clients.popitem()[1].close()
     listener.socket.close()
     assert sum(of.rows for of in found.values()) == 2 * ROWS
     read = [(record.key, record.value) for record in read_committed(kafka_config, topic)]
@@ -90,7 +90,7 @@ def test_a_task_adds_all_its_partitions_to_the_transaction_at_once_and_fills_the
 def test_as_many_bodies_go_together_as_fit_a_request_whichever_are_granted(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int], together: int
 ) -> None:
-    monkeypatch.setattr(kafka_writer, "REQUEST_BYTES", 100)
+    monkeypatch.setattr(write_stage, "REQUEST_BYTES", 100)
     body = record_batch.encode_single(b"k", b"v", 0)
     bodies = [replace(body, payload=memoryview(bytes(size))) for size in sizes]
-    assert kafka_writer._together(bodies) == together
+    assert write_stage._together(bodies) == together

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from airflow_provider_exactlyonce.backfill import homes
+from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.backfill.application import application_of
-from airflow_provider_exactlyonce.backfill.homes import Begun
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.backfill.results import written_of
+from airflow_provider_exactlyonce.backfill.workspace import Begun
 from airflow_provider_exactlyonce.control import releases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -112,13 +112,13 @@ def test_what_has_written_a_part_goes_on_with_its_version_though_the_pipeline_wa
     home.create(pipeline.name)
     for version in ("old", "v"):
         releases.keep(home, version, tmp_path / f"{version}.py", version.encode())
-    made = homes.make(home, pipeline.name, BackfillRequest.parse(commits="1..1", output="reemit"))
+    made = workspace.make(home, pipeline.name, BackfillRequest.parse(commits="1..1", output="reemit"))
 
     def runs() -> str:
         return Path(application_of(made, kafka_config)).stem
 
     assert runs() == "v", "what the pipeline runs"
-    homes.begin(made, Begun(version="old", name="one", resolved=RANGE))
+    workspace.begin(made, Begun(version="old", name="one", resolved=RANGE))
     assert runs() == "v", "nothing is written"
     ledger = Ledger(kafka_config, pipeline.name)
     ledger.claim(1)

@@ -20,7 +20,7 @@ from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, RunRecord
 from airflow_provider_exactlyonce.ledger.retention import History, LedgerRetention
-from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
 from tests.waiting import eventually
 

@@ -15,8 +15,8 @@ import pytest
 from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.exceptions import RecordRefusedError, RefusedError
-from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
-from airflow_provider_exactlyonce.streaming.sinks.postgres_staging import _TABLES
+from airflow_provider_exactlyonce.streaming.sinks.postgres.sink import PostgresSink
+from airflow_provider_exactlyonce.streaming.sinks.postgres.staging import _TABLES
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
 from tests.postgres import PostgresServer
 
@@ -194,7 +194,7 @@ def test_a_password_is_nowhere_to_be_read(database: Mapping[str, str], monkeypat
     sink = PostgresSink(name="s", table="t")
     with pytest.raises(RefusedError, match='database "nowhere" does not exist') as refused:
         sink.check_columns(T.StructType())
-    from airflow_provider_exactlyonce.streaming.sinks.postgres_connection import parameters_of
+    from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import parameters_of
 
     assert "s3cret" not in f"{refused.value!r} {sink!r} {parameters_of('postgres_default')!r}"
     assert parameters_of("postgres_default").given["password"] == "s3cret"
@@ -203,7 +203,7 @@ def test_a_password_is_nowhere_to_be_read(database: Mapping[str, str], monkeypat
 
 
 def test_not_a_number_has_no_json() -> None:
-    from airflow_provider_exactlyonce.streaming.sinks.postgres_csv import to_json
+    from airflow_provider_exactlyonce.streaming.sinks.postgres.csv_rows import to_json
 
     with pytest.raises(RecordRefusedError, match="nan has no JSON"):
         to_json({"x": [float("nan")]})

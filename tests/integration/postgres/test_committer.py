@@ -22,13 +22,13 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
 )
 from airflow_provider_exactlyonce.ledger.records import OtherSink
-from airflow_provider_exactlyonce.streaming.batch import Batch
-from airflow_provider_exactlyonce.streaming.sinks import postgres_staging as staging
-from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
-from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
-from airflow_provider_exactlyonce.streaming.sinks.postgres_committer import PostgresCommitter
+from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.commit.sink_group import OtherSinks
+from airflow_provider_exactlyonce.streaming.sinks.postgres import staging
+from airflow_provider_exactlyonce.streaming.sinks.postgres.committer import PostgresCommitter
+from airflow_provider_exactlyonce.streaming.sinks.postgres.sink import PostgresSink
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
-from airflow_provider_exactlyonce.streaming.sinks.upsert import UpsertSink
+from airflow_provider_exactlyonce.streaming.sinks.upsert.sink import UpsertSink
 from tests.postgres import PostgresServer, environment, running
 from tests.waiting import eventually
 

@@ -11,9 +11,9 @@ import pytest
 from psycopg.rows import dict_row
 from pyspark.sql.types import DoubleType, LongType, StructType
 
-from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
-from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
-from airflow_provider_exactlyonce.streaming.sinks.postgres_staging import identity
+from airflow_provider_exactlyonce.streaming.sinks.postgres.sink import PostgresSink
+from airflow_provider_exactlyonce.streaming.sinks.postgres.staging import identity
+from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import faulty_targets
 from tests.postgres import PostgresServer
 

@@ -15,9 +15,8 @@ from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, FencedError, RecordRefusedError, RefusedError
 from airflow_provider_exactlyonce.streaming import KafkaSource, pipeline
-from airflow_provider_exactlyonce.streaming.sinks import upsert_table
-from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
-from airflow_provider_exactlyonce.streaming.sinks.postgres import PostgresSink
+from airflow_provider_exactlyonce.streaming.commit.sink_group import OtherSinks
+from airflow_provider_exactlyonce.streaming.sinks.postgres.sink import PostgresSink
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     IDEMPOTENT,
     IDEMPOTENT_UNFENCED,
@@ -26,7 +25,8 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
     SinkContext,
     SinkEntry,
 )
-from airflow_provider_exactlyonce.streaming.sinks.upsert import UpsertSink
+from airflow_provider_exactlyonce.streaming.sinks.upsert import table as upsert_table
+from airflow_provider_exactlyonce.streaming.sinks.upsert.sink import UpsertSink
 
 CONTEXT = SinkContext(pipeline="p", home=Path("/nowhere"))
 

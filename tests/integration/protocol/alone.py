@@ -16,18 +16,19 @@ from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
-from airflow_provider_exactlyonce.streaming import owed_batch, settings
-from airflow_provider_exactlyonce.streaming.batch import Batch, planned_batch
-from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
-from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
-from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
-from airflow_provider_exactlyonce.streaming.sinks import kafka_writer, share_tasks
-from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
-from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
-from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
+from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming.commit import row_router, write_stage
+from airflow_provider_exactlyonce.streaming.commit.batch import Batch, planned_batch
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.commit.sink_group import OtherSinks
+from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids, first_repeated, reconcile
+from airflow_provider_exactlyonce.streaming.replay import owed_batch
+from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from airflow_provider_exactlyonce.streaming.sinks.shares import DIGEST_FIELD, column_of
 from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkContext
-from airflow_provider_exactlyonce.streaming.start_checks import check_topic_ids, first_repeated, reconcile
 from tests.integration.protocol.tasks import arrow, digest, encoded
 
 
@@ -57,17 +58,17 @@ class OneTask(KafkaTransaction):
 
     def _run_tasks(self, frame: Any, server: Any, tag: str) -> Any:
         self._hand_out(frame)
-        return [kafka_writer.write_rows(_for_kafka(frame), self._write_task(server.address), 0, 0)]
+        return [write_stage.write_rows(_for_kafka(frame), self._write_task(server.address), 0, 0)]
 
     def _run_job(self, stage: Any, tag: str, *_: Any) -> Any:
         self._hand_out(stage)
         return [{}]
 
     def _hand_out(self, frame: Any) -> None:
-        told = frame.properties.get(share_tasks.SHARES_PROPERTY)
+        told = frame.properties.get(row_router.SHARES_PROPERTY)
         rows = [{**row, DIGEST_FIELD: digest(json.dumps(row).encode())} for row in frame.rows]
         batch = pa.record_batch({column_of(number): pa.array(rows) for number in range(len(self._tasks))})
-        with share_tasks.Tee(self._tasks, told, 0) as tee:
+        with row_router.Tee(self._tasks, told, 0) as tee:
             for _ in tee.passing(iter([batch])) if rows else ():
                 pass
             self._others.answered([tee.finish()])

@@ -30,13 +30,13 @@ from airflow_provider_exactlyonce.exceptions import BatchFailedError, ExactlyOnc
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import settings
-from airflow_provider_exactlyonce.streaming.batch import planned_batch
-from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
-from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
-from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
-from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
-from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
-from airflow_provider_exactlyonce.streaming.start_checks import reconcile
+from airflow_provider_exactlyonce.streaming.commit.batch import planned_batch
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.commit.start_checks import reconcile
+from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from tests.integration.protocol import source
 from tests.integration.protocol.tasks import Tasks, digest, encoded, raise_nursery
 

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError
-from airflow_provider_exactlyonce.streaming.sinks import kafka_writer
+from airflow_provider_exactlyonce.streaming.commit import write_stage
 from tests.waiting import HANG_SECONDS
 
 ROWS_A_FLUSH = 10
@@ -87,9 +87,9 @@ def _fork_worker(owner: int, slot: int) -> int:
 
 
 def _work(owner: int, slot: int) -> None:
-    kafka_writer.FLUSH_BYTES_MAXIMUM = 1  # type: ignore[misc]  # many small bodies: many turns
+    write_stage.FLUSH_BYTES_MAXIMUM = 1  # type: ignore[misc]  # many small bodies: many turns
     if slot % 2:
-        kafka_writer.REQUEST_BYTES = 1  # type: ignore[misc]  # one by one
+        write_stage.REQUEST_BYTES = 1  # type: ignore[misc]  # one by one
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(_name(owner, slot))
         listener.listen(8)
@@ -99,7 +99,7 @@ def _work(owner: int, slot: int) -> None:
                 _send(connection, os.getpid())
                 task, number, records = _receive(connection)
                 try:
-                    answer = "done", kafka_writer.write_rows(arrow(records), task, number, 0)
+                    answer = "done", write_stage.write_rows(arrow(records), task, number, 0)
                 except Exception as error:
                     answer = "failed", f"{type(error).__name__}: {error}"
                 _send(connection, answer)
@@ -134,7 +134,7 @@ class Tasks:
         self._count, self._harm = count, harm
         self._pids: list[int] = []
 
-    def run(self, task: kafka_writer.WriteTask, records: Sequence[tuple[bytes, bytes]]) -> list[Any]:
+    def run(self, task: write_stage.WriteTask, records: Sequence[tuple[bytes, bytes]]) -> list[Any]:
         """Run the stage that writes; returns each task's answer.
 
         :raises BatchFailedError: when one of them fails or dies; the others go on for a while, as Spark's do

@@ -22,7 +22,7 @@ from airflow_provider_exactlyonce.kafka.transaction import TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, transactional_id
-from airflow_provider_exactlyonce.streaming.sinks import others
+from airflow_provider_exactlyonce.streaming.commit import sink_group
 from dags.jobs.own_sink import SqliteSink
 from tests.integration.protocol.alone import Alone, offsets_text
 
@@ -99,7 +99,7 @@ def die_behind(monkeypatch: pytest.MonkeyPatch, sinks: int) -> None:
             monkeypatch.undo()
             raise DeathError
 
-    monkeypatch.setattr(others.failpoints, "reach", reach)
+    monkeypatch.setattr(sink_group.failpoints, "reach", reach)
 
 
 def leave_ahead(alone: Alone, monkeypatch: pytest.MonkeyPatch, *, sinks: int = 1) -> list[int]:

@@ -17,12 +17,12 @@ from airflow_provider_exactlyonce.backfill.plan import Step
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.wire import WireClient
+from airflow_provider_exactlyonce.ledger.commit_range import Stretch, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.recorded import Stretch, check_input
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
-from airflow_provider_exactlyonce.streaming.backfill_batches import BackfillBatches
-from airflow_provider_exactlyonce.streaming.backfill_steps import Done
-from airflow_provider_exactlyonce.streaming.sinks.kafka import KafkaSink
+from airflow_provider_exactlyonce.streaming.replay.backfill_batches import BackfillBatches
+from airflow_provider_exactlyonce.streaming.replay.backfill_steps import Done
+from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from tests.integration.protocol.alone import Alone, Frame
 
 

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.audit.findings import Report
-from airflow_provider_exactlyonce.backfill import homes
+from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, instant
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control import status
@@ -32,8 +32,8 @@ from airflow_provider_exactlyonce.kafka.digest import BACKFILL_HEADER
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_pipeline, ledger_topic
-from airflow_provider_exactlyonce.streaming.backfill import BackfillDriver
-from airflow_provider_exactlyonce.streaming.driver_options import DriverOptions
+from airflow_provider_exactlyonce.streaming.driver.backfill_driver import BackfillDriver
+from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from tests.integration.restore.harness import Bench, Case
 from tests.integration.restore.shapes import SHAPES
 from tests.integration.streaming.harness import read_committed
@@ -55,7 +55,7 @@ def backfill(
 
     :param version: options of the sink that make the job another version
     """
-    home = homes.make(case.home, case.name, BackfillRequest.parse(**asked))
+    home = workspace.make(case.home, case.name, BackfillRequest.parse(**asked))
     (home.path / "result.json").unlink(missing_ok=True)
     options = DriverOptions(
         home=home,
@@ -70,7 +70,7 @@ def backfill(
         signal.signal(number, handler)
     told = status.read(home.status)
     assert code == expected, told
-    return homes.result_of(home) or {}
+    return workspace.result_of(home) or {}
 
 
 def rows(case: Case, topic: str) -> Counter[str]:
@@ -242,7 +242,9 @@ def test_ranges_of_the_watermark_follow_each_other(windowed: Case) -> None:
     assert spans[1][1] == reached
     told = backfill(windowed, expected=64, watermark=f"{marks[2]}..2200-01-01T00:00:00")
     assert told == {}
-    home = homes.make(windowed.home, windowed.name, BackfillRequest.parse(watermark=f"{marks[2]}..2200-01-01T00:00:00"))
+    home = workspace.make(
+        windowed.home, windowed.name, BackfillRequest.parse(watermark=f"{marks[2]}..2200-01-01T00:00:00")
+    )
     error = status.read(home.status).error  # type: ignore[union-attr]
     assert error is not None
     assert "has not reached 2200-01-01T00:00:00+00:00" in error.message
@@ -285,7 +287,7 @@ def killed_at(name: str, times: int, case: Case, monkeypatch: pytest.MonkeyPatch
 
 
 def home_of(case: Case, **asked: Any) -> Home:
-    return homes.make(case.home, case.name, BackfillRequest.parse(**asked))
+    return workspace.make(case.home, case.name, BackfillRequest.parse(**asked))
 
 
 def source_of(case: Case, first: int, last: int) -> dict[str, dict[str, list[int]]]:

@@ -32,7 +32,7 @@ def world(tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[
 
 def command(world: World, *arguments: str, failpoints: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "airflow_provider_exactlyonce.cli", *arguments, "--json"],
+        [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", *arguments, "--json"],
         env={**os.environ, "EXACTLYONCE_KAFKA": json.dumps(dict(world.config)), FAILPOINTS: failpoints},
         capture_output=True,
         text=True,

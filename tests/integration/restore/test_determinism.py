@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming import determinism
-from airflow_provider_exactlyonce.streaming.plans import check_sources
-from airflow_provider_exactlyonce.streaming.session import open_session
+from airflow_provider_exactlyonce.streaming.analysis import determinism
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import check_sources
+from airflow_provider_exactlyonce.streaming.spark.session import open_session
 from tests.integration.restore.shapes import deduplicated, joined, stateless, timed, update, windowed
 
 

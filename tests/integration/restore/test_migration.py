@@ -14,8 +14,8 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.versions import Report
 from airflow_provider_exactlyonce.exceptions import IncompatibleVersionError, RefusedError
 from airflow_provider_exactlyonce.streaming import StateBackend
-from airflow_provider_exactlyonce.streaming.compatibility_check import check_compatibility
-from airflow_provider_exactlyonce.streaming.session import open_session
+from airflow_provider_exactlyonce.streaming.job.compatibility_check import check_compatibility
+from airflow_provider_exactlyonce.streaming.spark.session import open_session
 from tests.integration.restore.harness import Bench, Case
 from tests.integration.restore.migrations import narrower, totals, wider
 from tests.integration.restore.shapes import Shape

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from tests.integration.restore.harness import Bench, Case, check_content
 from tests.integration.restore.shapes import KEYS, ROWS_A_BATCH

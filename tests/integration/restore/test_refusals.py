@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.manifest import READABLE
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreMode, RestoreRequest, check_restore
-from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from tests.integration.restore.harness import Bench, Case
@@ -72,15 +72,15 @@ def test_what_a_restore_would_lack_is_named_and_nothing_is_changed(bench: Bench)
 
 def _check_ahead(case: Case, savepoint: str) -> None:
     manifest = case.home.savepoints / savepoint / "manifest.json"
-    body = documents.read(manifest, READABLE)
+    body = json_store.read(manifest, READABLE)
     assert body is not None
-    documents.write(manifest, {**body, "commit": 9})
+    json_store.write(manifest, {**body, "commit": 9})
     with pytest.raises(RefusedError, match=r"at commit 9, and the ledger .* ends at commit 4"):
         case.restore(savepoint)
-    documents.write(manifest, {**body, "source": {name: {"0": 1} for name in body["source"]}})
+    json_store.write(manifest, {**body, "source": {name: {"0": 1} for name in body["source"]}})
     with pytest.raises(RefusedError, match="ends at offset 1 of"):
         case.restore(savepoint)
-    documents.write(manifest, body)
+    json_store.write(manifest, body)
 
 
 def _check_damage(case: Case, savepoint: str) -> None:

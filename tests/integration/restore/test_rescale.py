@@ -21,9 +21,9 @@ from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.failpoints import RESCALE_NAMES, RESTORE_NAMES
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
-from airflow_provider_exactlyonce.streaming.rescale import Rescaled, rescale
-from airflow_provider_exactlyonce.streaming.session import open_session
-from airflow_provider_exactlyonce.streaming.spark_repartition import Repartition
+from airflow_provider_exactlyonce.streaming.replay.rescale import Rescaled, rescale
+from airflow_provider_exactlyonce.streaming.spark.repartition import Repartition
+from airflow_provider_exactlyonce.streaming.spark.session import open_session
 from tests.integration.restore.harness import Bench, Case
 from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Input, Shape
 from tests.integration.restore.test_restore import check_clean, replayed
@@ -275,7 +275,7 @@ def test_a_rescale_that_is_killed_at_every_step_is_cleaned_up_by_its_repetition(
 
 
 def command(case: Case, partitions: int, step: str = "") -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "airflow_provider_exactlyonce.cli", "rescale", case.name, "--json"]
+    program = [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "rescale", case.name, "--json"]
     return subprocess.run(
         [*program, "--state-partitions", str(partitions)],
         env={**os.environ, "EXACTLYONCE_KAFKA": json.dumps(dict(case.config)), FAILPOINTS: step},

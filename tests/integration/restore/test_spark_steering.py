@@ -1,6 +1,6 @@
 """The contract of the adapter for Spark's private parts.
 
-When this fails with another Spark: ``missing_part`` names what is gone or renamed. Mend ``streaming/spark_steering.py``
+When this fails with another Spark: ``missing_part`` names what is gone or renamed. Mend ``streaming/spark/steering.py``
 after the source of Spark (its classes are named there), run this again, and then ``test_restore.py`` with ``-m ""``.
 Until then nothing is lost: a pipeline whose Spark lacks a part is replayed with one start of the query per recorded
 batch.
@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from airflow_provider_exactlyonce.streaming import spark_steering
-from airflow_provider_exactlyonce.streaming.session import open_session
-from airflow_provider_exactlyonce.streaming.sources.kafka import KafkaSource
-from airflow_provider_exactlyonce.streaming.spark_steering import SteeredQuery, SteeringError, missing_part
+from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
+from airflow_provider_exactlyonce.streaming.spark import steering
+from airflow_provider_exactlyonce.streaming.spark.session import open_session
+from airflow_provider_exactlyonce.streaming.spark.steering import SteeredQuery, SteeringError, missing_part
 from tests.integration.restore.harness import Bench
 from tests.integration.restore.shapes import SCHEMA, with_time
 from tests.waiting import HANG_SECONDS
@@ -28,8 +28,8 @@ from tests.waiting import HANG_SECONDS
 def test_this_spark_has_every_part_that_steering_touches(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     spark = open_session("contract")
     assert missing_part(spark) is None
-    gone = ((f"{spark_steering._RUNTIME}.StreamExecution", "sundial"),)
-    monkeypatch.setattr(spark_steering, "_FIELDS", gone)
+    gone = ((f"{steering._RUNTIME}.StreamExecution", "sundial"),)
+    monkeypatch.setattr(steering, "_FIELDS", gone)
     assert "sundial" in str(missing_part(spark))
 
 

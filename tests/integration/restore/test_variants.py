@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming import spark_steering
-from airflow_provider_exactlyonce.streaming.session import open_session
+from airflow_provider_exactlyonce.streaming.spark import steering
+from airflow_provider_exactlyonce.streaming.spark.session import open_session
 from tests.integration.restore.harness import Bench
 from tests.integration.restore.shapes import RANDOM, ROWS_A_BATCH, TICKING
 from tests.integration.restore.test_restore import check_clean, replayed
@@ -155,7 +155,7 @@ def test_an_added_partition_is_replayed_one_start_per_batch_where_spark_can_not_
     replayed(case.run(), 2, newest)
     case.restore(saved)
     with monkeypatch.context() as patch:
-        patch.setattr(spark_steering, "_FIELDS", (("org.apache.spark.sql.classic.SparkSession", "no such field"),))
+        patch.setattr(steering, "_FIELDS", (("org.apache.spark.sql.classic.SparkSession", "no such field"),))
         rounds.send(topics, partitions=3)
         told = case.run().replay
     plain.run()

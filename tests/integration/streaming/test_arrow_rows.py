@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce.streaming import plans
+from airflow_provider_exactlyonce.streaming.analysis import logical_plans
+from airflow_provider_exactlyonce.streaming.commit.arrow_batching import ARROW_ROWS, UNLIMITED_BYTES, ArrowRows, Drawn
 from airflow_provider_exactlyonce.streaming.settings import ARROW_BYTES, DEFAULTS
-from airflow_provider_exactlyonce.streaming.sinks.arrow_rows import ARROW_ROWS, UNLIMITED_BYTES, ArrowRows, Drawn
 
 BY_BYTES = (DEFAULTS[ARROW_BYTES], "10000")
 
@@ -84,7 +84,7 @@ def test_python_functions_are_seen_wherever_they_are_in_a_query(session: Any) ->
 
     numbers = session.range(3)
     plain = numbers.groupBy((F.col("id") % 2).alias("key")).count().where("count > 0")
-    assert not plans.runs_python(plain)
+    assert not logical_plans.runs_python(plain)
     double = F.udf(lambda number: 2 * number, "long")
     same = F.pandas_udf(lambda number: number, "long")
 
@@ -102,4 +102,4 @@ def test_python_functions_are_seen_wherever_they_are_in_a_query(session: Any) ->
         numbers.groupBy("id").applyInPandas(group, "id long"),
         plain.join(numbers.mapInArrow(passing, "id long"), F.col("key") == F.col("id")),
     ):
-        assert plans.runs_python(frame), frame._jdf.queryExecution().toString()
+        assert logical_plans.runs_python(frame), frame._jdf.queryExecution().toString()

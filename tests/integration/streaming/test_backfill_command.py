@@ -33,7 +33,7 @@ def command(world: World, *arguments: str, armed: Path | None = None) -> subproc
     conf = [part for name, value in CONF.items() for part in ("--conf", f"{name}={value}")]
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "airflow_provider_exactlyonce.cli", "backfill", world.pipeline),
+            *(sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "backfill", world.pipeline),
             *("--json", "--master", "local[2]", *conf, *arguments),
         ],
         env={

@@ -79,7 +79,7 @@ def test_a_cluster_that_can_not_be_reached_is_told_with_the_reason_by_commands()
     nobody = "127.0.0.1:9"
     for command in (["status", "shop"], ["list"], ["transactions", "list"]):
         done = subprocess.run(
-            [sys.executable, "-m", "airflow_provider_exactlyonce.cli", *command, "--bootstrap-servers", nobody],
+            [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", *command, "--bootstrap-servers", nobody],
             capture_output=True,
             text=True,
             timeout=110,

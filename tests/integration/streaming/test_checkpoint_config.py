@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control.home import Home
 from tests.integration.streaming.harness import World, check_counts
 from tests.waiting import eventually

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_exactlyonce.kafka.digest import MODULUS, record_digest
 from airflow_provider_exactlyonce.streaming import KafkaSink
-from airflow_provider_exactlyonce.streaming.sinks import kafka_columns
+from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
 
 COLUMNS = "key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
@@ -39,7 +39,7 @@ def test_a_readers_digest_is_sparks_for_all_lengths_nulls_and_headers(spark: Any
 def test_a_readers_digest_is_the_sinks(spark: Any) -> None:
     given = rows(2, 500)
     sink = KafkaSink("t", headers="headers")
-    encoded = kafka_columns.encode(sink, spark.createDataFrame(given, COLUMNS)).collect()
+    encoded = columns.encode(sink, spark.createDataFrame(given, COLUMNS)).collect()
     found = [(_bytes(row.key), _bytes(row.value), row.headers) for row in encoded]
     assert [one[:2] for one in found] == [one[:2] for one in given]
     assert [row.digest % MODULUS for row in encoded] == [

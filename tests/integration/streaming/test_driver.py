@@ -146,7 +146,7 @@ def test_a_record_above_the_topics_limit_is_refused_by_name(raw: World, make_top
 def test_spark_submit_with_a_setting_that_breaks_the_protocol_is_refused(
     world: World, setting: str, message: str
 ) -> None:
-    """Also the contract test of the private call in ``streaming/session.py`` that makes submitted settings visible.
+    """Also the contract test of the private call in ``spark/session.py`` that makes submitted settings visible.
 
     When it breaks: find how a SparkConf made in Python reads the submitted settings before the context is made.
     """
@@ -165,7 +165,7 @@ def test_ctrl_c_is_a_stop_in_order_without_a_traceback_and_stdout_stays_free(
     command, environment = world.command(until="forever")
     conf = [part for part in command[: command.index("--jars")] if "=" in part]
     job = command[command.index(str(JOBS / world.job)) :]
-    run = [sys.executable, "-m", "airflow_provider_exactlyonce.cli", "run", "--master", "local[2]"]
+    run = [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "run", "--master", "local[2]"]
     process = subprocess.Popen(
         [*run, *(part for one in conf for part in ("--conf", one)), *job],
         env={**os.environ, **environment},

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.state import KeyedProcessFunction
-from airflow_provider_exactlyonce.streaming.executed_batch import BatchCounts, ExecutedBatch
-from airflow_provider_exactlyonce.streaming.keyed_stream import key_by
+from airflow_provider_exactlyonce.streaming.analysis.executed_batch import BatchCounts, ExecutedBatch
+from airflow_provider_exactlyonce.streaming.keyed.keyed_stream import key_by
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
-from airflow_provider_exactlyonce.streaming.sinks.fault_injection import (
+from airflow_provider_exactlyonce.testing.fault_injection import (
     Fault,
     Rehearsal,
     pairs,
     single_faults,
     triples,
 )
+from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests.integration.postgres import test_conformance as of_postgres
 from tests.unit.streaming import test_file_sink as of_files
 from tests.unit.streaming import test_own_sink as of_own

@@ -14,19 +14,13 @@ from typing import Any
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming import (
-    CheckpointConfig,
-    CheckpointingMode,
-    KafkaSink,
-    KafkaSource,
-    determinism,
-    guarantees,
-    pipeline,
-)
-from airflow_provider_exactlyonce.streaming.guarantees import Plan
+from airflow_provider_exactlyonce.streaming import CheckpointConfig, CheckpointingMode, KafkaSink, KafkaSource, pipeline
+from airflow_provider_exactlyonce.streaming.analysis import determinism
+from airflow_provider_exactlyonce.streaming.job import guarantees
+from airflow_provider_exactlyonce.streaming.job.guarantees import Plan
 from airflow_provider_exactlyonce.streaming.sinks import spi
 from airflow_provider_exactlyonce.streaming.sinks.spi import Sink
-from airflow_provider_exactlyonce.streaming.sinks.upsert import UpsertSink
+from airflow_provider_exactlyonce.streaming.sinks.upsert.sink import UpsertSink
 
 EVENTS = KafkaSource("in", schema="id BIGINT NOT NULL, v DOUBLE")
 
@@ -218,7 +212,7 @@ def numbers():
 def test_the_command_explains_a_job(tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text(JOB)
-    command = [sys.executable, "-m", "airflow_provider_exactlyonce.cli", "explain", str(job), "--json"]
+    command = [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", "explain", str(job), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

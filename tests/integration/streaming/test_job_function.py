@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming import job_file, job_mistakes
+from airflow_provider_exactlyonce.streaming.job import loader, mistakes
 
 JOB = """
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
@@ -34,10 +34,10 @@ def test_a_mistake_in_the_function_is_one_sentence_with_the_jobs_line(
 ) -> None:
     job = tmp_path / "job.py"
     job.write_text(JOB.format(steps=steps))
-    pipeline = job_file.load(str(job))
+    pipeline = loader.load(str(job))
     with pytest.raises(Exception, match=r".*") as raised:
         pipeline.planned(spark)
-    meaning = job_mistakes.meaning_in_function(raised.value, str(job))
+    meaning = mistakes.meaning_in_function(raised.value, str(job))
     assert type(meaning) is RefusedError
     assert str(meaning).startswith(f"{job}:6: ")
     assert said in str(meaning)
@@ -47,7 +47,7 @@ def test_a_mistake_in_the_function_is_one_sentence_with_the_jobs_line(
 def test_what_the_function_looks_up_may_fail_for_a_while(tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text(JOB.format(steps=" and open_it()") + "\ndef open_it():\n    raise ConnectionError('no answer')\n")
-    pipeline = job_file.load(str(job))
+    pipeline = loader.load(str(job))
     with pytest.raises(ConnectionError) as raised:
         pipeline.function(True)
-    assert job_mistakes.meaning_in_function(raised.value, str(job)) is None
+    assert mistakes.meaning_in_function(raised.value, str(job)) is None

@@ -15,7 +15,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce.exceptions import BadRecordError, DivergedError, ExactlyOnceError
-from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, Share, Sink, job_file, pipeline
+from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, Share, Sink, pipeline
+from airflow_provider_exactlyonce.streaming.job import loader
 from airflow_provider_exactlyonce.streaming.sinks.spi import TWO_PHASE_COMMIT
 from airflow_provider_exactlyonce.testing import InputRecord, run_job
 
@@ -28,7 +29,7 @@ def event(number: int, behavior: str, price: str = "1.00", uuid: str = "ann") ->
 
 
 def test_a_sum_goes_on_from_batch_to_batch(spark: Any) -> None:
-    job = job_file.load(str(JOBS / "shop_totals.py"))
+    job = loader.load(str(JOBS / "shop_totals.py"))
     first, second = run_job(
         job,
         [
@@ -47,7 +48,7 @@ def test_a_sum_goes_on_from_batch_to_batch(spark: Any) -> None:
 
 
 def test_keyed_state_of_a_users_function_goes_on_from_batch_to_batch(spark: Any) -> None:
-    job = job_file.load(str(JOBS / "shop_alerts.py"))
+    job = loader.load(str(JOBS / "shop_alerts.py"))
     batches = run_job(job, [[event(1, "add"), event(2, "add")], [], [event(3, "add"), event(4, "add")]], spark)
     assert [batch.values for batch in batches if batch.records] == [
         [{"uuid": "ann", "itemCode": "tea", "event_ids": [1, 2, 3]}]

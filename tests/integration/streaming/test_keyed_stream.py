@@ -29,7 +29,8 @@ from airflow_provider_exactlyonce.state import (
     MapState,
     ValueState,
 )
-from airflow_provider_exactlyonce.streaming import key_by, marked_errors
+from airflow_provider_exactlyonce.streaming import key_by
+from airflow_provider_exactlyonce.streaming.spark import typed_errors
 from tests.unit.state import functions
 from tests.unit.state.functions import Everything
 
@@ -352,7 +353,7 @@ def test_a_value_that_does_not_fit_reaches_the_driver_as_an_error_of_the_data(
     query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     with pytest.raises(StreamingQueryException) as raised:
         query.processAllAvailable()
-    error = marked_errors.find(str(raised.value))
+    error = typed_errors.find(str(raised.value))
     assert isinstance(error, StateValueError)
     assert str(error) == "state sum: Decimal('0.125') does not fit DECIMAL(12,2): it would be rounded; quantize it"
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Producer
 
-from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
+from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import LateRowsError, RefusedError

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
+from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.ledger.topic_identity import known_sinks
 from tests.integration.streaming.harness import Driver, World, check_ledger, read_committed

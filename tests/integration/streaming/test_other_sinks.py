@@ -89,7 +89,7 @@ def newest_in(table: Path) -> int:
 
 @pytest.mark.slow
 def test_a_sink_that_was_set_back_to_its_backup_alone_gets_what_it_lacks(world: World, table: Path) -> None:
-    from airflow_provider_exactlyonce import cli
+    from airflow_provider_exactlyonce.cli import main as cli
 
     world.send(300)
     assert start(world, table).wait() == 0

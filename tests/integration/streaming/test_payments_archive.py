@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce import cli
+from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.exceptions import AuditFailedError
 from airflow_provider_exactlyonce.streaming import FileTable
 from tests.http_target import Server

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce import cli
+from airflow_provider_exactlyonce.cli import main as cli
 from tests.integration.streaming.harness import Driver, World, check_ledger, read_committed
 from tests.postgres import PostgresServer, environment
 from tests.waiting import eventually

@@ -36,14 +36,14 @@ from airflow_provider_exactlyonce.kafka.batch_headers import read_headers
 from airflow_provider_exactlyonce.kafka.preflight import check_topics
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
 from airflow_provider_exactlyonce.streaming import AvroFormat, KafkaSink, KafkaSource
-from airflow_provider_exactlyonce.streaming.batch import Batch
-from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
-from airflow_provider_exactlyonce.streaming.definition import pipeline
-from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
-from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.commit.arrow_batching import ARROW_ROWS, UNLIMITED_BYTES
+from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.job.pipeline import pipeline
+from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.settings import ARROW_BYTES, DEFAULTS, SequencerEndpoint
-from airflow_provider_exactlyonce.streaming.sinks.arrow_rows import ARROW_ROWS, UNLIMITED_BYTES
-from airflow_provider_exactlyonce.streaming.sinks.kafka_transaction import KafkaTransaction
 
 HEADERS = "array<struct<key:string,value:binary>>"
 

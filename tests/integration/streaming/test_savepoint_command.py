@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import commands, lease, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState

@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from airflow_provider_exactlyonce.streaming import sequencer_peer, sequencer_server
-from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, Grant, TopicPartition
-from airflow_provider_exactlyonce.streaming.sequencer_client import SequencerClient
-from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
-from airflow_provider_exactlyonce.streaming.sequencer_server import SequencerServer
+from airflow_provider_exactlyonce.streaming.sequencer import connection
+from airflow_provider_exactlyonce.streaming.sequencer import server as sequencer_server
+from airflow_provider_exactlyonce.streaming.sequencer.client import SequencerClient
+from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, Grant, TopicPartition
+from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
 from tests.clocks import AheadClock
 from tests.waiting import HANG_SECONDS, eventually
@@ -34,8 +35,8 @@ ENDPOINT = SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1")
 #: A task as a process: it does one step for each line that it reads, and says when it is done with it.
 TASK = """
 import sys
-from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, TopicPartition
-from airflow_provider_exactlyonce.streaming.sequencer_client import Address, SequencerClient
+from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, TopicPartition
+from airflow_provider_exactlyonce.streaming.sequencer.client import Address, SequencerClient
 
 host, port, secret, task = sys.argv[1:]
 client = None
@@ -404,7 +405,7 @@ def test_who_says_its_secret_too_slowly_is_dropped(monkeypatch: pytest.MonkeyPat
 def test_hundreds_of_silent_connections_and_a_storm_of_short_ones_do_not_keep_tasks_from_being_served(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sequencer_peer, "_REFUSALS_PAUSE_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(connection, "_REFUSALS_PAUSE_SECONDS", HANG_SECONDS)
     tasks, ended, errors = 20, threading.Event(), []
     address: tuple[str, int]
 
@@ -443,7 +444,7 @@ def test_hundreds_of_silent_connections_and_a_storm_of_short_ones_do_not_keep_ta
         assert not errors
         assert sum(written.rows for written in attempt.server.result(tasks).values()) == tasks * 10
         assert threading.active_count() <= before, "the server has made threads"
-    lines = [record for record in caplog.records if record.name == sequencer_peer.__name__]
+    lines = [record for record in caplog.records if record.name == connection.__name__]
     assert 0 < len(lines) <= 2, "the log is silent, or grows with the flood"
 
 
@@ -469,7 +470,7 @@ def test_a_fixed_port_serves_one_attempt_after_another_at_once() -> None:
 
 
 def test_a_straggler_of_an_earlier_attempt_is_a_stranger_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    from airflow_provider_exactlyonce.streaming import sequencer_client
+    from airflow_provider_exactlyonce.streaming.sequencer import client as sequencer_client
 
     monkeypatch.setattr(sequencer_client, "_CONNECT_SECONDS", 0.5)
     limits = {"grant_timeout_seconds": HANG_SECONDS, "attempt_timeout_seconds": HANG_SECONDS}
@@ -483,7 +484,7 @@ def test_a_straggler_of_an_earlier_attempt_is_a_stranger_to_the_next(monkeypatch
 
 
 def test_refusals_are_logged_once_in_a_while_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    refusals = sequencer_peer.Refusals()
+    refusals = connection.Refusals()
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
             refusals.note("192.0.2.1", "it does not know the secret")

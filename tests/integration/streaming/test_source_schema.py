@@ -10,8 +10,8 @@ import pytest
 
 from airflow_provider_exactlyonce.exceptions import BadRecordError, RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource
-from airflow_provider_exactlyonce.streaming.marked_errors import find
-from airflow_provider_exactlyonce.streaming.sinks.kafka_columns import encode
+from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import encode
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import find
 
 SCHEMA = "id BIGINT NOT NULL, name STRING, price DECIMAL(12,2), ok BOOLEAN, at TIMESTAMP, tags ARRAY<STRING>"
 COLUMNS = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT"

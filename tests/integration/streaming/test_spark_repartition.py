@@ -2,7 +2,7 @@
 
 When this fails with another Spark: see what ``StreamingCheckpointManager`` of pyspark/sql/streaming/query.py offers,
 and what the reader of the format ``statestore`` shows to Spark's own repartitioning. Mend
-``streaming/spark_repartition.py`` after it, run this again, and then ``tests/integration/restore/test_rescale.py``
+``streaming/spark/repartition.py`` after it, run this again, and then ``tests/integration/restore/test_rescale.py``
 with ``-m ""``. Until then a rescale is refused, or fails before anything is changed; everything else goes on.
 """
 
@@ -16,12 +16,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_provider_exactlyonce.checkpoint import lineages, whole
+from airflow_provider_exactlyonce.checkpoint import integrity, lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.state import PARTITIONS, StateDirectory
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.streaming.spark_repartition import Repartition
+from airflow_provider_exactlyonce.streaming.spark.repartition import Repartition
 from tests.integration.streaming.test_state_layout import HASHMAP, KEYS, ROCKSDB, Case, feed, joined, run, transformed
 
 
@@ -48,7 +48,7 @@ def test_spark_adds_a_batch_that_differs_in_nothing_but_the_number_of_its_partit
     assert made.same_sources(original)
     assert made.conf == {**original.conf, PARTITIONS: "5"}
     assert [one.partitions for one in StateDirectory(checkpoint.path).operators(2)] == [5]
-    assert whole.defects_of(checkpoint, 2) == []
+    assert integrity.defects_of(checkpoint, 2) == []
     assert state.sums(checkpoint.path, 2, operators) == before
     assert told[0] == "reading the state of batch 1, operator 0, default"
     assert "dealing the state out to 5 partitions" in told
@@ -98,10 +98,10 @@ def test_a_query_goes_on_with_other_partitions_as_it_does_with_its_own(
     run(spark, case, source, original.path)
     batch = original.newest_commit()
     assert batch is not None
-    copied = whole.files_of(original, batch).files
+    copied = integrity.files_of(original, batch).files
     work = Checkpoint(lineages.work_copy(tmp_path, original.path, copied, str(uuid.uuid4())))
     open_state(spark, work, []).run(3)
-    made = whole.files_of(work, batch + 1)
+    made = integrity.files_of(work, batch + 1)
     assert made.defects == ()
     lineages.make(tmp_path / "made", work.path, made.files, Lineage(id=str(uuid.uuid4())))
     for number in (3, 4):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from airflow_provider_exactlyonce.control import documents, lease
+from airflow_provider_exactlyonce.control import json_store, lease
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.kafka import record_batch
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, State, produce
 from airflow_provider_exactlyonce.ledger import topic
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
-from airflow_provider_exactlyonce.streaming.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from tests.integration.streaming.harness import World, open_transactions, read_committed
 from tests.waiting import eventually
 
@@ -101,7 +101,7 @@ def test_a_home_that_was_moved_on_purpose_is_accepted_once_and_for_all(world: Wo
 def test_another_pipelines_home_is_refused(world: World) -> None:
     with run_of(world, world.home) as run:
         run.start()
-    documents.write(world.home / "home.json", {"schema": 1, "id": "x", "pipeline": "other"})
+    json_store.write(world.home / "home.json", {"schema": 1, "id": "x", "pipeline": "other"})
     with run_of(world, world.home) as run, pytest.raises(RefusedError, match="home of pipeline other"):
         run.start()
 
@@ -261,6 +261,6 @@ def test_of_many_drivers_that_start_at_once_one_holds_the_pipeline(world: World)
 
 def _fall_silent(world: World) -> None:
     path = Home(world.home).lease
-    held = documents.read(path)
+    held = json_store.read(path)
     assert held is not None
-    documents.write(path, {**held, "heartbeat": held["heartbeat"] - 2 * lease.STALE_SECONDS})
+    json_store.write(path, {**held, "heartbeat": held["heartbeat"] - 2 * lease.STALE_SECONDS})

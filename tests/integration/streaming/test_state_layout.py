@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
-from airflow_provider_exactlyonce.checkpoint import lineages, whole
+from airflow_provider_exactlyonce.checkpoint import integrity, lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state_reader import read_state
@@ -140,7 +140,7 @@ def test_a_query_goes_on_from_a_savepoint_of_an_older_batch_as_if_nothing_had_ha
     first = tmp_path / "first"
     original = run(spark, case, source, first)
     checkpoint = Checkpoint(first)
-    assert whole.newest_whole(checkpoint) == (max(original), [])
+    assert integrity.newest_whole(checkpoint) == (max(original), [])
     with pytest.raises(RefusedError, match="has its state in"):
         (ROCKSDB if case.backend is HASHMAP else HASHMAP).check_lineage("l", checkpoint.conf())
     case.backend.check_lineage("l", checkpoint.conf())
@@ -175,7 +175,7 @@ def test_damage_to_what_spark_wrote_is_found_and_named(spark: SparkSession, tmp_
     run(spark, case, tmp_path / "in", tmp_path / "original")
     original = Checkpoint(tmp_path / "original")
     found = set()
-    for path in whole.files_of(original, 2).files:
+    for path in integrity.files_of(original, 2).files:
         for name, damage in {
             "truncated": lambda data: data[: len(data) // 2],
             "zeroed": lambda data: bytes(len(data)),
@@ -185,7 +185,7 @@ def test_damage_to_what_spark_wrote_is_found_and_named(spark: SparkSession, tmp_
             shutil.copytree(original.path, copy)
             file = copy / path
             file.write_bytes(damage(file.read_bytes()))
-            batch, defects = whole.newest_whole(Checkpoint(copy))
+            batch, defects = integrity.newest_whole(Checkpoint(copy))
             shutil.rmtree(copy)
             if path.endswith(".crc") or path.startswith(("commits/0", "commits/1")):
                 continue  # a note beside a file that is whole, and what only later batches need

@@ -17,12 +17,12 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import StateDirectory
 from airflow_provider_exactlyonce.checkpoint.state_reader import read_state
 from airflow_provider_exactlyonce.checkpoint.state_rows import StateRequest, StoreRows, read_rows
+from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state import Context, KeyedHarness, KeyedProcessFunction

@@ -18,8 +18,8 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from airflow_provider_exactlyonce import cli
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
+from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease, processes, releases, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.backfill import homes
+from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.backfill.results import Written
@@ -42,7 +42,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def made(home: Home, commits: str) -> Home:
-    return homes.make(home, "p", BackfillRequest.parse(commits=commits))
+    return workspace.make(home, "p", BackfillRequest.parse(commits=commits))
 
 
 def never() -> None:
@@ -54,12 +54,12 @@ def test_a_request_has_one_home_and_what_it_is_for_is_in_it(home: Home) -> None:
     assert made(home, "1..2").path == one.path != other.path
     assert (one.identity(), one.pipeline()) == (other.identity(), "p.backfill")
     assert one.identity() != home.identity()
-    asked = homes.asked_of(one)
+    asked = workspace.asked_of(one)
     assert (asked.pipeline, asked.home, asked.request.commits) == ("p", str(home.path), (1, 2))
     with pytest.raises(RefusedError, match="is no home of a backfill"):
-        homes.asked_of(home)
+        workspace.asked_of(home)
     with pytest.raises(RefusedError, match="is the home of pipeline p, not of q"):
-        homes.make(home, "q", BackfillRequest.parse(commits="1..2"))
+        workspace.make(home, "q", BackfillRequest.parse(commits="1..2"))
 
 
 def test_only_one_has_the_turn_and_who_waits_may_give_up(home: Home) -> None:
@@ -67,10 +67,10 @@ def test_only_one_has_the_turn_and_who_waits_may_give_up(home: Home) -> None:
     got = threading.Event()
 
     def second() -> None:
-        with homes.turn(other, never):
+        with workspace.turn(other, never):
             got.set()
 
-    with homes.turn(one, never):
+    with workspace.turn(one, never):
         waiting = threading.Thread(target=second)
         waiting.start()
         assert not got.wait(0.5)
@@ -78,7 +78,7 @@ def test_only_one_has_the_turn_and_who_waits_may_give_up(home: Home) -> None:
         def give_up() -> None:
             raise StopRequestedError("stopped")
 
-        with pytest.raises(StopRequestedError), homes.turn(other, give_up):
+        with pytest.raises(StopRequestedError), workspace.turn(other, give_up):
             pytest.fail("it is not its turn")
     assert got.wait(HANG_SECONDS)
     waiting.join()
@@ -92,7 +92,7 @@ def test_the_turn_of_a_process_that_is_killed_is_over(home: Home) -> None:
         assert process.stdout.readline() == b"has it\n"
         process.send_signal(signal.SIGKILL)
         process.wait()
-        with homes.turn(other, never):
+        with workspace.turn(other, never):
             assert str(other.path) in (other.path.parent / "turn.lock").read_text()
     finally:
         process.kill()
@@ -100,17 +100,18 @@ def test_the_turn_of_a_process_that_is_killed_is_over(home: Home) -> None:
 
 
 def test_the_ledger_keeps_what_an_unfinished_backfill_reads(home: Home) -> None:
-    assert homes.oldest_needed(home) is None
+    assert workspace.oldest_needed(home) is None
     for commits, base in (("8..9", 7), ("5..9", 3)):
         one = made(home, commits)
-        homes.begin(
-            one, homes.Begun(version="v", name="n", resolved=Resolved(starts={}, ends={}, begins={}, base_commit=base))
+        workspace.begin(
+            one,
+            workspace.Begun(version="v", name="n", resolved=Resolved(starts={}, ends={}, begins={}, base_commit=base)),
         )
-        assert homes.oldest_needed(home) == {7: None, 3: 8}[base], "it has not made its lineage yet"
+        assert workspace.oldest_needed(home) == {7: None, 3: 8}[base], "it has not made its lineage yet"
         one.create("p.backfill")
-    assert homes.oldest_needed(home) == 4
-    homes.forget(made(home, "5..9"))
-    assert homes.oldest_needed(home) == 8
+    assert workspace.oldest_needed(home) == 4
+    workspace.forget(made(home, "5..9"))
+    assert workspace.oldest_needed(home) == 8
 
 
 def ledger(commit: int, topic: str = "t") -> LedgerTail:
@@ -123,11 +124,11 @@ def ledger(commit: int, topic: str = "t") -> LedgerTail:
 def test_a_ledger_that_has_lost_what_was_written_is_refused_for_every_request(
     home: Home, found: LedgerTail | None
 ) -> None:
-    homes.check_ledger(made(home, "1..2"), found)
-    homes.note_ledger(made(home, "1..2"), ledger(3))
-    homes.check_ledger(made(home, "1..3"), ledger(4))
+    workspace.check_ledger(made(home, "1..2"), found)
+    workspace.note_ledger(made(home, "1..2"), ledger(3))
+    workspace.check_ledger(made(home, "1..3"), ledger(4))
     with pytest.raises(RefusedError, match="what was written would be written again"):
-        homes.check_ledger(made(home, "1..3"), found)
+        workspace.check_ledger(made(home, "1..3"), found)
 
 
 def test_a_directory_that_was_lost_gets_the_identity_that_the_ledger_knows(home: Home) -> None:
@@ -135,7 +136,7 @@ def test_a_directory_that_was_lost_gets_the_identity_that_the_ledger_knows(home:
     shutil.rmtree(home.path / "backfills")
     one = made(home, "1..2")
     assert one.identity() != known is not None
-    homes.adopt(one, known)
+    workspace.adopt(one, known)
     assert (one.identity(), one.pipeline(), made(home, "1..3").identity()) == (known, "p.backfill", known)
 
 

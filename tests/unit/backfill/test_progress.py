@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_exactlyonce.backfill import progress
 from airflow_provider_exactlyonce.backfill.progress import Done
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import json_store
 
 HEADER = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})
 
@@ -57,7 +57,7 @@ def test_a_checkpoint_whose_steps_are_not_known_is_not_gone_on_with(tmp_path: Pa
     progress.write(made, done(2))
     assert progress.settle(made) is None, "older than the checkpoint"
     path = made.path.parent / "steps.json"
-    documents.write(path, {"batch": 3, "step": 3, "suppressed": 1, "compared": 2, "differences": [], "diverged": []})
+    json_store.write(path, {"batch": 3, "step": 3, "suppressed": 1, "compared": 2, "differences": [], "diverged": []})
     assert progress.settle(made) is None, "of an older release, which did not note the step of each batch"
 
 

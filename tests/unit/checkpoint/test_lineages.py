@@ -6,7 +6,7 @@ from pathlib import Path
 from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
 from airflow_provider_exactlyonce.checkpoint.offsets_text import adapted
-from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Lineage
 
 SCHEMAS = "file:/gone/lineages/old/checkpoint/state/0/_stateSchema/default/0_a"
@@ -38,7 +38,7 @@ def test_a_lineage_is_a_copy_with_an_id_and_paths_of_its_own(tmp_path: Path) -> 
     assert SCHEMAS in (saved / "state/0/_metadata/v2/0").read_text(), "the original stays as it is"
     assert (checkpoint / "state/0/0/4_x.zip").stat().st_ino == (saved / "state/0/0/4_x.zip").stat().st_ino
     assert (checkpoint / "offsets/3").stat().st_ino != (saved / "offsets/3").stat().st_ino
-    body = documents.read(target / "lineage.json")
+    body = json_store.read(target / "lineage.json")
     assert body is not None
     assert (body["base_batch"], body["base_commit"]) == (3, 9)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from upath import UPath
 
-from airflow_provider_exactlyonce.checkpoint import lineages, whole
+from airflow_provider_exactlyonce.checkpoint import integrity, lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
 from airflow_provider_exactlyonce.control.home import Lineage
@@ -40,11 +40,11 @@ def upload(checkpoint: Checkpoint, remote: Any) -> Checkpoint:
 def test_a_checkpoint_is_read_and_judged_where_it_lies(tmp_path: Path, remote: Any) -> None:
     local = crafted.checkpoint(tmp_path / "local")
     there = upload(local, remote / "checkpoint")
-    assert whole.files_of(there, 2) == whole.files_of(local, 2)
-    assert whole.newest_whole(there) == (2, [])
+    assert integrity.files_of(there, 2) == integrity.files_of(local, 2)
+    assert integrity.newest_whole(there) == (2, [])
     (table,) = (file for file in (remote / "checkpoint/state/0/1/SSTs").iterdir() if file.name.startswith("000002"))
     table.write_bytes(b"torn")
-    batch, defects = whole.newest_whole(there)
+    batch, defects = integrity.newest_whole(there)
     assert (batch, [defect.path for defect in defects]) == (1, [f"state/0/1/SSTs/{table.name}"])
 
 
@@ -56,7 +56,7 @@ def test_a_savepoint_goes_there_and_comes_back(tmp_path: Path, remote: Any) -> N
     assert store.verify(second.id) == []
     store.pin(first.id)
     lineages.make(tmp_path / "back", store.checkpoint(second.id).path, second.files, Lineage(id=crafted.LINEAGE))
-    assert whole.newest_whole(Checkpoint(tmp_path / "back/checkpoint")) == (2, [])
+    assert integrity.newest_whole(Checkpoint(tmp_path / "back/checkpoint")) == (2, [])
     table = next(path for path in second.files if "000002-" in path)
     (store.checkpoint(second.id).path / table).write_bytes(b"torn")
     assert [defect.path for defect in store.verify(second.id)] == [table]

@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import Place, RunRecord
-from airflow_provider_exactlyonce.streaming.start_checks import check_start, reconcile
+from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start, reconcile
 from tests.unit.checkpoint import crafted
 
 

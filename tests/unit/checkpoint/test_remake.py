@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_exactlyonce.checkpoint.layout import KafkaOffsets, parse_offsets
-from airflow_provider_exactlyonce.checkpoint.remake import halved
+from airflow_provider_exactlyonce.checkpoint.rebuild import halved
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
 HEADER = '{"batchWatermarkMs":7,"batchTimestampMs":8,"conf":{"a":"b"}}'

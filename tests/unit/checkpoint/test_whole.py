@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.checkpoint import whole
+from airflow_provider_exactlyonce.checkpoint import integrity
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from tests.unit.checkpoint import crafted
 
@@ -19,14 +19,14 @@ def made(tmp_path: Path) -> Checkpoint:
 
 
 def test_a_batch_needs_its_own_files_and_no_later_ones(made: Checkpoint) -> None:
-    batch = whole.files_of(made, 1)
+    batch = integrity.files_of(made, 1)
     assert batch.defects == ()
     names = set(batch.files)
     assert {"metadata", "offsets/0", "offsets/1", "commits/1", "sources/0/0", "state/0/_metadata/metadata"} <= names
     assert not any(path.startswith(("offsets/2", "commits/2", "state/0/0/3_", "state/0/1/3_")) for path in names)
     tables = [path for path in names if path.endswith(".sst")]
     assert sorted(path.split("/")[-1][:6] for path in tables) == ["000000", "000000", "000001", "000001"]
-    assert whole.newest_whole(made) == (2, [])
+    assert integrity.newest_whole(made) == (2, [])
 
 
 def _truncate(file: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_damaged_file_of_the_newest_batch_is_named_and_the_batch_before_is_the
 ) -> None:
     (file,) = made.path.glob(pattern)
     damage(file)
-    found, defects = whole.newest_whole(made)
+    found, defects = integrity.newest_whole(made)
     if pattern == "commits/2" and damage is Path.unlink:
         assert (found, defects) == (1, [])  # the batch is simply not done
     elif pattern == "state/0/_metadata/metadata" and damage is Path.unlink:
@@ -81,7 +81,7 @@ def test_a_damaged_file_of_the_newest_batch_is_named_and_the_batch_before_is_the
 @pytest.mark.parametrize("damage", [_truncate, _empty, _zeroed, Path.unlink])
 def test_without_the_query_id_no_batch_is_whole(made: Checkpoint, name: str, damage: Callable[[Path], None]) -> None:
     damage(made.path / name)
-    found, defects = whole.newest_whole(made)
+    found, defects = integrity.newest_whole(made)
     assert found is None
     assert {defect.path for defect in defects} == {name}
 
@@ -91,14 +91,14 @@ def test_a_flipped_byte_in_a_zip_is_found_by_sparks_own_checksum(made: Checkpoin
     data = bytearray(file.read_bytes())
     data[40] ^= 1
     file.write_bytes(data)
-    found, defects = whole.newest_whole(made)
+    found, defects = integrity.newest_whole(made)
     assert found == 1
     assert defects[0].path == str(file.relative_to(made.path))
 
 
 def test_state_that_is_gone_altogether_is_missed(made: Checkpoint) -> None:
     shutil.rmtree(made.path / "state")
-    found, defects = whole.newest_whole(made)
+    found, defects = integrity.newest_whole(made)
     assert found is None
     assert list(map(str, defects)) == ["state/0/_metadata is missing"]
 
@@ -107,15 +107,15 @@ def test_what_a_failed_start_left_behind_is_no_part_of_a_batch(made: Checkpoint)
     (made.path / "offsets/3").write_text(crafted.offsets_text(3))
     (made.path / "state/1/_metadata/v2").mkdir(parents=True)
     (made.path / "state/1/_metadata/v2/3").write_text("v2\n{}")
-    assert whole.newest_whole(made) == (2, [])
-    assert not any("state/1" in path for path in whole.files_of(made, 2).files)
+    assert integrity.newest_whole(made) == (2, [])
+    assert not any("state/1" in path for path in integrity.files_of(made, 2).files)
 
 
 def test_a_file_of_an_attempt_that_failed_is_left_out(made: Checkpoint) -> None:
     (zip_file,) = made.path.glob("state/0/0/3_*.zip")
     stray = zip_file.with_name("3_00000000-0000-4000-8000-000000000000.zip")
     stray.write_bytes(zip_file.read_bytes())
-    assert str(stray.relative_to(made.path)) not in whole.files_of(made, 2).files
+    assert str(stray.relative_to(made.path)) not in integrity.files_of(made, 2).files
 
 
 def test_a_batch_has_as_many_state_partitions_as_its_offsets_say(made: Checkpoint) -> None:
@@ -123,6 +123,6 @@ def test_a_batch_has_as_many_state_partitions_as_its_offsets_say(made: Checkpoin
     text = file.read_text()
     for partitions, missing in ((1, []), (2, []), (3, ["state/0/2"])):  # its operator's metadata says 2
         file.write_text(text.replace('"conf": {', f'"conf": {{"spark.sql.shuffle.partitions": "{partitions}", '))
-        found = whole.files_of(made, 2)
+        found = integrity.files_of(made, 2)
         assert [defect.path for defect in found.defects] == missing
         assert any(path.startswith("state/0/1/") for path in found.files) is (partitions > 1)

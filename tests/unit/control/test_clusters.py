@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.control import clusters, processes, verdict
+from airflow_provider_exactlyonce.control import clusters, exit_classification, processes
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER, Cluster, ClusterState
 from airflow_provider_exactlyonce.control.home import Home
@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.status import ENDED
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import DriverFailedError, RefusedError
-from airflow_provider_exactlyonce.restart import RestartStrategy
+from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from tests.unit.control.contract_driver import let_go
 from tests.unit.control.test_supervisor import SCRIPT, cmdline, notes, wait_for
 from tests.waiting import HANG_SECONDS
@@ -53,7 +53,7 @@ class Manager(Cluster):
 
     def state(self, token: str) -> ClusterState:
         self.asked.append(token)
-        told = verdict.status_of(self.home, token)
+        told = exit_classification.status_of(self.home, token)
         has_ended = token in self.gone or (told is not None and told.state in ENDED)
         return ClusterState.GONE if has_ended else self.answer
 

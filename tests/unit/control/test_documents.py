@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.control import documents
+from airflow_provider_exactlyonce.control import json_store
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    documents.write(tmp_path / "a" / "d.json", {"x": 1, "y": ["ü", None]})
-    assert documents.read(tmp_path / "a" / "d.json") == {"x": 1, "y": ["ü", None]}
+    json_store.write(tmp_path / "a" / "d.json", {"x": 1, "y": ["ü", None]})
+    assert json_store.read(tmp_path / "a" / "d.json") == {"x": 1, "y": ["ü", None]}
 
 
 def test_only_the_owner_can_read_it_and_no_temporary_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "control" / "d.json"
-    documents.write(path, {"secret": "s"})
-    documents.write(path, {"secret": "t"}, durable=False)
+    json_store.write(path, {"secret": "s"})
+    json_store.write(path, {"secret": "t"}, durable=False)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert [file.name for file in path.parent.iterdir()] == ["d.json"]
@@ -24,24 +24,24 @@ def test_only_the_owner_can_read_it_and_no_temporary_file_stays(tmp_path: Path) 
 
 def test_every_truncation_and_every_changed_byte_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "d.json"
-    documents.write(path, {"run": 12})
+    json_store.write(path, {"run": 12})
     whole = path.read_bytes()
     for length in range(len(whole) - 1):
         path.write_bytes(whole[:length])
-        assert documents.read(path) is None
+        assert json_store.read(path) is None
     path.write_bytes(whole.replace(b"12", b"13"))
-    assert documents.read(path) is None
+    assert json_store.read(path) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"checksum": 1}', "\x00" * 40])
 def test_what_is_no_document_of_ours_is_not_read(tmp_path: Path, text: str) -> None:
     (tmp_path / "d.json").write_text(text)
-    assert documents.read(tmp_path / "d.json") is None
+    assert json_store.read(tmp_path / "d.json") is None
 
 
 def test_an_exclusive_write_never_replaces(tmp_path: Path) -> None:
-    documents.write(tmp_path / "d.json", {"x": 1}, exclusive=True)
+    json_store.write(tmp_path / "d.json", {"x": 1}, exclusive=True)
     with pytest.raises(FileExistsError):
-        documents.write(tmp_path / "d.json", {"x": 2}, exclusive=True)
-    assert documents.read(tmp_path / "d.json") == {"x": 1}
+        json_store.write(tmp_path / "d.json", {"x": 2}, exclusive=True)
+    assert json_store.read(tmp_path / "d.json") == {"x": 1}
     assert len(list(tmp_path.iterdir())) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.control import documents, lease
+from airflow_provider_exactlyonce.control import json_store, lease
 from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from tests.waiting import HANG_SECONDS
@@ -91,9 +91,9 @@ def test_a_beating_holder_is_alive_and_a_silent_one_is_not_whatever_its_clock_sa
     monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
     path = tmp_path / "l"
     theirs = replace(lease.take(path, "p", "t"), machine="elsewhere", heartbeat=time.time() + ahead_seconds)
-    documents.write(path, asdict(theirs))
+    json_store.write(path, asdict(theirs))
     later = replace(theirs, heartbeat=theirs.heartbeat + 2)
-    threading.Timer(0.2, lambda: documents.write(path, asdict(later))).start()
+    threading.Timer(0.2, lambda: json_store.write(path, asdict(later))).start()
     assert lease.settle(path, poll_seconds=0.05)[1] is Life.ALIVE
     monkeypatch.setattr(lease, "STALE_SECONDS", 0.3)
     assert lease.settle(path, poll_seconds=0.05)[1] is Life.SILENT
@@ -102,7 +102,7 @@ def test_a_beating_holder_is_alive_and_a_silent_one_is_not_whatever_its_clock_sa
 def test_a_higher_run_takes_its_lease_back_from_a_lower_one_that_was_frozen_while_it_renewed(tmp_path: Path) -> None:
     path = tmp_path / "l"
     successor = replace(lease.take(path, "p", "successor"), run=2)
-    documents.write(path, asdict(replace(successor, token="zombie", run=1)))
+    json_store.write(path, asdict(replace(successor, token="zombie", run=1)))
     assert lease.beat(path, successor) is not None
     held = lease.read(path)
     assert held is not None
@@ -116,9 +116,9 @@ def test_the_same_pid_in_another_namespace_is_not_looked_up(tmp_path: Path) -> N
 
 def test_a_lease_that_a_newer_release_has_taken_under_another_schema_is_left_alone(tmp_path: Path) -> None:
     mine = lease.take(tmp_path / "l", "p", "mine")
-    documents.write(tmp_path / "l", {**asdict(mine), "schema": 2, "token": "newer"})
+    json_store.write(tmp_path / "l", {**asdict(mine), "schema": 2, "token": "newer"})
     assert lease.beat(tmp_path / "l", mine) is None
     lease.release(tmp_path / "l", mine)
-    assert documents.read(tmp_path / "l", readable=(2,)) is not None
+    assert json_store.read(tmp_path / "l", readable=(2,)) is not None
     with pytest.raises(RefusedError, match="schema 2"):
         lease.read(tmp_path / "l")

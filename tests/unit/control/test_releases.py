@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.control.upgrade_plan import ENDS, Options, Plan, Step
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, VersionRefusedError
-from airflow_provider_exactlyonce.restart import RestartStrategy
+from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 
 DRIVER = Path(__file__).with_name("contract_driver.py")
 

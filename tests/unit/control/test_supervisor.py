@@ -19,18 +19,18 @@ import pytest
 
 from airflow_provider_exactlyonce.control import (
     commands,
-    documents,
+    driver_watch,
+    exit_classification,
     health,
+    json_store,
     lease,
     processes,
-    restarts,
+    restart_log,
     stopping,
-    verdict,
-    watching,
 )
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import status as statuses
-from airflow_provider_exactlyonce.control.finding import IfRunning
+from airflow_provider_exactlyonce.control.driver_locator import IfRunning
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
@@ -46,8 +46,8 @@ from airflow_provider_exactlyonce.exceptions import (
     StopRequestedError,
     UnhealthyError,
 )
-from airflow_provider_exactlyonce.health import HealthRules
-from airflow_provider_exactlyonce.restart import RestartStrategy
+from airflow_provider_exactlyonce.policies.health_rules import HealthRules
+from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE, program_of
 from tests.clocks import AheadClock
 from tests.unit.control.alarms import after, alarm
@@ -114,7 +114,7 @@ from datetime import timedelta
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
-from airflow_provider_exactlyonce.restart import RestartStrategy
+from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 command = {list(launch(home, plan).command)!r}
 launch = Launch(command=command, printable="", environment={{}})
 for _ in Supervisor(Home({str(home.path)!r}), launch, owner={owner!r}, until="available",
@@ -164,7 +164,7 @@ def test_a_killed_driver_is_started_again_at_once_and_the_death_is_on_record(hom
     one = supervisor(home, "take-lease commit die", "take-lease commit end=finished")
     assert list(one.run())[-1].commit == 2
     [died] = notes(home, "died")
-    [restart] = restarts.read(home.control / "restarts.json")
+    [restart] = restart_log.read(home.control / "restarts.json")
     assert (restart.number, restart.run, restart.commit, restart.exit_code) == (1, 1, 1, -signal.SIGKILL)
     assert restart.cause == "the driver was killed by signal 9"
     assert restart.died >= float(str(died["at"]))
@@ -179,13 +179,13 @@ def test_the_driver_fails_the_work_when_its_restarts_are_used_up(home: Home) -> 
     with pytest.raises(DriverFailedError, match="killed by signal 9"):
         list(one.run())
     assert len(notes(home, "started")) == 3
-    assert [entry.number for entry in restarts.read(home.control / "restarts.json")] == [1, 2]
+    assert [entry.number for entry in restart_log.read(home.control / "restarts.json")] == [1, 2]
 
 
 def test_the_delay_of_the_strategy_is_kept(home: Home) -> None:
     strategy = RestartStrategy.fixed_delay(attempts=1, delay=timedelta(seconds=0.6))
     list(supervisor(home, "take-lease die", "take-lease end=finished", strategy=strategy).run())
-    [restart] = restarts.read(home.control / "restarts.json")
+    [restart] = restart_log.read(home.control / "restarts.json")
     assert restart.relaunched is not None
     assert restart.relaunched - restart.died >= 0.6
     assert restart.due == pytest.approx(restart.died + 0.6)
@@ -219,7 +219,7 @@ def test_a_driver_that_would_fail_again_is_not_started_again(
 ) -> None:
     with pytest.raises(error, match=message) as caught:
         list(supervisor(home, plan).run())
-    assert verdict.is_final(caught.value)
+    assert exit_classification.is_final(caught.value)
     assert len(notes(home, "started")) == 1
 
 
@@ -241,9 +241,9 @@ def test_the_output_goes_to_a_file_of_its_own_and_its_tail_can_be_shown(home: Ho
     logs = sorted(home.logs.iterdir())
     assert [log.name for log in logs] == [f"driver-{number}.log" for number in (1, 2, 3, 4)]
     assert stat.S_IMODE(logs[0].stat().st_mode) == 0o600
-    assert "first words" in verdict.log_tail(logs[0])
+    assert "first words" in exit_classification.log_tail(logs[0])
     assert one.log == logs[3]
-    assert "last words" in verdict.log_tail(one.log)
+    assert "last words" in exit_classification.log_tail(one.log)
 
 
 def test_only_the_newest_outputs_are_kept(home: Home) -> None:
@@ -328,7 +328,7 @@ def test_a_driver_that_is_taken_over_and_dies_is_restarted_in_its_series(home: H
     let_go(home)
     list(seen)
     assert two.restarts == 3
-    [restart] = restarts.read(home.control / "restarts.json")
+    [restart] = restart_log.read(home.control / "restarts.json")
     assert (restart.series, restart.number, restart.exit_code) == (intent.series, 3, None)
 
 
@@ -466,7 +466,7 @@ def test_a_driver_that_hangs_is_killed_and_replaced(home: Home, monkeypatch: pyt
     os.kill(int(str(up["pid"])), signal.SIGSTOP)
     held = lease.read(home.lease)
     assert held is not None
-    documents.write(home.lease, {**vars(held), "heartbeat": held.heartbeat - 60})
+    json_store.write(home.lease, {**vars(held), "heartbeat": held.heartbeat - 60})
     list(supervisor(home, "exit=1", "take-lease end=finished").run())
     assert lease.process_start(int(str(up["pid"]))) is None
     assert len(notes(home, "started")) == 2
@@ -500,7 +500,7 @@ def test_a_stop_during_the_delay_before_a_restart_starts_nothing(home: Home) -> 
     strategy = RestartStrategy.fixed_delay(attempts=1, delay=timedelta(seconds=30))
     one = supervisor(home, "take-lease commit die", strategy=strategy)
     with (
-        alarm(lambda: restarts.read(home.restarts), lambda: one.stop("enough")),
+        alarm(lambda: restart_log.read(home.restarts), lambda: one.stop("enough")),
         pytest.raises(StopRequestedError, match="before restart 1: enough"),
     ):
         list(one.run())
@@ -740,7 +740,7 @@ def test_a_driver_that_does_not_commit_is_stopped_and_unhealthy(
     home: Home, monkeypatch: pytest.MonkeyPatch, plan: str, message: str
 ) -> None:
     clock = AheadClock()
-    monkeypatch.setattr(watching, "time", clock)
+    monkeypatch.setattr(driver_watch, "time", clock)
     monkeypatch.setattr(stopping, "TERM_SECONDS", 0.3)
     up = committed(home) if "commit" in plan else lambda: bool(notes(home, "started"))
 
@@ -772,7 +772,7 @@ def test_an_exponential_delay_grows_over_supervisors(home: Home) -> None:
     assert intent is not None
     now = time.time()
     for number in (1, 2, 3):
-        earlier = restarts.Restart(
+        earlier = restart_log.Restart(
             series=intent.series,
             number=number,
             token=str(number),
@@ -783,7 +783,7 @@ def test_an_exponential_delay_grows_over_supervisors(home: Home) -> None:
             died=now - 10 + number,
             relaunched=now - 9.5 + number,
         )
-        restarts.append(home.restarts, earlier)
+        restart_log.append(home.restarts, earlier)
     intents.write(home.intent, replace(intent, restarts=3))
     strategy = RestartStrategy.exponential(initial=timedelta(seconds=0.2), multiplier=2, jitter=0)
     two = supervisor(home, "exit=1", "take-lease end=finished", strategy=strategy)
@@ -791,7 +791,7 @@ def test_an_exponential_delay_grows_over_supervisors(home: Home) -> None:
     next(seen)
     let_go(home)
     list(seen)
-    last = restarts.read(home.restarts)[-1]
+    last = restart_log.read(home.restarts)[-1]
     assert (last.number, two.restarts) == (4, 4)
     assert last.due == pytest.approx(last.died + 1.6)
     assert last.relaunched is not None

@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce.checkpoint.restart import Ground, Restart
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Lease, Life
-from airflow_provider_exactlyonce.doctor import examine, mending
+from airflow_provider_exactlyonce.doctor import examine, repairs
 from airflow_provider_exactlyonce.doctor.facts import (
     CheckpointFacts,
     DriverFacts,
@@ -26,8 +26,8 @@ from airflow_provider_exactlyonce.doctor.facts import (
 )
 from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.ledger.commit_range import Stretch
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.recorded import Stretch
 from airflow_provider_exactlyonce.ledger.records import Place, RunRecord
 from tests.unit.checkpoint import crafted
 
@@ -151,11 +151,11 @@ def test_nothing_is_done_without_a_remedy_nor_to_a_home_that_does_not_belong_to_
     facts: Facts,
 ) -> None:
     with pytest.raises(RefusedError, match="nothing is safe"):
-        mending.mend(facts, Finding("state-lost", "w", "d"))
+        repairs.mend(facts, Finding("state-lost", "w", "d"))
     assert facts.home is not None
     facts.home.identity = "another"
     with pytest.raises(RefusedError, match=r"do not belong together: .* is not the home of pipeline p"):
-        mending.mend(facts, Finding("torn-files", "w", "d", Remedy.REMAKE))
+        repairs.mend(facts, Finding("torn-files", "w", "d", Remedy.REMAKE))
 
 
 def test_a_driver_that_has_started_since_the_look_is_not_disturbed(facts: Facts, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_driver_that_has_started_since_the_look_is_not_disturbed(facts: Facts,
 
     home = facts.home.home if facts.home else Home(tmp_path)
     with lease.holding(home.lease, "p", "a driver"), pytest.raises(AlreadyRunningError, match="stop it first"):
-        mending.mend(facts, Finding("unfinished-savepoint", "w", "d", Remedy.CLEAN_UP))
+        repairs.mend(facts, Finding("unfinished-savepoint", "w", "d", Remedy.CLEAN_UP))
 
 
 def test_a_remedy_that_fails_is_told_and_the_others_are_tried(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def test_executors_of_a_cluster_get_both_archives_and_know_where_they_are(cache:
     assert {"numpy", "pandas", "pyarrow", "kafka", "xxhash", "confluent_kafka", "crc32c"} <= held
     assert held.isdisjoint({"pyspark", "airflow", "py4j", "pytest"})
     names = zipfile.ZipFile(package[0]).namelist()
-    assert "airflow_provider_exactlyonce/streaming/sinks/kafka_writer.py" in names
+    assert "airflow_provider_exactlyonce/streaming/commit/write_stage.py" in names
     assert not [name for name in names if name.endswith(".pyc")]
     written = [Path(archive).stat().st_mtime_ns for archive in (wheels[0], package[0])]
     again = packages.settings_for({}, CLUSTER, cache)

@@ -14,7 +14,7 @@ import pytest
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from kafka.record.util import encode_varint
 
-from airflow_provider_exactlyonce.kafka import pieces, record_batch
+from airflow_provider_exactlyonce.kafka import byte_concat, record_batch
 from airflow_provider_exactlyonce.kafka.compression import ATTRIBUTES, UNCOMPRESSED, Compression
 from airflow_provider_exactlyonce.kafka.record_batch import (
     HEADER_BYTES,
@@ -215,7 +215,7 @@ def test_columns_that_are_slices_of_larger_ones_keep_to_their_rows() -> None:
 
 def test_columns_beyond_the_reach_of_a_view_are_encoded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A view reaches 2 GiB; with a smaller step the same arithmetic meets a column of a few kilobytes."""
-    monkeypatch.setattr(pieces, "BUFFER_STEP_BITS", 10)
+    monkeypatch.setattr(byte_concat, "BUFFER_STEP_BITS", 10)
     rows = random_rows(random.Random(4), 400)
     assert summary(encode(rows)) == plain_bodies(rows, 1_000_000)
 

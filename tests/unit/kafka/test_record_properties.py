@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch
 
-from airflow_provider_exactlyonce.kafka import pieces, record_batch
+from airflow_provider_exactlyonce.kafka import byte_concat, record_batch
 from airflow_provider_exactlyonce.kafka.compression import Compression
 from airflow_provider_exactlyonce.kafka.record_batch import HEADER_BYTES, Body, OversizedRecord, stamp
 from tests.unit.kafka.record_rows import PROPERTY, TIMESTAMPS, Row, encode, expected, rows
@@ -103,5 +103,5 @@ def test_bodies_in_small_groups_and_columns_in_many_buffers_are_the_same(
     whole = [bytes(body.payload) for body in encode(written, body_bytes_maximum=30_000)]
     with monkeypatch.context() as patched:
         patched.setattr(record_batch, "SPAN_ROWS_MINIMUM", 2)
-        patched.setattr(pieces, "BUFFER_STEP_BITS", 10)
+        patched.setattr(byte_concat, "BUFFER_STEP_BITS", 10)
         assert [bytes(body.payload) for body in encode(written, body_bytes_maximum=30_000)] == whole

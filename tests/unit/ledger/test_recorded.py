@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.ledger import recorded
-from airflow_provider_exactlyonce.ledger.recorded import MissingInput, RecordedCommits
+from airflow_provider_exactlyonce.ledger import commit_range
+from airflow_provider_exactlyonce.ledger.commit_range import MissingInput, RecordedCommits
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, Record, RunRecord
 
 RUN = RunRecord(
@@ -63,7 +63,7 @@ def test_a_commit_that_is_gone_is_named(gone: int) -> None:
 def test_commits_are_read_in_pages_and_again_from_the_start_when_one_before_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recorded, "_PAGE_RECORDS", 2)
+    monkeypatch.setattr(commit_range, "_PAGE_RECORDS", 2)
     commits = stretch_of(2, 6, *ALL)
     assert [commits.get(number).commit for number in (2, 3, 3, 6, 2)] == [2, 3, 3, 6, 2]
     with pytest.raises(RefusedError, match="commit 7"):

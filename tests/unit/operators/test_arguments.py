@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, BaseOperator, task
 
-from airflow_provider_exactlyonce.health import HealthRules
 from airflow_provider_exactlyonce.operators.audit import AuditPipelineOperator
 from airflow_provider_exactlyonce.operators.backfill import BackfillPipelineOperator
 from airflow_provider_exactlyonce.operators.savepoint import CleanUpSavepointsOperator, StopPipelineOperator
 from airflow_provider_exactlyonce.operators.streaming import Commits, StreamingPipelineOperator, Watermark
 from airflow_provider_exactlyonce.operators.upgrade import UpgradePipelineOperator
-from airflow_provider_exactlyonce.restart import RestartStrategy
+from airflow_provider_exactlyonce.policies.health_rules import HealthRules
+from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from airflow_provider_exactlyonce.sensors.commit_gate import CommitGateSensor
 from airflow_provider_exactlyonce.sensors.kafka_transactions import KafkaTransactionsSensor
 from airflow_provider_exactlyonce.sensors.pipeline_state import PipelineStateSensor

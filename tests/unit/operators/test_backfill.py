@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce.backfill import homes
+from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.backfill.request import BackfillState, Output
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, DriverFailedError, RefusedError
@@ -36,7 +36,7 @@ def operator(home: Path, **given: Any) -> BackfillPipelineOperator:
 
 def test_without_a_range_it_is_the_data_interval(tmp_path: Path) -> None:
     made = operator(tmp_path, state="empty", output_to="topic=t").home(context())
-    asked = homes.asked_of(made)
+    asked = workspace.asked_of(made)
     milliseconds = int(TEN.timestamp() * 1000)
     assert asked.request.time == (milliseconds, milliseconds + 3_600_000)
     assert (asked.request.state, asked.request.kind, asked.request.topic) == (BackfillState.EMPTY, Output.TOPIC, "t")
@@ -60,13 +60,13 @@ def test_an_interval_without_length_is_refused_with_the_reason(tmp_path: Path) -
 def test_a_run_without_an_interval_needs_a_range(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="this run has no data interval: give commits"):
         operator(tmp_path).home(context(start=None, end=None))
-    assert homes.asked_of(operator(tmp_path, commits="3..4").home(context(None, None))).request.commits == (3, 4)
+    assert workspace.asked_of(operator(tmp_path, commits="3..4").home(context(None, None))).request.commits == (3, 4)
 
 
 def test_the_home_alone_names_the_pipeline_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
     Home(tmp_path).create("shop")
     made = BackfillPipelineOperator(task_id="again", checkpoint=str(tmp_path), commits="1..2").home(context())
-    assert homes.asked_of(made).pipeline == "shop"
+    assert workspace.asked_of(made).pipeline == "shop"
     with pytest.raises(RefusedError, match="is the home of pipeline shop, not of p"):
         operator(tmp_path, commits="1..2").home(context())
 
@@ -103,7 +103,7 @@ def test_the_result_is_what_the_driver_has_left(tmp_path: Path) -> None:
     home = task.home(context())
     with pytest.raises(DriverFailedError, match="ended without a result"):
         task.outcome(context(), home, {"restarts": 1})
-    homes.write_result(home, RESULT)
+    workspace.write_result(home, RESULT)
     assert task.outcome(context(), home, {"restarts": 1}) == {**RESULT, "restarts": 1}
 
 
@@ -111,7 +111,7 @@ def test_differences_fail_the_task_and_are_its_xcom(tmp_path: Path) -> None:
     task, given = operator(tmp_path, commits="1..2"), context()
     home = task.home(given)
     found = [{"invariant": "I7", "commit": 2, "message": "5 rows were delivered"}]
-    homes.write_result(home, {**RESULT, "clean": False, "found": found})
+    workspace.write_result(home, {**RESULT, "clean": False, "found": found})
     with pytest.raises(
         AuditFailedError, match=r"1 of 2 commits of p give other rows .*: commit 2: 5 rows were delivered"
     ):

@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.state import (
     Context,
     ValueState,
 )
-from airflow_provider_exactlyonce.state.declared import Shape
+from airflow_provider_exactlyonce.state.base import Shape
 from airflow_provider_exactlyonce.state.memory import Memory, MemoryValueStore
 
 

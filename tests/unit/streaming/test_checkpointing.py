@@ -18,12 +18,12 @@ from airflow_provider_exactlyonce.streaming import (
     Pipeline,
     SavepointRetention,
     StateBackend,
-    checkpointing,
     pipeline,
 )
 from airflow_provider_exactlyonce.streaming import settings as defaults
-from airflow_provider_exactlyonce.streaming.checkpointing import Pause
-from airflow_provider_exactlyonce.streaming.state_backend import PROVIDER
+from airflow_provider_exactlyonce.streaming.job import checkpoint_config
+from airflow_provider_exactlyonce.streaming.job.checkpoint_config import Pause
+from airflow_provider_exactlyonce.streaming.job.state_backend import PROVIDER
 from tests.clocks import StandingClock
 
 ROOT = Path(__file__).parents[3]
@@ -87,7 +87,7 @@ def test_the_number_retained_is_sparks_setting_and_a_contradicting_one_is_refuse
 
 def test_a_pause_lies_between_batches_and_a_stop_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = StandingClock()
-    monkeypatch.setattr(checkpointing, "time", clock)
+    monkeypatch.setattr(checkpoint_config, "time", clock)
     reason: list[str] = []
     done: list[float] = []
     pause = Pause(

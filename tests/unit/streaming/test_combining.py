@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_exactlyonce.exceptions import StateValueError
 from airflow_provider_exactlyonce.state import Aggregation
-from airflow_provider_exactlyonce.streaming import combining
+from airflow_provider_exactlyonce.streaming.keyed import partial_aggregation
 
 
 def counts(accumulator: str = "BIGINT") -> Aggregation:
@@ -24,7 +24,7 @@ def counts(accumulator: str = "BIGINT") -> Aggregation:
 
 
 def combine(aggregation: Aggregation, *batches: list[tuple[str | None, int]]) -> list[list[tuple[str | None, int]]]:
-    run = combining._Combining(["n", "k"], ["k"], aggregation, [pa.field("_0", pa.int64())])
+    run = partial_aggregation._Combining(["n", "k"], ["k"], aggregation, [pa.field("_0", pa.int64())])
     arrow = (pa.RecordBatch.from_pylist([{"n": n, "k": k} for k, n in rows]) for rows in batches)
     return [list(zip(*batch.to_pydict().values(), strict=True)) for batch in run(arrow)]
 
@@ -35,7 +35,7 @@ def test_a_task_passes_a_row_for_each_of_its_keys_on() -> None:
 
 
 def test_a_task_holds_no_more_keys_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(combining, "_KEYS_HELD", 3)
+    monkeypatch.setattr(partial_aggregation, "_KEYS_HELD", 3)
     given = [[(f"k{(number * 7 + row) % 11}", row + 1) for row in range(4)] for number in range(9)]
     found = combine(counts(), *given)
     assert max(map(len, found)) < 8

@@ -11,14 +11,14 @@ import pytest
 
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, CommitUnknownError
-from airflow_provider_exactlyonce.streaming.batch import Batch
-from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
-from airflow_provider_exactlyonce.streaming.sinks.fault_injection import Fault, Kind
-from airflow_provider_exactlyonce.streaming.sinks.file_log import COMPACTION, FileLog
-from airflow_provider_exactlyonce.streaming.sinks.files import FileSink
-from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
+from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.commit.sink_group import OtherSinks
+from airflow_provider_exactlyonce.streaming.sinks.files.log import COMPACTION, FileLog
+from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileSink
+from airflow_provider_exactlyonce.streaming.sinks.files.storage import LocalStorage
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
-from airflow_provider_exactlyonce.streaming.sinks.storage import LocalStorage
+from airflow_provider_exactlyonce.testing.fault_injection import Fault, Kind
+from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import faulty_targets
 from tests.unit.streaming import test_file_sink as of_files
 from tests.unit.streaming import test_own_sink as of_own

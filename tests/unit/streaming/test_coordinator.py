@@ -20,9 +20,9 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place
-from airflow_provider_exactlyonce.streaming.batch import Batch
-from airflow_provider_exactlyonce.streaming.coordinator import Callbacks, CommitCoordinator
-from airflow_provider_exactlyonce.streaming.sinks.base import TransactionalSink
+from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.commit.batch_sink import TransactionalSink
+from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
 
 BATCH = Batch(
     lineage="l",

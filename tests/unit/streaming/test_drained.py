@@ -9,8 +9,8 @@ import pytest
 
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
-from airflow_provider_exactlyonce.streaming.driver import Driver
-from airflow_provider_exactlyonce.streaming.driver_options import DriverOptions
+from airflow_provider_exactlyonce.streaming.driver.driver import Driver
+from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from tests.unit.checkpoint import crafted
 
 

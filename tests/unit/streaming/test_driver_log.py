@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import logging
 
-from airflow_provider_exactlyonce.streaming.driver_log import AWAY, ClusterAway
+from airflow_provider_exactlyonce.streaming.job.driver_log import AWAY, ClusterAway
 
 
 def test_a_cluster_that_is_away_is_told_once_a_minute_with_a_count_and_nothing_else_is_held_back() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, feedback, pipeline
-from airflow_provider_exactlyonce.streaming.plans import Stream
+from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
+from airflow_provider_exactlyonce.streaming.analysis import feedback
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import Stream
 
 LOOP = "what it writes would be its next input, for ever"
 

@@ -25,16 +25,16 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pyspark.sql.types import LongType, StructType, TimestampType, VariantType
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, RecordRefusedError, RefusedError
-from airflow_provider_exactlyonce.streaming import marked_errors
-from airflow_provider_exactlyonce.streaming.sinks import files
-from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
-from airflow_provider_exactlyonce.streaming.sinks.conformance import _at_call as at_call
-from airflow_provider_exactlyonce.streaming.sinks.conformance import _forked as forked
-from airflow_provider_exactlyonce.streaming.sinks.conformance import _wait as wait
-from airflow_provider_exactlyonce.streaming.sinks.file_table import FileTable
-from airflow_provider_exactlyonce.streaming.sinks.files import FileCommitter, FileSink
+from airflow_provider_exactlyonce.streaming.sinks.files import sink as files
+from airflow_provider_exactlyonce.streaming.sinks.files.file_table import FileTable
+from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileCommitter, FileSink
+from airflow_provider_exactlyonce.streaming.sinks.files.storage import RemoteStorage, open_storage
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
-from airflow_provider_exactlyonce.streaming.sinks.storage import RemoteStorage, open_storage
+from airflow_provider_exactlyonce.streaming.spark import typed_errors
+from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
+from airflow_provider_exactlyonce.testing.sink_conformance import _at_call as at_call
+from airflow_provider_exactlyonce.testing.sink_conformance import _forked as forked
+from airflow_provider_exactlyonce.testing.sink_conformance import _wait as wait
 from tests import faulty_targets
 
 PIPELINE = "conformance"
@@ -378,7 +378,7 @@ def test_a_value_that_makes_no_directory_is_refused_by_name(tmp_path: Path) -> N
     assert sorted(live.sink.table(PIPELINE).to_table()["id"].to_pylist()) == [1, 2, 3, 4]
     with pytest.raises(RecordRefusedError) as refused:
         live.stage([pa.RecordBatch.from_pydict({"id": [5], "k": ["x" * 300]})])
-    told = marked_errors.find(str(refused.value))
+    told = typed_errors.find(str(refused.value))
     assert isinstance(told, RecordRefusedError) and "column 'k' of partition_by has the value 'xxx" in str(told)
 
 

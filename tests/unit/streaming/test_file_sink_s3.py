@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
-from airflow_provider_exactlyonce.streaming.sinks.files import FileSink
-from airflow_provider_exactlyonce.streaming.sinks.storage import open_storage
+from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileSink
+from airflow_provider_exactlyonce.streaming.sinks.files.storage import open_storage
+from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 
 s3fs = pytest.importorskip("s3fs")
 moto_server = pytest.importorskip("moto.server")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.streaming import goal as goals
-from airflow_provider_exactlyonce.streaming.goal import Goal
-from airflow_provider_exactlyonce.until import target_of
+from airflow_provider_exactlyonce.policies.termination import target_of
+from airflow_provider_exactlyonce.streaming.driver import stop_condition as goals
+from airflow_provider_exactlyonce.streaming.driver.stop_condition import Goal
 from tests.clocks import StandingClock
 
 

@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_exactlyonce.control import releases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming import job_file
+from airflow_provider_exactlyonce.streaming.job import loader
 
 #: A job that does something to its own file between two of its statements.
 JOB = """
@@ -47,11 +47,11 @@ def sha(content: bytes) -> str:
 def test_a_file_that_is_replaced_after_it_was_loaded_is_still_the_version_that_was(tmp_path: Path) -> None:
     file = job(tmp_path)
     content = file.read_bytes()
-    loaded = job_file.load(str(file))
+    loaded = loader.load(str(file))
     version = loaded.version
     file.write_text(file.read_text() + OTHER)
     assert (loaded.version, loaded.job_hash) == (version, sha(content))
-    assert job_file.load(str(file)).version != version, "the file is another version now"
+    assert loader.load(str(file)).version != version, "the file is another version now"
 
     home = Home(str(tmp_path / "home"))
     assert loaded.job is not None
@@ -65,19 +65,19 @@ def test_a_file_that_is_replaced_after_it_was_loaded_is_still_the_version_that_w
 def test_a_file_that_is_replaced_while_it_is_executed_is_the_version_that_is_executed(tmp_path: Path) -> None:
     file = job(tmp_path, before=REPLACE)
     content = file.read_bytes()
-    loaded = job_file.load(str(file))
+    loaded = loader.load(str(file))
     assert file.read_text() == "raise SystemExit(7)"
     assert loaded.job_hash == sha(content)
 
 
 def test_a_stale_cache_of_compiled_code_is_not_what_is_executed(tmp_path: Path) -> None:
     file = job(tmp_path)
-    loaded = job_file.load(str(file))
+    loaded = loader.load(str(file))
     changed = file.read_bytes().replace(b'"in"', b'"at"')
     before = file.stat()
     file.write_bytes(changed)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    again = job_file.load(str(file))
+    again = loader.load(str(file))
     assert again.sources[""].topic == "at"
     assert (again.job_hash, again.version == loaded.version) == (sha(changed), False)
 
@@ -87,14 +87,14 @@ def test_a_symbolic_link_that_is_switched_later_leads_to_the_file_that_was_execu
     new = job(tmp_path, after=OTHER, name="new.py")
     link = tmp_path / "current.py"
     link.symlink_to(old)
-    loaded = job_file.load(str(link))
+    loaded = loader.load(str(link))
     link.unlink()
     link.symlink_to(new)
     assert loaded.job is not None
     assert (loaded.job.path, loaded.job.content) == (old, old.read_bytes())
 
 
-LAUNCHER = "airflow_provider_exactlyonce.streaming.job_main"
+LAUNCHER = "airflow_provider_exactlyonce.streaming.driver.job_main"
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RecordTooLargeError, RefusedError
-from airflow_provider_exactlyonce.streaming.marked_errors import find, mark
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import find, mark
 
 
 @pytest.mark.parametrize("kind", [RecordTooLargeError, RefusedError])

@@ -11,8 +11,8 @@ from typing import Any
 
 from pyspark.sql.types import DoubleType, LongType, StructType
 
-from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
+from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from dags.jobs.own_sink import SqliteSink
 
 

@@ -13,10 +13,10 @@ import pytest
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError
-from airflow_provider_exactlyonce.ledger.recorded import RecordedCommits
+from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place
-from airflow_provider_exactlyonce.streaming.batch import Batch
-from airflow_provider_exactlyonce.streaming.replay import Comparison, Replay
+from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.replay.replay import Comparison, Replay
 
 OURS, THEIRS = "ours", "theirs"
 

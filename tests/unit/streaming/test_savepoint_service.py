@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetentio
 from airflow_provider_exactlyonce.control import commands
 from airflow_provider_exactlyonce.control.commands import SavepointAnswer, SavepointRequest
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.streaming.savepoint_service import SavepointService
+from airflow_provider_exactlyonce.streaming.driver.savepoint_service import SavepointService
 from tests.unit.checkpoint import crafted
 from tests.waiting import eventually
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, Grant, Sequencer, TopicPartition
+from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, Grant, Sequencer, TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 

@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SequencerPortError, SettingRefusedError
-from airflow_provider_exactlyonce.restart import RESTARTABLE
-from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
+from airflow_provider_exactlyonce.policies.restart_strategy import RESTARTABLE
+from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint, sequencer_endpoint
 
 HOST = "spark.exactlyonce.sequencer.host"

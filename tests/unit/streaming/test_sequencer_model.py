@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, Grant, Sequencer, TopicPartition
+from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, Grant, Sequencer, TopicPartition
 
 TASKS = st.integers(0, 5)
 TOPICS = st.sampled_from(["a", "b"])

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from airflow_provider_exactlyonce.streaming import sequencer_server
-from airflow_provider_exactlyonce.streaming.sequencer import AttemptFailedError, TopicPartition
-from airflow_provider_exactlyonce.streaming.sequencer_client import Address, SequencerClient, first_place
-from airflow_provider_exactlyonce.streaming.sequencer_listener import SequencerListener
-from airflow_provider_exactlyonce.streaming.sequencer_server import SequencerServer
+from airflow_provider_exactlyonce.streaming.sequencer import server as sequencer_server
+from airflow_provider_exactlyonce.streaming.sequencer.client import Address, SequencerClient, first_place
+from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, TopicPartition
+from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
 from tests.waiting import HANG_SECONDS, eventually
 

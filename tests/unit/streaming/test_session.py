@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 
 PROGRAM = """
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming.session import check_packages
+from airflow_provider_exactlyonce.streaming.spark.session import check_packages
 try:
     check_packages()
 except RefusedError as error:
@@ -29,7 +29,7 @@ def said_with(path: Path, package: str, version: str) -> str:
 
 
 def test_one_version_of_everything_is_accepted() -> None:
-    from airflow_provider_exactlyonce.streaming.session import check_packages
+    from airflow_provider_exactlyonce.streaming.spark.session import check_packages
 
     check_packages()
 
@@ -43,7 +43,7 @@ def test_a_mixture_of_versions_is_refused_with_both_and_the_remedy(tmp_path: Pat
 
 
 def test_a_jvm_of_another_version_is_refused() -> None:
-    from airflow_provider_exactlyonce.streaming.session import check_session
+    from airflow_provider_exactlyonce.streaming.spark.session import check_session
 
     class Session:
         version = "4.1.0"

@@ -10,7 +10,7 @@ from airflow_provider_exactlyonce.exceptions import (
     ExactlyOnceError,
     IncompatibleVersionError,
 )
-from airflow_provider_exactlyonce.streaming.spark_errors import meaning_of, raised_in_worker
+from airflow_provider_exactlyonce.streaming.spark.errors import meaning_of, raised_in_worker
 
 LOST = """batch 1 failed 3 times; the last time: the batch's Spark job failed: An error occurred while calling o1784.collectToPython.
 : org.apache.spark.sql.kafka010.KafkaIllegalStateException: Some data may have been lost because they are not available in Kafka any more;

@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, RunRecord
-from airflow_provider_exactlyonce.streaming.start_checks import check_start, reconcile
+from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start, reconcile
 
 RUN = RunRecord(
     pipeline="p", run=3, host="h", pid=1, token="t", lineage="L", version="v", home="H", home_path="/homes/p",

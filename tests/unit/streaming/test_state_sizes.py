@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_exactlyonce.control.status import StateSize
-from airflow_provider_exactlyonce.streaming.state_sizes import sizes_of
+from airflow_provider_exactlyonce.streaming.spark.state_metrics import sizes_of
 
 
 def told(**changes: Any) -> dict[str, Any]:

@@ -14,10 +14,10 @@ import pytest
 from pyspark.sql.types import DoubleType, LongType, StructType
 
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink, Place
-from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
-from airflow_provider_exactlyonce.streaming.sinks.others import OtherSinks
+from airflow_provider_exactlyonce.streaming.commit.sink_group import OtherSinks
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
-from airflow_provider_exactlyonce.streaming.sinks.upsert import UpsertSink
+from airflow_provider_exactlyonce.streaming.sinks.upsert.sink import UpsertSink
+from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import faulty_targets
 
 COMMIT = CommitRecord(

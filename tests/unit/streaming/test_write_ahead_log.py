@@ -21,11 +21,11 @@ from pyspark.sql.types import LongType, StructType, VariantType
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming.sinks import delivery
-from airflow_provider_exactlyonce.streaming.sinks.conformance import SinkConformance
-from airflow_provider_exactlyonce.streaming.sinks.delivery import Target
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkContext, SinkEntry
-from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import WriteAheadLogSink
+from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import delivery
+from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.delivery import Target
+from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.sink import WriteAheadLogSink
+from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from dags.jobs.payments_archive import HttpTarget
 from tests import faulty_targets
 from tests.http_target import Server

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.triggers import chatter, looking
-from airflow_provider_exactlyonce.triggers.looking import Look, Looker, Subject
+from airflow_provider_exactlyonce.triggers import log_throttle, shared_poller
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
+from airflow_provider_exactlyonce.triggers.shared_poller import Look, Looker, Subject
 from tests.waiting import HANG_SECONDS, eventually_in_loop
 
 
@@ -80,7 +80,7 @@ def test_many_wait_with_one_looker_that_is_closed_when_the_last_one_has_left() -
         Shelf.things.update({"thing 0": 4, "thing 2": 6})
         found = await asyncio.gather(*waiting)
         await eventually_in_loop(lambda: Shelf.closed == Shelf.opened, "it is closed")
-        assert not any(looking._pollers.values())
+        assert not any(shared_poller._pollers.values())
         return found
 
     found = asyncio.run(run())
@@ -177,11 +177,11 @@ def test_many_who_wait_for_what_moves_all_the_time_say_so_now_and_then(
         ]
         await asyncio.gather(*(fired(one) for one in waiting))
 
-    monkeypatch.setattr(chatter, "QUIET_SECONDS", HANG_SECONDS)
-    monkeypatch.setattr(chatter.Chatter, "_lines", 0)
+    monkeypatch.setattr(log_throttle, "QUIET_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(log_throttle.Chatter, "_lines", 0)
     began = time.monotonic()
     asyncio.run(run())
     seconds = int(time.monotonic()) - int(began) + 1
     said = re.findall(r"waiting: (\d+): ", capsys.readouterr().out)
-    assert chatter.LINES_PER_SECOND <= len(said) <= seconds * chatter.LINES_PER_SECOND
+    assert log_throttle.LINES_PER_SECOND <= len(said) <= seconds * log_throttle.LINES_PER_SECOND
     assert len(said) == len(set(said)), "nobody twice"

@@ -10,7 +10,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.upgrade.repeat import find_ground
+from airflow_provider_exactlyonce.upgrade.shadow_replay import find_ground
 from tests.unit.checkpoint import crafted
 
 BATCHES = 6  # commits 1 to 6

@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.upgrade import shadow_main, shadow_run
-from airflow_provider_exactlyonce.upgrade.tools import Tools, check_version, run_to_end
+from airflow_provider_exactlyonce.upgrade.environment import Tools, check_version, run_to_end
 
 
 def launch(*command: str) -> Launch:

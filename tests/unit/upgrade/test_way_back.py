@@ -15,8 +15,8 @@ from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Step
 from airflow_provider_exactlyonce.upgrade.begin import begin_upgrade
+from airflow_provider_exactlyonce.upgrade.environment import Tools
 from airflow_provider_exactlyonce.upgrade.machine import Upgrade
-from airflow_provider_exactlyonce.upgrade.tools import Tools
 
 RANDOM = ("Rand is not deterministic",)
 

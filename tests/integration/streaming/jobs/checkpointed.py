@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce.streaming import CheckpointConfig, KafkaSink, KafkaSource, pipeline
-from airflow_provider_exactlyonce.streaming.checkpointing import OnCancellation
+from airflow_provider_exactlyonce.streaming.job.checkpoint_config import OnCancellation
 
 
 @pipeline(

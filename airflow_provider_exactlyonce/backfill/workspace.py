@@ -1,0 +1,234 @@
+"""Where backfills live: each request has a home of its own below the pipeline's, and they take turns.
+
+::
+
+    <home>/backfills/identity.json    what all of them are to their common ledger
+    <home>/backfills/ledger.json      that ledger, as the last of them has left it
+    <home>/backfills/turn.lock        held by the driver whose turn it is, for as long as its process lives
+    <home>/backfills/<request>/       a home; besides what each home has:
+        request.json                  what is asked for
+        resolved.json                 what that means, fixed when it was begun
+        result.json                   what it gave
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.backfill.request import BackfillRequest
+from airflow_provider_exactlyonce.backfill.resolve import Resolved
+from airflow_provider_exactlyonce.control import json_store
+from airflow_provider_exactlyonce.control.file_lock import try_lock
+from airflow_provider_exactlyonce.control.home import SCHEMA, Home
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.reader import LedgerTail
+from airflow_provider_exactlyonce.ledger.records import backfill_pipeline
+
+log = logging.getLogger("exactlyonce")
+
+_DIRECTORY: Final = "backfills"
+_POLL_SECONDS: Final = 0.2
+_REMIND_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a request's home is for.
+
+    :param pipeline: the pipeline whose source is run again
+    :param home: the pipeline's own home
+    """
+
+    pipeline: str
+    home: str
+    request: BackfillRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """What a request meant when it was begun.
+
+    :param version: of the job that runs it
+    :param name: of the backfill: the same range, run by the same version to the same output, has the same
+    """
+
+    version: str
+    name: str
+    resolved: Resolved
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerSeen:
+    """The ledger of backfills, as the last of them has left it.
+
+    :param commit: its newest commit
+    """
+
+    cluster_id: str
+    topic_id: str
+    commit: int
+
+
+def make(home: Home, pipeline: str, request: BackfillRequest) -> Home:
+    """Make a request's home, or find it; returns it.
+
+    :param home: the pipeline's own
+    :raises RefusedError: when that is another pipeline's
+    """
+    if home.pipeline() not in (None, pipeline):
+        raise RefusedError(f"{home.path} is the home of pipeline {home.pipeline()}, not of {pipeline}")
+    directory = home.path / _DIRECTORY
+    with contextlib.suppress(FileExistsError):
+        json_store.write(directory / "identity.json", {"schema": SCHEMA, "id": str(uuid.uuid4())}, exclusive=True)
+    identity = json_store.read(directory / "identity.json")
+    if identity is None:
+        raise RefusedError(f"{directory}/identity.json is torn; put it back from a copy of the home")
+    made = Home(str(directory / request.name))
+    body = {"schema": SCHEMA, "id": identity["id"], "pipeline": backfill_pipeline(pipeline)}
+    asked = {"pipeline": pipeline, "home": str(home.path), "request": request.to_json()}
+    json_store.write(made.path / "request.json", asked)
+    with contextlib.suppress(FileExistsError):
+        json_store.write(made.path / "home.json", body, exclusive=True)
+    return made
+
+
+def adopt(home: Home, identity: str) -> None:
+    """Give the request's home, and those beside it, the identity that the ledger knows: the directory was lost.
+
+    :param home: the request's
+    """
+    body = {"schema": SCHEMA, "id": identity}
+    json_store.write(home.path.parent / "identity.json", body)
+    json_store.write(home.path / "home.json", {**body, "pipeline": home.pipeline()})
+
+
+def check_ledger(home: Home, tail: LedgerTail | None) -> None:
+    """Check that the ledger of backfills still has what the pipeline's backfills have written to it.
+
+    :param home: the request's
+    :param tail: the ledger's end, None when there is none
+    :raises RefusedError: when it was deleted, recreated or set back
+    """
+    known = known_ledger(home)
+    if known is None:
+        return
+    was = (known.cluster_id, known.topic_id)
+    if tail is not None and (tail.cluster_id, tail.topic_id) == was and tail.place.commit >= known.commit:
+        return
+    now = f"topic {tail.topic_id} of cluster {tail.cluster_id} with {tail.place.commit}" if tail else "gone"
+    raise RefusedError(
+        f"the ledger of backfills was topic {was[1]} of cluster {was[0]} with {known.commit} records, and is {now}: "
+        "what was written would be written again. Check bootstrap.servers; if it was deleted on purpose, delete "
+        f"{home.path.parent} as well"
+    )
+
+
+def known_ledger(home: Home) -> LedgerSeen | None:
+    """Return what the last backfill has seen of their ledger, None before the first.
+
+    :param home: a request's
+    """
+    return json_store.load(home.path.parent / "ledger.json", LedgerSeen)
+
+
+def note_ledger(home: Home, tail: LedgerTail) -> None:
+    """Remember the ledger of backfills as it is.
+
+    :param home: the request's
+    """
+    seen = LedgerSeen(cluster_id=tail.cluster_id, topic_id=tail.topic_id, commit=tail.place.commit)
+    json_store.write(home.path.parent / "ledger.json", {"schema": SCHEMA, **asdict(seen)})
+
+
+def asked_of(home: Home) -> Asked:
+    """Return what a request's home is for.
+
+    :raises RefusedError: when it is no such home
+    """
+    body = json_store.read(home.path / "request.json")
+    if body is None:
+        raise RefusedError(f"{home.path} is no home of a backfill; exactlyonce backfill and the operator make one")
+    return Asked(pipeline=body["pipeline"], home=body["home"], request=BackfillRequest.from_json(body["request"]))
+
+
+def begun(home: Home) -> Begun | None:
+    """Return what a request meant when it was begun, None when it was not."""
+    body = json_store.read(home.path / "resolved.json")
+    if body is None:
+        return None
+    return Begun(version=body["version"], name=body["name"], resolved=Resolved.from_json(body["resolved"]))
+
+
+def begin(home: Home, what: Begun) -> None:
+    """Fix what a request means; forgets what an earlier version has left."""
+    forget(home)
+    json_store.write(home.path / "resolved.json", {**asdict(what), "resolved": what.resolved.to_json()})
+
+
+def forget(home: Home) -> None:
+    """Remove checkpoints that are not needed any more."""
+    (home.path / "current").unlink(missing_ok=True)
+    shutil.rmtree(home.lineages, ignore_errors=True)
+
+
+def write_result(home: Home, result: Mapping[str, Any]) -> None:
+    """Keep what a backfill gave."""
+    json_store.write(home.path / "result.json", result)
+
+
+def result_of(home: Home) -> dict[str, Any] | None:
+    """Return what a backfill gave, None when it has not ended."""
+    return json_store.read(home.path / "result.json")
+
+
+def oldest_needed(home: Home) -> int | None:
+    """Return the oldest commit that an unfinished backfill of a pipeline reads, None when there is none.
+
+    :param home: the pipeline's own
+    """
+    directory = home.path / _DIRECTORY
+    needed = [
+        what.resolved.base_commit + 1
+        for entry in (directory.iterdir() if directory.is_dir() else ())
+        if (entry / "current").exists() and (what := begun(Home(str(entry)))) is not None
+    ]
+    return min(needed, default=None)
+
+
+@contextlib.contextmanager
+def turn(home: Home, give_up: Callable[[], None]) -> Iterator[None]:
+    """Wait until no other backfill of the pipeline runs, and keep others waiting. Ends with the process at the latest.
+
+    :param home: the request's
+    :param give_up: asked from time to time; raises to end the wait
+    """
+    with (home.path.parent / "turn.lock").open("a+") as file:
+        began = reminded = time.monotonic()
+        while not try_lock(file.fileno()):
+            give_up()
+            if time.monotonic() - reminded >= _REMIND_SECONDS or reminded == began:
+                reminded = time.monotonic()
+                log.info("another backfill of this pipeline runs, waiting for its end: %s", _holder(file.name))
+            time.sleep(_POLL_SECONDS)
+        file.truncate(0)
+        file.write(f"pid {os.getpid()}, {home.path}\n")
+        file.flush()
+        yield
+
+
+def _holder(path: str) -> str:
+    return Path(path).read_text().strip() or "unknown"
+
+
+def driver_arguments(*, accept_nondeterminism: bool = False) -> list[str]:
+    """Return what a driver is told besides its home, so that it runs the backfill."""
+    return ["--backfill", *(["--accept-nondeterminism"] if accept_nondeterminism else [])]

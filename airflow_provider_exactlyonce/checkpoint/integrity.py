@@ -1,0 +1,197 @@
+"""Which files a batch of a checkpoint needs, and whether they are whole.
+
+A batch is whole when Spark can go on after it from its files alone. Sizes are compared for every file, contents with
+the checksums that their writers left for those that were written shortly before the batch's commit: what a crash can
+tear. A savepoint's own checksums cover all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from airflow_provider_exactlyonce.checkpoint import checksums
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError
+from airflow_provider_exactlyonce.checkpoint.state import Defect, FileSet, StateDirectory
+
+#: A file that was written longer before the commit has long been on disk.
+RECENT_SECONDS: Final = 3600.0
+QUERY_ID: Final = "metadata"
+_LZ4_MAGIC: Final = b"LZ4Block"
+#: What Java's LZ4 stream, Spark's default for deltas, snapshots and changelogs, ends with: a block of no bytes.
+_LZ4_END: Final = _LZ4_MAGIC + b"\x15" + bytes(12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The files of a batch.
+
+    :param files: relative to the checkpoint
+    :param defects: what is missing or torn, as far as names and sizes tell
+    """
+
+    number: int
+    files: tuple[str, ...]
+    defects: tuple[Defect, ...]
+
+
+def files_of(checkpoint: Checkpoint, batch: int) -> Batch:
+    """Return what a restart after a batch needs, with what is wrong with it as far as names and sizes tell."""
+    found = FileSet(files={QUERY_ID, f"offsets/{batch}", f"commits/{batch}"})
+    if batch:
+        found.files.add(f"offsets/{batch - 1}")  # Spark takes from it where the batch after this one begins
+    offsets = _entry(checkpoint, batch, found)
+    found.files |= set(_source_files(checkpoint, offsets))
+    ids = _state_ids(checkpoint, batch, found)
+    state = StateDirectory(checkpoint.path).needed(batch, ids)
+    found.files |= state.files
+    found.sizes |= state.sizes
+    found.defects += state.defects
+    if any(path.endswith(".changelog") for path in state.files):  # later batches find their snapshot by these ids
+        found.files |= {f"commits/{number}" for number in ids}
+    found.defects += [
+        Defect(path=path, reason=reason)
+        for path in sorted(found.files)
+        if (
+            reason := _size_defect(checkpoint.path / path, found.sizes.get(path), has_note=f"{path}.crc" in found.files)
+        )
+    ]
+    named: dict[str, Defect] = {}
+    for defect in found.defects:  # one defect a file: the first says most
+        named.setdefault(defect.path, defect)
+    return Batch(number=batch, files=tuple(sorted(found.files)), defects=tuple(named.values()))
+
+
+def defects_of(checkpoint: Checkpoint, batch: int, seen: dict[str, str | None] | None = None) -> list[Defect]:
+    """Return what is wrong with a batch's files, contents included; empty when the batch is whole.
+
+    :param seen: {path: what is wrong with its content}, of files that were read for other batches; they are added
+    """
+    seen = {} if seen is None else seen
+    needed = files_of(checkpoint, batch)
+    defects = list(needed.defects)
+    known = {defect.path for defect in defects}
+    try:
+        since = (checkpoint.path / "commits" / str(batch)).stat().st_mtime - RECENT_SECONDS
+    except FileNotFoundError:
+        return defects
+    for path in needed.files:
+        file = checkpoint.path / path
+        if path in known or file.stat().st_mtime < since:
+            continue
+        if path not in seen:
+            seen[path] = content_defect(file)
+        if reason := seen[path]:
+            defects.append(Defect(path=path, reason=reason))
+    return defects
+
+
+def newest_whole(checkpoint: Checkpoint, *, known_query: bool = False) -> tuple[int | None, list[Defect]]:
+    """Return the newest batch that is whole, None when there is none, and what is wrong with the newer ones.
+
+    :param known_query: the query id can be written again, so that its file need not be whole
+    """
+    defects: list[Defect] = []
+    seen: dict[str, str | None] = {}
+    for batch in reversed(checkpoint.batches("commits")):
+        found = [one for one in defects_of(checkpoint, batch, seen) if not (known_query and one.path == QUERY_ID)]
+        if not found:
+            return batch, defects
+        defects += [defect for defect in found if defect not in defects]
+    return None, defects
+
+
+def content_defect(file: Path) -> str | None:
+    """Compare a file with what its writer left to check it by; None when it is whole, or there is nothing."""
+    expected = checksums.left_by_writers(file, file.stat().st_size)
+    if expected is not None and (found := checksums.read(file, expected)) != expected:
+        return f"is torn: its checksum is {found}, and {expected} was written"
+    if expected is None and file.suffix == ".zip":
+        with file.open("rb") as opened, zipfile.ZipFile(opened) as archive:
+            torn = archive.testzip()
+        return f"is torn: {torn} in it" if torn else None
+    if expected is None and file.suffix in (".delta", ".snapshot", ".changelog"):
+        with file.open("rb") as opened:
+            data = opened.read()
+        if data.startswith(_LZ4_MAGIC) and not data.endswith(_LZ4_END):
+            return "is truncated: it lacks its last block"
+    return None
+
+
+def _entry(checkpoint: Checkpoint, batch: int, found: FileSet) -> BatchOffsets | None:
+    """Read the small files, and note what is wrong with them."""
+    newest = None
+    for number in (batch - 1, batch) if batch else (batch,):
+        try:
+            newest = checkpoint.offsets(number)
+        except TornFileError as error:
+            newest = None
+            found.defects.append(Defect(path=f"offsets/{number}", reason=f"is torn: {error}"))
+    try:
+        if checkpoint.query_id() is None:
+            found.defects.append(Defect(path=QUERY_ID, reason="is missing"))
+    except TornFileError as error:
+        found.defects.append(Defect(path=QUERY_ID, reason=f"is torn: {error}"))
+    return newest
+
+
+def _state_ids(
+    checkpoint: Checkpoint, batch: int, found: FileSet
+) -> dict[int, Mapping[int, tuple[frozenset[str], ...]]]:
+    """Return what the commits up to a batch tell of the ids of state files."""
+    ids = {}
+    for number in checkpoint.batches("commits"):
+        if number > batch:
+            break
+        try:
+            commit = checkpoint.commit(number)
+        except TornFileError as error:
+            if number == batch:
+                found.defects.append(Defect(path=f"commits/{number}", reason=f"is torn: {error}"))
+            continue
+        if commit is not None and commit.state_ids is not None:
+            ids[number] = commit.state_ids
+    return ids
+
+
+def _source_files(checkpoint: Checkpoint, offsets: BatchOffsets | None) -> Iterator[str]:
+    """Yield the files of the sources; of a file source's log, what the batch has read, so that batches stay as cut."""
+    for index, line in enumerate(offsets.sources if offsets else ()):
+        position = json.loads(line or "null")
+        if isinstance(position, dict) and any(isinstance(of, dict) for of in position.values()):
+            yield f"sources/{index}/0"  # where a Kafka source began
+    directory = checkpoint.path / "sources"
+    sources = [entry for entry in directory.iterdir() if entry.is_dir()] if directory.is_dir() else []
+    for source in sorted(sources, key=lambda entry: entry.name):
+        last = _log_offset(offsets, int(source.name)) if source.name.isdecimal() else None
+        for file in source.iterdir():
+            number = file.name.removesuffix(".compact")
+            if not file.name.startswith(".") and not (last is not None and number.isdecimal() and int(number) > last):
+                yield f"sources/{source.name}/{file.name}"
+
+
+def _log_offset(offsets: BatchOffsets | None, source: int) -> int | None:
+    if offsets is None or source >= len(offsets.sources):
+        return None
+    position = json.loads(offsets.sources[source] or "null")
+    return position.get("logOffset") if isinstance(position, dict) else None
+
+
+def _size_defect(file: Path, expected: int | None, *, has_note: bool) -> str | None:
+    try:
+        size = file.stat().st_size
+    except FileNotFoundError:
+        return "is missing"
+    if size == 0:
+        return "is empty"
+    noted = checksums.by_spark(file) if has_note else None
+    expected = noted[0] if noted is not None else expected
+    if expected is None or size == expected:
+        return None
+    return (
+        f"is truncated: it has {size} bytes of {expected}" if size < expected else f"has {size} bytes, not {expected}"
+    )

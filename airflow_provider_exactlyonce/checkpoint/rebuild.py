@@ -1,0 +1,165 @@
+"""Makes a fresh lineage of what is whole in the current one: nothing damaged or left over comes along.
+
+The original stays as it is, marked as abandoned, unless nobody has ever started it. The next start replays, without
+writing, what the ledger has more.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_exactlyonce.checkpoint import integrity, lineages
+from airflow_provider_exactlyonce.checkpoint import job as jobs
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, KafkaOffsets, parse_offsets
+from airflow_provider_exactlyonce.checkpoint.request import record_of
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits, check_input
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+
+
+def remake(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool = False) -> Lineage:
+    """Make the lineage and point ``current`` to it; may be repeated after it was killed.
+
+    :param config: client configuration in librdkafka's names
+    :param cut: the batch that is planned and not committed goes on in it with half of its records
+    :raises RefusedError: when the checkpoint does not fit the ledger, or a replay would lack something
+    :raises AlreadyRunningError: when a driver lives
+    """
+    left, token = leases.check_stopped(home.lease, pipeline), f"remake-{uuid.uuid4()}"
+    with leases.holding(home.lease, pipeline, token, left) as hold, LedgerReader(config, pipeline) as reader:
+        tail, old = reader.tail(), home.current()
+        if tail is None or tail.claim is None or old is None:
+            raise RefusedError(f"{home.path} has no lineage that a run has claimed: there is nothing to make one of")
+        checkpoint = Checkpoint(home.checkpoint(old.id))
+        newest, _ = integrity.newest_whole(checkpoint, known_query=True)
+        batch = -1 if newest is None else newest
+        _check(home, checkpoint, old, batch, reader, tail, config)
+        texts = _cut(checkpoint, batch, committed=old.batch_of(tail.place.commit)) if cut else {}
+        lineage = replace(
+            old,
+            id=str(uuid.uuid4()),
+            last_commit=tail.place.commit,
+            base_batch=batch,
+            base_commit=old.commit_of(batch),
+            parent=tail.claim.lineage,
+            parent_run=tail.claim.run,
+            parent_commit=tail.place.commit,
+            reemits=old.reemits if batch == old.base_batch else None,
+        )
+        lineages.remove_unfinished(home.lineages, hold)
+        lineages.make(home.lineages / lineage.id, checkpoint.path, _files(checkpoint, batch), lineage, texts)
+        jobs.copy(home, old.id, lineage.id)
+        lineages.switch(home, lineage, hold)
+        return lineage
+
+
+def _files(checkpoint: Checkpoint, batch: int) -> Iterable[str]:
+    if batch >= 0:
+        return integrity.files_of(checkpoint, batch).files
+    return [str(file.relative_to(checkpoint.path)) for file in checkpoint.path.glob("sources/*/0")]
+
+
+def _check(
+    home: Home,
+    checkpoint: Checkpoint,
+    lineage: Lineage,
+    batch: int,
+    reader: LedgerReader,
+    tail: LedgerTail,
+    config: Mapping[str, Any],
+) -> None:
+    """Check that the ledger goes on where the batch ends, and that what follows can be run again."""
+    commit, newest = lineage.commit_of(batch), tail.place.commit
+    if commit > newest:
+        raise RefusedError(
+            f"batch {batch} of {checkpoint.path} would be commit {commit}, and the ledger ends at {newest}: it was set "
+            "back, or the checkpoint is of another pipeline"
+        )
+    if batch < 0 and commit < newest:
+        raise RefusedError(f"no batch of {checkpoint.path} is whole: restore a savepoint, exactlyonce restore")
+    if batch >= 0:
+        record, offsets = record_of(reader, commit), checkpoint.offsets(batch)
+        if record is None or offsets is None or not offsets.same_sources(parse_offsets(record.offsets)):
+            raise RefusedError(
+                f"batch {batch} of {checkpoint.path} is not what the ledger has as commit {commit}, or the ledger has "
+                "forgotten it: restore a savepoint, exactlyonce restore"
+            )
+    if commit < newest:
+        stretch = RecordedCommits(reader, commit + 1, newest).check()
+        check_input(config, stretch)
+        if not lineage.accept_nondeterminism:
+            jobs.check_deterministic(home, stretch)
+
+
+def _cut(checkpoint: Checkpoint, batch: int, *, committed: int) -> dict[str, str]:
+    """Return the plan of the next batch with half of its records."""
+    planned = checkpoint.offsets(batch + 1)
+    if batch != committed or planned is None:
+        raise RefusedError(f"{checkpoint.path} has no batch that is planned and not committed: there is nothing to cut")
+    return {f"offsets/{batch + 1}": halved(planned, checkpoint.kafka_starts(batch + 1))}
+
+
+def halved(planned: BatchOffsets, starts: KafkaOffsets) -> str:
+    """Return a batch's offset log entry with half of its records.
+
+    Partitions that the batch is the first to read are left out: Spark finds them again with the next one.
+
+    :param starts: where the batch begins
+    :raises RefusedError: when it can't be made smaller
+    """
+    version, header, _ = planned.text.split("\n", 2)
+    lines: list[dict[str, dict[str, int]] | None] = []
+    left = total = 0
+    first: tuple[dict[str, int], str] | None = None
+    for line in planned.sources:
+        position = json.loads(line) if line else None
+        if position is not None and not all(isinstance(of, dict) for of in position.values()):
+            raise RefusedError(f"a batch of a source that isn't Kafka can't be cut: it ends at {line}")
+        ends: dict[str, dict[str, int]] = {}
+        for topic, partitions in (position or {}).items():
+            ends[topic] = {}
+            for partition, end in partitions.items():
+                start = starts.get(topic, {}).get(int(partition))
+                if start is None:
+                    continue
+                ends[topic][partition] = start + (end - start) // 2
+                total, left = total + end - start, left + (end - start) // 2
+                if end > start and first is None:
+                    first = ends[topic], partition
+        lines.append(ends if position is not None else None)
+    if total < 2 or first is None:
+        raise RefusedError(
+            f"the batch has {total} records in the partitions that it goes on in, and can't be cut: give it more time "
+            "(transaction_timeout_seconds of the sink) or the query more cores"
+        )
+    if left == 0:
+        first[0][first[1]] += 1
+    texts = ["-" if ends is None else json.dumps(ends, separators=(",", ":")) for ends in lines]
+    return "\n".join([version, header, *texts])
+
+
+def set_aside(home: Home, path: Path) -> Path:
+    """Move something of the home out of everybody's way; returns where it is now."""
+    kept = _aside(home, path)
+    path.rename(kept)
+    return kept
+
+
+def keep_copy(home: Home, path: Path) -> Path | None:
+    """Keep a copy of a file that is about to be replaced; returns where it is, None when there is no such file."""
+    kept = _aside(home, path)
+    return Path(shutil.copy2(path, kept)) if path.is_file() else None
+
+
+def _aside(home: Home, path: Path) -> Path:
+    directory = home.path / "set-aside"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory / f"{path.name}-{uuid.uuid4().hex[:8]}"

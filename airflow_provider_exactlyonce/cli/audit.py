@@ -1,0 +1,99 @@
+"""The subcommand ``exactlyonce audit``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.audit.findings import INVARIANTS, Report
+from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
+from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.exceptions import AuditFailedError
+from airflow_provider_exactlyonce.kafka import reach
+from airflow_provider_exactlyonce.ledger.records import shown
+
+_PROGRESS_SECONDS: Final = 5.0
+
+
+def add_audit_parser(subparsers: Any) -> None:
+    """Add the subcommand to the program's parser."""
+    parser = subparsers.add_parser(
+        "audit",
+        help="check that a pipeline's output is what its ledger says, exactly once",
+        description="Read a pipeline's ledger and its sink's topics, and check the invariants I1 to I7 record by "
+        "record. Nothing is written; the pipeline may run meanwhile.",
+        epilog="exit codes: 0 every invariant holds, 69 one does not, 64 there is nothing to judge",
+    )
+    parser.add_argument("pipeline", help="the pipeline's name")
+    add_cluster_arguments(parser)
+    parser.add_argument("--from-commit", type=int, default=0, metavar="N", help="the first commit to judge")
+    parser.add_argument("--to-commit", type=int, default=0, metavar="N", help="the last commit to judge")
+    parser.add_argument(
+        "--allow-foreign", action="store_true", help="others may write to the sink's topics; pass over their records"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long a transaction that is open now may go on (default: %(default)s)",
+    )
+    parser.set_defaults(func=_audit)
+
+
+def _audit(given: argparse.Namespace) -> int:
+    from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
+
+    config = reach.reached(given.bootstrap_servers)
+    options = AuditOptions(
+        first=given.from_commit,
+        last=given.to_commit,
+        allow_foreign=given.allow_foreign,
+        patience_seconds=given.patience,
+        progress=_every(_PROGRESS_SECONDS, lambda text: print(text, file=sys.stderr, flush=True)),
+    )
+    report = audit(config, given.pipeline, options)
+    print_answer(given, report.to_json(), told(report))
+    if not report.is_clean:
+        raise AuditFailedError(str(report.found[0]))
+    return 0
+
+
+def told(report: Report) -> str:
+    """Return the report for people: a line for each invariant, then what was found."""
+    lines = [
+        f"{report.pipeline}: commits {report.first:,} to {report.last:,}, {report.rows:,} rows in {report.ranges:,} "
+        f"ranges, {report.seconds:.1f} s"
+    ]
+    for count, what in (
+        (report.expired_ranges, "ranges were removed by the topic's retention"),
+        (report.compacted_ranges, "ranges have lost rows to compaction and are not compared"),
+        (report.foreign_rows, "rows of other producers were passed over"),
+        (report.records, "source records were read, each once"),
+        (report.late_rows, "rows were behind the watermark, and operators have left them out"),
+        (report.untold, "commits gave less than exactly once: where their rows are is not known, and not judged"),
+    ):
+        if count:
+            lines.append(f"{count:,} {what}")
+    lines += [f"commit {commit}: rows of {shown(source)} may be lost" for commit, source in report.lost.items()]
+    for invariant, meaning in INVARIANTS.items():
+        count = report.violations.get(invariant, 0)
+        lines.append(f"{invariant}  {f'{count:,} VIOLATED' if count else 'holds':12} {meaning}")
+    lines += [str(violation) for violation in report.found]
+    return "\n".join(lines)
+
+
+def _every(seconds: float, tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that passes on at most one text in so many seconds."""
+    told_at = time.monotonic()
+
+    def pass_on(text: str) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= seconds:
+            told_at = time.monotonic()
+            tell(text)
+
+    return pass_on

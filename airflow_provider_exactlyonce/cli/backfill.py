@@ -1,0 +1,147 @@
+"""The subcommand ``exactlyonce backfill``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from airflow_provider_exactlyonce.backfill import workspace
+from airflow_provider_exactlyonce.backfill.application import application_of
+from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output
+from airflow_provider_exactlyonce.cli.output import pairs, print_answer
+from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments
+from airflow_provider_exactlyonce.control import progress
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.supervisor import Supervisor
+from airflow_provider_exactlyonce.exceptions import AuditFailedError, DriverFailedError
+from airflow_provider_exactlyonce.kafka import reach
+from airflow_provider_exactlyonce.ledger.home import home_path
+from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
+from airflow_provider_exactlyonce.policies.termination import AVAILABLE
+from airflow_provider_exactlyonce.streaming import settings
+
+#: As :func:`airflow_provider_exactlyonce.cli.main.submit_command`.
+Submit = Callable[..., list[str]]
+
+
+def add_backfill_parser(subparsers: Any, submit: Submit) -> None:
+    """Add the subcommand to the program's parser.
+
+    :param submit: returns the command line that runs a job's driver
+    """
+    parser = subparsers.add_parser(
+        "backfill",
+        help="run a part of a pipeline's source again, beside the pipeline",
+        description="Run a range of a pipeline's source again: into its sink, to another topic, or compared with what "
+        "was delivered. The pipeline may run meanwhile. The same range, version and output are written once; a "
+        "backfill that was killed goes on when it is called again. Backfills of one pipeline take turns.",
+        epilog="exit codes: 0 done, now or before; 69 what was compared differs; 64 refused; others: failed on the way",
+    )
+    add_pipeline_arguments(parser)
+    parser.add_argument("--application", metavar="JOB.py", help="the job's file (default: the version that runs)")
+    spans = parser.add_argument_group("range, one of these")
+    spans.add_argument("--commits", metavar="A..B", help="the commits A to B")
+    spans.add_argument("--offsets", metavar="JSON", help='source offsets: {"topic": {"0": [START, END]}}')
+    spans.add_argument(
+        "--watermark", metavar="FROM..TO", help="what was committed while the watermark went from one time to another"
+    )
+    spans.add_argument("--from", dest="start", metavar="TIME", help="records from this time on, by their timestamps")
+    spans.add_argument("--to", dest="end", metavar="TIME", help="up to this time, exclusive")
+    parser.add_argument(
+        "--state",
+        choices=list(BackfillState),
+        default=BackfillState.SAVEPOINT,
+        help="savepoint: the state that the range began with (default); empty: none but --warm-up",
+    )
+    parser.add_argument(
+        "--warm-up",
+        metavar="N|DURATION",
+        help="with empty state: so many commits before the range, or for a range of time 90s, 30m, 2h or 1d, are run "
+        "without output",
+    )
+    parser.add_argument(
+        "--output",
+        default=Output.COMPARE.value,
+        metavar="reemit|compare|topic=NAME",
+        help="reemit: into the sink itself, marked; compare: with what was delivered (default); topic: another topic",
+    )
+    parser.add_argument(
+        "--accept-nondeterminism",
+        action="store_true",
+        help="commits before the range may give other rows than they gave: the state then differs",
+    )
+    parser.add_argument("--master", default="local[*]", help="Spark master (default: %(default)s)")
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; repeatable")
+    parser.add_argument("--packages", help="packages for Spark, instead of the connector that this project resolves")
+    parser.set_defaults(func=lambda given: _backfill(given, submit))
+
+
+def _backfill(given: argparse.Namespace, submit: Submit) -> int:
+    request = BackfillRequest.parse(
+        commits=given.commits,
+        offsets=given.offsets,
+        watermark=given.watermark,
+        start=given.start,
+        end=given.end,
+        state=given.state,
+        warm_up=given.warm_up,
+        output=given.output,
+    )
+    config = reach.reached(given.bootstrap_servers)
+    home = Home(given.home or home_path(config, given.pipeline))
+    made = workspace.make(home, given.pipeline, request)
+    application = given.application or application_of(made, config)
+    arguments = [
+        "--home",
+        str(made.path),
+        *workspace.driver_arguments(accept_nondeterminism=given.accept_nondeterminism),
+    ]
+    command = submit(
+        application, arguments, master=given.master, conf=settings.pairs(given.conf), packages=given.packages
+    )
+    environment = {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        settings.KAFKA_VARIABLE: json.dumps(config),
+    }
+    result = _run(made, Launch(command=command, printable=" ".join(command), environment=environment))
+    print_answer(given, result, told(result))
+    if not result["clean"]:
+        raise AuditFailedError(result["found"][0]["message"])
+    return 0
+
+
+def _run(home: Home, launch: Launch) -> dict[str, Any]:
+    supervisor = Supervisor(
+        home,
+        launch,
+        owner=f"exactlyonce backfill {home.path.name}",
+        until=AVAILABLE,
+        strategy=RestartStrategy.fixed_delay(3, timedelta(seconds=1)),
+    )
+    try:
+        for status in supervisor.run():
+            print(progress.sentence(status), file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        supervisor.stop("interrupted")
+        raise
+    result = workspace.result_of(home)
+    if result is None:
+        raise DriverFailedError(f"the driver ended without a result in {home.path}; its output: {supervisor.log}")
+    return result
+
+
+def told(result: Mapping[str, Any]) -> str:
+    """Return a backfill's result for people."""
+    hidden = ("source", "violations", "found", "clean")
+    lines = [pairs({name: value for name, value in result.items() if name not in hidden})]
+    for topic, partitions in result["source"].items():
+        spans = ", ".join(f"{partition}: {start} to {end}" for partition, (start, end) in partitions.items())
+        lines.append(f"{topic}, offsets by partition: {spans}")
+    lines += [f"{one['invariant']}, commit {one['commit']}: {one['message']}" for one in result["found"]]
+    return "\n".join(lines)

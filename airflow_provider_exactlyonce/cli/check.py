@@ -1,0 +1,87 @@
+"""The subcommand ``exactlyonce check``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.checkpoint.versions import Finding, Report, Verdict
+from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.cli.savepoint import add_home_arguments, home_of
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming import settings
+
+
+def add_check_parser(subparsers: Any) -> None:
+    """Add the subcommand to the program's parser."""
+    parser = subparsers.add_parser(
+        "check",
+        help="tell whether a new version of a job can go on from a savepoint",
+        description="Compare JOB.py with the version that a savepoint was taken of, and plan it as Spark would. "
+        "No data is read, and nothing is changed.",
+        epilog="exit codes: 0 compatible, perhaps with notes, 64 incompatible or refused",
+    )
+    parser.add_argument("job", help="the new version's file")
+    parser.add_argument("--against", required=True, metavar="SAVEPOINT", help="a savepoint's id, or its directory")
+    parser.add_argument("--pipeline", help="which pipeline of the file, if it declares several")
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; repeatable")
+    add_home_arguments(parser)
+    parser.set_defaults(func=_check)
+
+
+def _check(given: argparse.Namespace) -> int:
+    from airflow_provider_exactlyonce.streaming.job import loader
+    from airflow_provider_exactlyonce.streaming.job.compatibility_check import check_compatibility
+    from airflow_provider_exactlyonce.streaming.spark.session import planning_session
+
+    asked = settings.pairs(given.conf)
+    job = loader.load(given.job, given.pipeline)
+    store, name = _find(given, job.name)
+    savepoint = store.get(name)
+    spark = planning_session(asked)
+    try:
+        report = check_compatibility(job, savepoint, store.checkpoint(name).path, spark, asked)
+    finally:
+        spark.stop()
+    facts = {
+        "pipeline": job.name,
+        "job": given.job,
+        "version": job.version,
+        "job_hash": job.job_hash,
+        "savepoint": savepoint.id,
+    }
+    body = {**facts, **report.document()}
+    print_answer(given, body, f"{given.job} against {savepoint.id}: {_told(report)}")
+    return RefusedError.exit_code if report.verdict is Verdict.INCOMPATIBLE else 0
+
+
+def _find(given: argparse.Namespace, pipeline: str) -> tuple[Savepoints, str]:
+    """Return where a savepoint is kept, and its name there."""
+    directory = Path(os.path.abspath(given.against))
+    if os.sep in given.against or directory.is_dir():
+        return Savepoints(directory.parent), directory.name
+    given.pipeline = pipeline
+    return Savepoints(home_of(given).savepoints), given.against
+
+
+def _told(report: Report) -> str:
+    words = {
+        Verdict.COMPATIBLE: "compatible",
+        Verdict.NOTE: "compatible, with notes",
+        Verdict.INCOMPATIBLE: "incompatible",
+    }
+    lines = [words[report.verdict]]
+    for one in report.findings:
+        lines += ["", *_lines(one)]
+    if report.unchanged:
+        lines += ["", f"the same in both: {', '.join(report.unchanged)}"]
+    return "\n".join(lines)
+
+
+def _lines(finding: Finding) -> list[str]:
+    lines = [f"{finding.verdict.value:<12}  {finding.aspect}"]
+    facts = (("old", finding.old), ("new", finding.new), ("why", finding.reason), ("way out", finding.way_out))
+    return lines + [f"{'':<12}  {name:<7}  {value}" for name, value in facts if value is not None]

@@ -1,0 +1,55 @@
+"""The subcommand ``exactlyonce doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments
+from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.ledger.records import check_pipeline_name
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.doctor.examine import Examination
+
+
+def add_doctor_parser(subparsers: Any) -> None:
+    """Add the subcommand to the program's parser."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="say what is wrong with a pipeline and what to do, and mend what is safe to mend",
+        description="Look at a pipeline's home, checkpoint, savepoints, ledger, lease, topics and transactions "
+        "together. Nothing is changed without --fix, and the pipeline may run meanwhile.",
+        epilog="exit codes: 0 nothing is wrong, or all is mended; 1 something is",
+    )
+    add_pipeline_arguments(parser)
+    parser.add_argument(
+        "--fix",
+        action="store_true",
+        help="mend what can be without any risk for a record; files are mended on a copy, with the pipeline stopped",
+    )
+    parser.set_defaults(func=_doctor)
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from airflow_provider_exactlyonce.doctor.examine import examine
+
+    logging.getLogger("airflow_provider_exactlyonce").addHandler(logging.NullHandler())  # all is said in findings
+    config = kafka_config.from_environment(given.bootstrap_servers)
+    found = examine(check_pipeline_name(given.pipeline), config, given.home, fix=given.fix)
+    print_answer(given, found.to_json(), _told(found))
+    return 0 if found.is_healthy else 1
+
+
+def _told(found: Examination) -> str:
+    """Return the examination for people."""
+    lines = [f"mended {name}: {done}" for name, done in found.done]
+    lines += [f"not mended {name}: {why}" for name, why in found.refused]
+    for one in found.findings:
+        fix = "  [--fix]" if one.fixable else ""
+        lines += [f"{one.severity.value.upper()} {one.name}{fix}", f"  {one.what}", f"  -> {one.do}"]
+    if not found.findings:
+        lines.append(f"{found.pipeline}: nothing is wrong")
+    return "\n".join(lines)

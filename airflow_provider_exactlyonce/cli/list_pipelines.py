@@ -1,0 +1,98 @@
+"""The subcommand ``exactlyonce list``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
+from airflow_provider_exactlyonce.cli.output import print_answer, table
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.state import state_of
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.kafka import reach
+from airflow_provider_exactlyonce.ledger import listing
+from airflow_provider_exactlyonce.ledger.reader import LedgerConnections, LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.ledger.records import RunRecord, backfilled
+
+#: What a state is shown as when the home is not on this machine, or can't be read.
+_UNKNOWN = "unknown"
+
+
+def add_list_parser(subparsers: Any) -> None:
+    """Add the subcommand to the program's parser."""
+    parser = subparsers.add_parser(
+        "list",
+        help="show all pipelines of a cluster",
+        description="Show every pipeline that has a ledger on a Kafka cluster: its last commit and run, where its home "
+        "is, and its state if that is on this machine. A pipeline's backfills have a ledger and a line of their own.",
+    )
+    add_cluster_arguments(parser)
+    parser.set_defaults(func=_list)
+
+
+def _list(given: argparse.Namespace) -> int:
+    from confluent_kafka import KafkaException
+
+    config = reach.reached(given.bootstrap_servers)
+    try:
+        rows = pipelines(config)
+    except KafkaException as error:
+        raise reach.unreachable(config) from error
+    told = {name for row in rows for name, value in row.items() if value is not None}
+    lines = table([{name: value for name, value in row.items() if name in told} for row in rows])
+    print_answer(given, {"pipelines": rows}, lines or "no pipeline has ever been started on this cluster")
+    return 0
+
+
+def pipelines(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what is known of each pipeline of a cluster, by name.
+
+    :param config: client configuration in librdkafka's names
+    :raises KafkaException: when the cluster does not answer
+    """
+    names = listing.names(config)
+    connections = LedgerConnections(config)
+    try:
+        return [_facts(connections, name) for name in names]
+    finally:
+        connections.close()
+
+
+def _facts(connections: LedgerConnections, name: str) -> dict[str, Any]:
+    from confluent_kafka import KafkaException
+
+    tail: LedgerTail | None = None
+    error: str | None = None
+    try:
+        tail = LedgerReader(connections, name).tail()
+    except (ExactlyOnceError, KafkaException) as unreadable:  # a right may be missing for one of them
+        error = str(unreadable)
+    claim, commit = (tail.claim, tail.commit) if tail is not None else (None, None)
+    return {
+        "pipeline": name,
+        "backfills_of": backfilled(name),
+        "state": _state(claim) if claim is not None else None,
+        "run": claim.run if claim is not None else None,
+        "commit": tail.place.commit if tail is not None else None,
+        "committed": _time(commit.committed) if commit is not None else None,
+        "guarantee": claim.guarantee if claim is not None else None,
+        "version": claim.version if claim is not None else None,
+        "home": claim.home_path if claim is not None else None,
+        "error": error,
+    }
+
+
+def _state(claim: RunRecord) -> str:
+    """Return the state that the home tells of; the lease of a copy, or of an equal path elsewhere, tells nothing."""
+    try:
+        home = Home(claim.home_path)
+        return state_of(home)[0].value if home.identity() == claim.home else _UNKNOWN
+    except (RefusedError, OSError):
+        return _UNKNOWN
+
+
+def _time(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,58 @@
+"""The subcommand ``exactlyonce rescale``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from airflow_provider_exactlyonce.cli.output import pairs, print_answer
+from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments, home_of
+from airflow_provider_exactlyonce.kafka import reach
+from airflow_provider_exactlyonce.streaming.replay.rescale import Rescaled, rescale
+
+
+def add_rescale_parser(subparsers: Any) -> None:
+    """Add the subcommand to the program's parser."""
+    parser = subparsers.add_parser(
+        "rescale",
+        help="give a pipeline's state another number of partitions",
+        description="Make a fresh lineage of a pipeline's state, with another number of partitions, and compare it "
+        "with the state that there was. The next start of the pipeline's driver runs it. The pipeline must be stopped; "
+        "the state is read and written here, with Spark.",
+        epilog="exit codes: 0 rescaled, or there are as many partitions already; 64 refused (nothing was changed), 65 "
+        "the pipeline runs; others: failed, nothing was changed",
+    )
+    add_pipeline_arguments(parser)
+    parser.add_argument("--state-partitions", type=int, required=True, metavar="N", help="how many there shall be")
+    parser.set_defaults(func=_rescale)
+
+
+def _rescale(given: argparse.Namespace) -> int:
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    config = reach.reached(given.bootstrap_servers)
+    done = rescale(home_of(given), given.pipeline, config, given.state_partitions, tell=tell)
+    facts = facts_of(done, given.pipeline)
+    text = f"{given.pipeline} has {done.partitions} state partitions already: nothing to do"
+    print_answer(given, facts, pairs(facts) if facts["changed"] else text)
+    return 0
+
+
+def facts_of(done: Rescaled, pipeline: str) -> dict[str, Any]:
+    """Return what people want to know of a rescale."""
+    stretch = done.stretch
+    return {
+        "pipeline": pipeline,
+        "changed": done.lineage is not None,
+        "state_partitions": done.partitions,
+        "state_partitions_before": done.before,
+        "lineage": done.lineage.id if done.lineage else None,
+        "directory": str(done.directory) if done.directory else None,
+        "abandoned": done.lineage.parent if done.lineage else None,
+        "commit": done.commit if done.lineage else None,
+        "replayed_commits": [stretch.first, stretch.last] if stretch else None,
+        "state": [dict(one) for one in done.state],
+        "seconds": round(done.seconds, 3),
+    }

@@ -1,0 +1,92 @@
+"""The subcommand ``exactlyonce restore``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_exactlyonce.checkpoint.request import take_retained
+from airflow_provider_exactlyonce.checkpoint.restore import Restored, RestoreMode, RestoreRequest, restore
+from airflow_provider_exactlyonce.cli.output import pairs, print_answer
+from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments, home_of
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka import reach
+
+
+def add_restore_parser(subparsers: Any) -> None:
+    """Add the subcommand to the program's parser."""
+    parser = subparsers.add_parser(
+        "restore",
+        help="make a pipeline go on from a savepoint, without a duplicate and without a loss",
+        description="Make a fresh lineage of a savepoint. The next start of the pipeline's driver runs it: it replays "
+        "what was committed since without writing it again, and then goes on. The pipeline must be stopped.",
+        epilog="exit codes: 0 restored, 64 refused (nothing was changed), 65 the pipeline runs",
+    )
+    add_pipeline_arguments(parser)
+    parser.add_argument("--savepoint", metavar="ID", help="the savepoint (default: the newest)")
+    parser.add_argument("--commit", type=int, metavar="C", help="the newest savepoint at or before this commit")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="a retained checkpoint, by its path: a savepoint is taken of its newest whole batch, and restored",
+    )
+    parser.add_argument(
+        "--mode",
+        type=RestoreMode,
+        choices=list(RestoreMode),
+        default=RestoreMode.SUPPRESS,
+        help="what becomes of the commits after the savepoint: suppress replays them without writing (default), fail "
+        "refuses when there are any, reemit writes their output again",
+    )
+    parser.add_argument(
+        "--to", type=Path, metavar="DIR", help="make the lineage in this new directory, and leave the pipeline as it is"
+    )
+    parser.add_argument(
+        "--accept-nondeterminism",
+        action="store_true",
+        help="replayed commits may give other rows than were committed: the state then differs from the output",
+    )
+    parser.set_defaults(func=_restore)
+
+
+def _restore(given: argparse.Namespace) -> int:
+    config, home = reach.reached(given.bootstrap_servers), home_of(given)
+    savepoint = given.savepoint
+    if given.checkpoint is not None:
+        if given.savepoint is not None or given.commit is not None:
+            raise RefusedError("give --checkpoint, --savepoint or --commit, not two of them")
+        savepoint = take_retained(home, given.pipeline, config, given.checkpoint).id
+    request = RestoreRequest(
+        savepoint=savepoint,
+        commit=given.commit,
+        mode=given.mode,
+        to=given.to,
+        accept_nondeterminism=given.accept_nondeterminism,
+    )
+    facts = facts_of(restore(home, given.pipeline, config, request), given.pipeline)
+    print_answer(given, facts, pairs(facts))
+    return 0
+
+
+def facts_of(restored: Restored, pipeline: str) -> dict[str, Any]:
+    """Return what people want to know of a restore."""
+    stretch = restored.stretch
+    return {
+        "pipeline": pipeline,
+        "savepoint": restored.savepoint.id,
+        "savepoint_commit": restored.savepoint.commit,
+        "last_commit": restored.last_commit,
+        "mode": restored.mode.value,
+        "lineage": restored.lineage.id,
+        "directory": str(restored.directory),
+        "abandoned": restored.lineage.parent,
+        "replayed_commits": [stretch.first, stretch.last] if stretch else None,
+        "replayed_source_records": stretch.records if stretch else 0,
+        "seconds_when_committed": round(stretch.seconds, 3) if stretch else 0.0,
+        "versions": [list(part) for part in stretch.versions] if stretch else [],
+        "reemitted_commits": [restored.savepoint.commit + 1, restored.last_commit]
+        if restored.lineage.reemits is not None
+        else None,
+    }

@@ -1,0 +1,166 @@
+"""The subcommand ``exactlyonce state``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.checkpoint import lineages
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.checkpoint.state import StateDirectory, StatefulOperator
+from airflow_provider_exactlyonce.cli.output import print_answer, table
+from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments, home_of
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.exceptions import RefusedError
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.checkpoint.state_rows import StoreRows
+
+_LIMIT: Final = 20
+
+
+def add_state_parser(subparsers: Any) -> None:
+    """Add the subcommand to the program's parser."""
+    parser = subparsers.add_parser(
+        "state", help="show what a pipeline keeps in its state", description="Look into a pipeline's state."
+    )
+    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
+    show = actions.add_parser(
+        "show",
+        help="show the rows of its state",
+        description="Show the rows of a pipeline's state as of a committed batch: state variables and timers, "
+        "aggregations, joins, what was seen. Read with Spark from the checkpoint or from a savepoint; the pipeline may "
+        "run.",
+    )
+    add_pipeline_arguments(show)
+    place = show.add_mutually_exclusive_group()
+    place.add_argument("--savepoint", metavar="ID", help="of this savepoint (default: the current checkpoint)")
+    place.add_argument("--batch", type=int, metavar="N", help="of this batch of the checkpoint (default: the newest)")
+    show.add_argument("--operator", help="of this operator: its number, or a part of its name (default: all)")
+    show.add_argument("--store", help="this state variable, timers, or store of the operator (default: all)")
+    show.add_argument(
+        "--key",
+        action="append",
+        default=[],
+        metavar="COLUMN=VALUE",
+        help="of this key; one for each column",
+    )
+    show.add_argument("--limit", type=int, default=_LIMIT, metavar="ROWS", help=f"of each store (default: {_LIMIT})")
+    show.set_defaults(func=_show)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """State that can be opened."""
+
+    checkpoint: Path
+    batch: int
+    commit: int
+    state_format: int
+    operators: Sequence[StatefulOperator]
+
+
+def _show(given: argparse.Namespace) -> int:
+    from airflow_provider_exactlyonce.checkpoint.state_reader import local_session
+    from airflow_provider_exactlyonce.checkpoint.state_rows import StateRequest, read_rows
+
+    if given.limit < 1:
+        raise RefusedError(f"--limit {given.limit}: at least 1")
+    request = StateRequest(operator=given.operator, store=given.store, key=_key(given.key), limit=given.limit)
+    with _opened(home_of(given), given.savepoint, given.batch) as place:
+        session = local_session("exactlyonce state show")
+        try:
+            found = list(
+                read_rows(
+                    session, place.checkpoint, place.batch, place.operators, request, state_format=place.state_format
+                )
+            )
+        finally:
+            session.stop()
+        body = {
+            "pipeline": given.pipeline,
+            "savepoint": given.savepoint,
+            "commit": place.commit,
+            "batch": place.batch,
+            "stores": [_body(one) for one in found],
+        }
+        print_answer(given, body, "\n\n".join([f"commit {place.commit}, batch {place.batch}", *map(_text, found)]))
+    return 0
+
+
+def _key(given: Sequence[str]) -> dict[str, str]:
+    for one in given:
+        if "=" not in one:
+            raise RefusedError(f"--key {one}: say it as COLUMN=VALUE")
+    return dict(one.split("=", 1) for one in given)
+
+
+@contextlib.contextmanager
+def _opened(home: Home, savepoint_id: str | None, batch: int | None) -> Iterator[_Place]:
+    """Give the state of a savepoint, from a copy as a restore would make it, or of the current checkpoint."""
+    if savepoint_id is None:
+        yield _current(home, batch)
+        return
+    store = Savepoints(home.savepoints)
+    savepoint = store.get(savepoint_id)
+    with store.copying() as folder:
+        copy = folder / savepoint.id
+        lineages.make(copy, store.checkpoint(savepoint.id).path, savepoint.files, Lineage(id=str(uuid.uuid4())))
+        yield _Place(
+            checkpoint=copy / "checkpoint",
+            batch=savepoint.batch,
+            commit=savepoint.commit,
+            state_format=savepoint.state_format,
+            operators=savepoint.operators,
+        )
+
+
+def _current(home: Home, batch: int | None) -> _Place:
+    lineage = home.current()
+    checkpoint = Checkpoint(home.checkpoint(lineage.id)) if lineage is not None else None
+    newest = checkpoint.newest_commit() if checkpoint is not None else None
+    if lineage is None or checkpoint is None or newest is None:
+        raise RefusedError(f"{home.path} has no checkpoint with a committed batch; is there a savepoint?")
+    number = newest if batch is None else batch
+    try:
+        commit = checkpoint.commit(number)
+        if commit is None:
+            known = checkpoint.batches("commits")
+            raise RefusedError(
+                f"batch {number} is not, or no longer, in {checkpoint.path}, which has {known[0]} to {known[-1]}"
+            )
+        operators = StateDirectory(checkpoint.path).operators(number)
+    except (TornFileError, ValueError) as error:
+        raise RefusedError(f"batch {number} in {checkpoint.path} can't be read: {error}") from error
+    return _Place(
+        checkpoint=checkpoint.path,
+        batch=number,
+        commit=lineage.commit_of(number),
+        state_format=1 if commit.state_ids is None else 2,
+        operators=operators,
+    )
+
+
+def _body(found: StoreRows) -> dict[str, Any]:
+    return {
+        "operator": found.operator.id,
+        "name": found.operator.name,
+        "store": found.store,
+        "kind": found.kind,
+        "rows": list(found.rows),
+        "more": found.more,
+    }
+
+
+def _text(found: StoreRows) -> str:
+    kind = f" ({found.kind})" if found.kind else ""
+    lines = [f"operator {found.operator.id}, {found.operator.name}: {found.store}{kind}", table(found.rows) or "no row"]
+    if found.more:
+        lines.append("and more: --limit, --key")
+    return "\n".join(lines)

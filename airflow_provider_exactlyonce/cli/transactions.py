@@ -1,0 +1,218 @@
+"""``exactlyonce transactions list|describe|abort|hanging``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
+from airflow_provider_exactlyonce.cli.output import pairs, print_answer, table
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
+from airflow_provider_exactlyonce.ledger.records import pipeline_of
+from airflow_provider_exactlyonce.transactions.liveness import why_taken_for_alive
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.kafka.cluster_transactions import Hanging, Transaction, Transactions
+    from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+
+_LONGEST_TIME_OUT_SECONDS: Final = 900.0  # Kafka's default of transaction.max.timeout.ms
+
+
+def add_transactions_parser(subparsers: Any) -> None:
+    """Add ``transactions`` and its subcommands; each sets ``func(args) -> exit code``."""
+    parser = subparsers.add_parser(
+        "transactions",
+        help="what transactions are open on a cluster, whoever's, and an end of them",
+        description="Show the transactions of a Kafka cluster, what they hold back from readers of committed records, "
+        "and abort one.",
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    listing = _add(commands, "list", _list, "list the open transactions, oldest first")
+    listing.add_argument("--older-than", type=float, default=0.0, metavar="SECONDS", help="only these (default: all)")
+
+    describing = _add(commands, "describe", _describe, "show one transactional id, and how far readers get")
+    describing.add_argument("transactional_id", help="such as exactlyonce.PIPELINE")
+
+    hanging = _add(commands, "hanging", _hanging, "find transactions that no coordinator will end")
+    hanging.add_argument("--topic", action="append", help="look only here; repeatable (default: all topics)")
+    _add_silence(hanging)
+
+    aborting = _add(commands, "abort", _abort, "abort an open transaction, or one that hangs in a partition")
+    aborting.add_argument("transactional_id", nargs="?", help="the open one; its producer is fenced")
+    aborting.add_argument("--topic", help="of one that hangs")
+    aborting.add_argument("--partition", type=int, help="of one that hangs")
+    aborting.add_argument("--first-offset", type=int, help="of one that hangs, as `hanging` shows it")
+    _add_silence(aborting)
+    aborting.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _add(
+    commands: Any, name: str, function: Callable[[argparse.Namespace], int], description: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=description, description=description[0].upper() + description[1:] + "."
+    )
+    add_cluster_arguments(parser)
+    parser.set_defaults(func=function)
+    return parser
+
+
+def _add_silence(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--silent-for",
+        type=float,
+        default=_LONGEST_TIME_OUT_SECONDS,
+        metavar="SECONDS",
+        help="whose producer has not written for so long, more than a transaction may take (default: %(default).0f)",
+    )
+
+
+@contextmanager
+def _transactions(given: argparse.Namespace) -> Iterator[tuple[Transactions, dict[str, str]]]:
+    from airflow_provider_exactlyonce.kafka import reach
+    from airflow_provider_exactlyonce.kafka.cluster_transactions import Transactions
+    from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
+
+    config = reach.reached(given.bootstrap_servers)
+    try:
+        client = WireClient(config)
+    except UnansweredError as error:
+        raise reach.unreachable(config) from error
+    with client:
+        yield Transactions(client, config), config
+
+
+def _list(given: argparse.Namespace) -> int:
+    with _transactions(given) as (transactions, _):
+        found = [one for one in transactions.open() if (one.age_seconds() or 0.0) >= given.older_than]
+        held = _held(transactions, [place for one in found for place in one.partitions])
+    rows = [_facts(one, held) for one in found]
+    print_answer(given, {"transactions": rows}, table(rows) or "no transaction is open")
+    return 0
+
+
+def _describe(given: argparse.Namespace) -> int:
+    with _transactions(given) as (transactions, _):
+        found = _known(transactions, given.transactional_id)
+        partitions = [{**asdict(one), "held_back": one.offsets} for one in transactions.held(found.partitions)]
+    facts = _facts(found, {(one["topic"], one["partition"]): one["held_back"] for one in partitions})
+    text = pairs({name: value for name, value in facts.items() if name != "partitions"})
+    print_answer(given, {**facts, "partitions": partitions}, f"{text}\n{table(partitions)}".rstrip())
+    return 0
+
+
+def _hanging(given: argparse.Namespace) -> int:
+    with _transactions(given) as (transactions, _):
+        found = transactions.hanging(given.topic, silent_seconds=given.silent_for)
+        held = _held(transactions, [(one.topic, one.partition) for one in found])
+    rows = [_hanging_facts(one, held) for one in found]
+    none = f"no transaction hangs that is silent for {given.silent_for:.0f} s"
+    print_answer(given, {"hanging": rows}, table(rows) or none)
+    return 0
+
+
+def _abort(given: argparse.Namespace) -> int:
+    place = (given.topic, given.partition, given.first_offset)
+    if given.transactional_id is None and None in place:
+        raise RefusedError("pass a transactional id, or --topic, --partition and --first-offset of one that hangs")
+    if given.transactional_id is not None and place != (None, None, None):
+        raise RefusedError("pass a transactional id or a place, not both: an open transaction ends in all partitions")
+    with _transactions(given) as (transactions, config):
+        if given.transactional_id is None:
+            return _abort_hanging(given, transactions)
+        return _abort_open(given, transactions, config)
+
+
+def _abort_open(given: argparse.Namespace, transactions: Transactions, config: Mapping[str, str]) -> int:
+    found = _known(transactions, given.transactional_id)
+    if not found.is_open:
+        raise RefusedError(f"{found.transactional_id} has no open transaction: its state is {found.state}")
+    pipeline = pipeline_of(found.transactional_id)
+    if pipeline is not None:
+        alive = why_taken_for_alive(config, pipeline)
+        if alive is not None:
+            raise AlreadyRunningError(f"{found.transactional_id} is not aborted: {alive}. Stop the pipeline instead")
+    facts = _facts(found, _held(transactions, found.partitions))
+    if not _confirmed(given, facts, "Abort it, and fence its producer?"):
+        return _said(given, facts, aborted=False)
+    transactions.abort(found)
+    return _said(given, facts, aborted=True)
+
+
+def _abort_hanging(given: argparse.Namespace, transactions: Transactions) -> int:
+    found = [
+        one
+        for one in transactions.hanging([given.topic], silent_seconds=given.silent_for)
+        if (one.partition, one.first_offset) == (given.partition, given.first_offset)
+    ]
+    if not found:
+        raise RefusedError(
+            f"no transaction hangs in {given.topic}-{given.partition} from offset {given.first_offset} and is silent "
+            f"for {given.silent_for:.0f} s; `exactlyonce transactions hanging` shows those that are"
+        )
+    facts = _hanging_facts(found[0], _held(transactions, [(given.topic, given.partition)]))
+    if not _confirmed(given, facts, "Write the missing abort marker?"):
+        return _said(given, facts, aborted=False)
+    transactions.abort_hanging(found[0])
+    return _said(given, facts, aborted=True)
+
+
+def _known(transactions: Transactions, transactional_id: str) -> Transaction:
+    found = transactions.describe(transactional_id)
+    if found is None:
+        raise RefusedError(
+            f"no coordinator knows {transactional_id}: it was never used, or it expired "
+            "(transactional.id.expiration.ms)"
+        )
+    return found if found.is_open else replace(found, partitions=())
+
+
+def _held(transactions: Transactions, places: Sequence[Place]) -> dict[Place, int]:
+    return {(one.topic, one.partition): one.offsets for one in transactions.held(places)}
+
+
+def _facts(one: Transaction, held: Mapping[Place, int]) -> dict[str, Any]:
+    age_seconds = one.age_seconds() if one.is_open else None
+    return {
+        "transactional_id": one.transactional_id,
+        "state": one.state,
+        "age_seconds": None if age_seconds is None else round(age_seconds, 1),
+        "timeout_seconds": one.timeout_milliseconds / 1000,
+        "producer_id": one.producer_id,
+        "epoch": one.epoch,
+        "coordinator": one.coordinator,
+        "partitions": [f"{topic}-{partition}" for topic, partition in one.partitions],
+        "held_back": sum(held[place] for place in one.partitions),
+    }
+
+
+def _hanging_facts(one: Hanging, held: Mapping[Place, int]) -> dict[str, Any]:
+    return {
+        "topic": one.topic,
+        "partition": one.partition,
+        "first_offset": one.first_offset,
+        "producer_id": one.producer_id,
+        "epoch": one.epoch,
+        "last_written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(one.written_milliseconds / 1000)),
+        "held_back": held[one.topic, one.partition],
+    }
+
+
+def _confirmed(given: argparse.Namespace, facts: Mapping[str, Any], question: str) -> bool:
+    if given.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise RefusedError("nobody can be asked here; pass --yes to abort without a question")
+    print(f"{pairs(facts)}\n{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _said(given: argparse.Namespace, facts: Mapping[str, Any], *, aborted: bool) -> int:
+    print_answer(given, {"aborted": aborted, **facts}, "aborted" if aborted else "left as it is")
+    return 0

@@ -1,0 +1,264 @@
+"""Whether the current checkpoint is whole, is the lineage's own, and fits the ledger."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError, parse_offsets
+from airflow_provider_exactlyonce.checkpoint.restart import Ground
+from airflow_provider_exactlyonce.control.status import DriverState, Status
+from airflow_provider_exactlyonce.doctor.facts import CheckpointFacts, Facts
+from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
+from airflow_provider_exactlyonce.exceptions import BatchTimedOutError, RefusedError
+from airflow_provider_exactlyonce.streaming.commit.start_checks import (
+    check_not_ahead,
+    replay_is_needed,
+)
+
+_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+
+
+def is_whole(facts: Facts) -> Iterator[Finding]:
+    """Check the checkpoint's files, as a start does."""
+    found = facts.checkpoint
+    misfit = facts.misfit(found.lineage) if found is not None and facts.reachable else None
+    if found is None or (misfit is not None and misfit.is_of_lineage):
+        return  # it isn't the one that the pipeline goes on from
+    path = found.checkpoint.path
+    if found.foreign is not None:
+        yield Finding(
+            "foreign-checkpoint",
+            found.foreign,
+            f"move it away and put the lineage's own back from a copy, or: exactlyonce restore {facts.pipeline}",
+        )
+        return
+    if found.query_id_lost:
+        yield Finding(
+            "query-id-lost",
+            f"{path}/metadata is missing or torn; the home knows what it said",
+            "nothing: the next start writes it again",
+            Remedy.REMAKE,
+        )
+    restart = found.restart
+    if restart is None or restart.ground is Ground.CHECKPOINT:
+        return
+    if restart.ground is Ground.NOTHING:
+        yield Finding(
+            "state-lost",
+            f"no batch of {path} is whole, and there is no whole savepoint: {restart.damage}",
+            "put the home back from a copy; or start once with --allow-empty-state, which begins with empty state "
+            "after the last commit",
+        )
+    elif restart.savepoint is not None and not path.exists():
+        yield Finding(
+            "checkpoint-gone",
+            f"{path} is not there: somebody has removed it, or the job says on_cancellation=delete; savepoint "
+            f"{restart.savepoint.id} is whole",
+            "start the pipeline: it restores that savepoint, and what was committed since is not written again",
+            Remedy.RESTORE,
+        )
+    elif restart.savepoint is not None:
+        yield Finding(
+            "torn-files",
+            f"{path}: {restart.damage}; the newest that is whole is savepoint {restart.savepoint.id}",
+            f"exactlyonce restore {facts.pipeline} --savepoint {restart.savepoint.id}; the next start does so too",
+            Remedy.RESTORE,
+        )
+    else:
+        yield Finding(
+            "torn-files",
+            f"{path}: {restart.damage}; batch {restart.batch} is whole",
+            "start the pipeline: it goes on from that batch, and what was committed since is not written again",
+            Remedy.REMAKE,
+        )
+
+
+def fits_ledger(facts: Facts) -> Iterator[Finding]:
+    """Compare checkpoint and ledger; of a pipeline that runs, its driver has."""
+    found, tail = facts.checkpoint, facts.tail
+    if found is None or tail is None or tail.claim is None or facts.runs or not _belongs(facts):
+        return
+    if found.restart is None or found.restart.ground is not Ground.CHECKPOINT:
+        return  # what is torn comes first
+    checkpoint, lineage = found.checkpoint, found.lineage
+    try:
+        check_not_ahead(checkpoint, lineage, tail)
+    except RefusedError as error:
+        yield Finding(
+            "checkpoint-ahead-of-ledger",
+            str(error),
+            "find the ledger's cluster, or put home and ledger back from one backup; never start it like this",
+        )
+        return
+    record, batch = facts.history.done if facts.history else None, found.restart.batch
+    offsets = _offsets(checkpoint, batch) if batch is not None else None
+    if record is not None and offsets is not None and not offsets.same_sources(parse_offsets(record.offsets)):
+        yield Finding(
+            "offsets-differ-from-ledger",
+            f"{checkpoint.path}/offsets/{batch} ends at {offsets.kafka_ends()}, and commit {record.commit} in the "
+            f"ledger at {parse_offsets(record.offsets).kafka_ends()}: the state is of other data than the output, or "
+            "the files are of another pipeline",
+            f"exactlyonce restore {facts.pipeline}",
+            _restore(facts),
+        )
+        return
+    yield from _behind(facts, found)
+
+
+def _belongs(facts: Facts) -> bool:
+    return facts.home is not None and facts.misfit(facts.home.lineage) is None
+
+
+def _behind(facts: Facts, found: CheckpointFacts) -> Iterator[Finding]:
+    tail = facts.tail
+    if tail is None:
+        return
+    checkpoint, lineage = found.checkpoint, found.lineage
+    restored = tail.commit is not None and tail.commit.lineage != lineage.id
+    newest = checkpoint.newest_commit()
+    done = lineage.commit_of(-1 if newest is None else newest)
+    try:
+        needs_replay = replay_is_needed(checkpoint, lineage, tail)
+    except RefusedError as error:
+        can = newest is not None
+        yield Finding(
+            "checkpoint-behind-ledger",
+            str(error),
+            f"exactlyonce restore {facts.pipeline}",
+            (Remedy.REMAKE if can else _restore(facts)),
+        )
+        return
+    if done < facts.newest and (gone := _missing(facts, done)) is not None:
+        yield Finding(
+            "replay-impossible",
+            f"the checkpoint of lineage {lineage.id} is at commit {done} and the ledger at {facts.newest}: the next "
+            f"start has to run commits {done + 1} to {facts.newest} again, and {gone}",
+            "put a newer checkpoint back from a copy of the home, or restore a newer savepoint: exactlyonce restore "
+            f"{facts.pipeline}",
+        )
+    elif needs_replay and not restored:
+        yield Finding(
+            "checkpoint-behind-ledger",
+            f"{checkpoint.path} is at commit {done}, and the ledger is at {facts.newest}: files were lost, or an older "
+            "copy was put back",
+            f"start the pipeline: it runs commits {done + 1} to {facts.newest} again without writing",
+            Remedy.REMAKE,
+        )
+    elif done == facts.newest - 1 and not restored:
+        yield Finding(
+            "batch-not-recorded-by-spark",
+            f"batch {lineage.batch_of(facts.newest)} is commit {facts.newest} in the ledger, and Spark had not noted "
+            "it when the driver ended",
+            "nothing: the next start builds its state again and writes nothing",
+        )
+    if done == facts.newest:
+        yield from _planned(facts, found)
+
+
+def _restore(facts: Facts) -> Remedy | None:
+    return Remedy.RESTORE if facts.savepoints is not None and facts.savepoints.whole else None
+
+
+def _missing(facts: Facts, done: int) -> str | None:
+    """Return what a replay of everything after a commit would lack."""
+    history = facts.history
+    if history is None or done not in history.stretches:
+        return None
+    if done in history.incomplete:
+        return f"commit {history.incomplete[done]} is not in the ledger any more"
+    gone = facts.missing_input(history.stretches[done])
+    if gone is None:
+        return None
+    return f"{gone.topic}-{gone.partition}, offsets {gone.start} to {gone.end - 1}, of commit {gone.commit}, is gone"
+
+
+def _planned(facts: Facts, found: CheckpointFacts) -> Iterator[Finding]:
+    """Judge what is planned and not committed: as a rule the batch that a stop has left to the next start."""
+    checkpoint, lineage = found.checkpoint, found.lineage
+    committed = lineage.batch_of(facts.newest)
+    planned = [batch for batch in checkpoint.batches("offsets") if batch > committed]
+    if not planned:
+        return
+    first, file = planned[0], checkpoint.path / "offsets" / str(planned[0])
+    told = facts.driver.status if facts.driver else None
+    status = told if told is not None and told.lineage == lineage.id else None
+    error = status.error if status is not None else None
+    before, offsets = _offsets(checkpoint, committed), _offsets(checkpoint, first)
+    if offsets is None or planned[1:] or first != committed + 1:
+        what = (
+            f"{checkpoint.path}/offsets has {', '.join(map(str, planned))} after the newest commit, batch {committed}"
+        )
+        torn = "; it is torn" if offsets is None else ""
+        yield _leftover(f"{what}{torn}: the batch was never begun")
+    elif before is not None and before.conf.get(_PARTITIONS) != offsets.conf.get(_PARTITIONS):
+        yield Finding(
+            "unfinished-repartition",
+            f"{file} has {offsets.conf.get(_PARTITIONS)} state partitions and the batch before it "
+            f"{before.conf.get(_PARTITIONS)}: a repartitioning was begun and not finished, and Spark refuses to start",
+            f"drop it with --fix, then: exactlyonce rescale {facts.pipeline} --state-partitions N",
+            Remedy.REMAKE,
+        )
+    elif before is not None and (why := _does_not_follow(before, offsets)):
+        yield _leftover(f"{file} does not follow the batch before it: {why}")
+    elif error is not None and error.kind == BatchTimedOutError.__name__:
+        yield Finding(
+            "batch-too-long",
+            f"{file}: {error.message}",
+            "raise the sink's transaction_timeout_seconds, or lower max_offsets_per_trigger and let --fix cut the "
+            "batch in half",
+            Remedy.CUT,
+        )
+    elif status is not None and _failed_at_once(facts, status) and file.stat().st_mtime * 1000 >= _claimed(facts):
+        yield _leftover(f"{file} is of run {status.run}, which failed before it committed anything")
+
+
+def _leftover(what: str) -> Finding:
+    return Finding(
+        "leftover-offsets", what, "drop it with --fix: Spark plans the batch anew at the next start", Remedy.REMAKE
+    )
+
+
+def _failed_at_once(facts: Facts, status: Status) -> bool:
+    claim = facts.tail.claim if facts.tail else None
+    return (
+        status.state is DriverState.FAILED
+        and status.commits_of_run == 0
+        and claim is not None
+        and status.token == claim.token
+    )
+
+
+def _claimed(facts: Facts) -> int:
+    claim = facts.tail.claim if facts.tail else None
+    return claim.claimed if claim else 0
+
+
+def _offsets(checkpoint: Checkpoint, batch: int) -> BatchOffsets | None:
+    try:
+        return checkpoint.offsets(batch)
+    except TornFileError:
+        return None
+
+
+def _does_not_follow(before: BatchOffsets, offsets: BatchOffsets) -> str | None:
+    """Return why a plan can't come after a batch of the same job."""
+    for name in before.conf.keys() & offsets.conf.keys():  # Spark takes them over from batch to batch
+        if before.conf[name] != offsets.conf[name]:
+            return f"it has {name}={offsets.conf[name]}, and that one {before.conf[name]}"
+    if len(before.sources) != len(offsets.sources):
+        return f"it has {len(offsets.sources)} sources, and that one {len(before.sources)}"
+    for old, new in zip(before.sources, offsets.sources, strict=True):
+        if old is None or new is None:
+            continue
+        was, now = json.loads(old), json.loads(new)
+        for topic, partitions in was.items():
+            if not isinstance(partitions, dict):
+                continue
+            if topic not in now:
+                return f"it lacks topic {topic}"
+            for partition, end in partitions.items():
+                if now[topic].get(partition, -1) < end:
+                    return f"{topic}-{partition} ends at {now[topic].get(partition)}, and before it at {end}"
+    return None

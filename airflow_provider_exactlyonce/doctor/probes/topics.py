@@ -1,0 +1,163 @@
+"""Looks at the topics of a pipeline: whether a start would accept them, and how long their records stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.checkpoint import job as jobs
+from airflow_provider_exactlyonce.doctor.facts import Facts, TopicsFacts
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
+from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+    from airflow_provider_exactlyonce.kafka.wire import WireClient
+
+#: After an offset that holds a transaction's marker, so many further ones are looked at for a record.
+_SPAN: Final = 100
+
+
+def names(facts: Facts) -> tuple[list[str], list[str]]:
+    """Return the topics that the pipeline reads, and those that it writes, as far as its records tell."""
+    tail = facts.tail
+    sources: set[str] = set()
+    sinks: set[str] = set()
+    if tail is not None and tail.commit is not None:
+        sources |= tail.commit.source.keys()
+        sinks |= tail.commit.sink.keys() | tail.commit.sink_topic_ids.keys()
+    lineage = facts.home.lineage if facts.home else None
+    if facts.home is not None and lineage is not None and tail is not None and tail.claim is not None:
+        job = jobs.read(facts.home.home, lineage.id, tail.claim.version)
+        if job is not None:
+            sources |= job.sources.keys()
+            sinks |= set(job.sinks)
+    return sorted(sources), sorted(sinks)
+
+
+def look(facts: Facts, client: WireClient) -> TopicsFacts:
+    """Look at the topics as a start would, and at what is left of their records."""
+    from airflow_provider_exactlyonce.audit import topics
+    from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
+
+    sources, sinks = names(facts)
+    found = TopicsFacts(cluster=_cluster(facts, client))
+    problems: dict[str, tuple[str, str]] = {}
+    topic_ids: dict[str, str] = {}
+    uses: dict[str, dict[str, Any]] = {name: {"sources": [name]} for name in sources}
+    uses |= {name: {"sinks": [name]} for name in sinks}
+    if facts.tail is not None:
+        uses[ledger_topic(facts.pipeline)] = {"ledger": ledger_topic(facts.pipeline)}
+    for name, use in uses.items():
+        _judge(facts, client, name, use, problems, topic_ids)
+    found.problems = problems
+    try:
+        check_topic_ids(topic_ids, facts.tail)
+    except RefusedError as error:
+        found.recreated = str(error)
+    there = [name for name in sources if problems.get(name, ("", ""))[0] not in ("topic-missing", "topic-unavailable")]
+    offsets = StableOffsets(facts.config)
+    found.earliest = {
+        name: {partition: start for (_, partition), start in offsets.starts(offsets.partitions([name])).items()}
+        for name in there
+    }
+    found.ends = offsets.ends((topic, partition) for topic, of in found.earliest.items() for partition in of)
+    found.settings = topics.describe(facts.config, there)
+    bounded = [name for name, settings in found.settings.items() if settings.retention_bytes >= 0]
+    found.sizes = _sizes(client, {name: list(found.earliest[name]) for name in bounded})
+    found.written = _written(facts, found)
+    return found
+
+
+def _sizes(client: WireClient, partitions: Mapping[str, list[int]]) -> dict[Place, int]:
+    """Ask for the bytes of partitions; nothing is known without the right to describe the cluster."""
+    import kafka.errors
+
+    sizes: dict[Place, int] = {}
+    try:
+        described = client.admin.describe_log_dirs(dict(partitions)) if partitions else []
+    except kafka.errors.KafkaError:
+        return sizes
+    for broker in described:
+        for directory in broker["log_dirs"]:
+            for topic in directory["topics"]:
+                for one in topic["partitions"]:
+                    place = (str(topic["name"]), int(one["partition_index"]))
+                    sizes[place] = max(sizes.get(place, 0), int(one["partition_size"]))
+    return sizes
+
+
+def _judge(
+    facts: Facts,
+    client: WireClient,
+    name: str,
+    uses: Mapping[str, Any],
+    problems: dict[str, tuple[str, str]],
+    topic_ids: dict[str, str],
+) -> None:
+    """Let the check of a start judge one topic."""
+    from airflow_provider_exactlyonce.kafka import preflight
+
+    try:
+        told = preflight.check_topics(client, **uses, user=facts.config.get("sasl.username"), patience_seconds=0)
+    except SettingRefusedError as error:
+        problems[name] = ("unsafe-setting", str(error))
+    except RefusedError as error:
+        problems[name] = ("topic-missing" if client.metadata(name) is None else "topic-unavailable", str(error))
+    except ExactlyOnceError as error:
+        problems[name] = ("topic-unavailable", str(error))
+    else:
+        topic_ids.update({topic.name: topic.topic_id for topic in told.values()})
+
+
+def _cluster(facts: Facts, client: WireClient) -> str | None:
+    from airflow_provider_exactlyonce.kafka import preflight
+    from airflow_provider_exactlyonce.kafka.cluster_transactions import Transactions
+
+    name = transactional_id(facts.pipeline)
+    known = Transactions(client, facts.config).describe(name)
+    try:
+        preflight.check_cluster(
+            client,
+            transactional_id=name,
+            transaction_timeout_milliseconds=known.timeout_milliseconds if known else 0,
+            user=facts.config.get("sasl.username"),
+            patience_seconds=0,
+        )
+    except ExactlyOnceError as error:
+        return str(error)
+    return None
+
+
+def _written(facts: Facts, found: TopicsFacts) -> dict[tuple[str, int, int], int]:
+    """Read when the records were written from which somebody may have to read again."""
+    from airflow_provider_exactlyonce.audit.committed_reader import ReadableRecords
+    from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
+
+    ends = StableOffsets(facts.config).last_stable(found.ends)
+    written: dict[tuple[str, int, int], int] = {}
+    with ReadableRecords(facts.config) as readable:
+        for wanted in _wanted(facts):
+            spans = {
+                (topic, partition): (offset, min(ends[topic, partition], offset + _SPAN))
+                for topic, of in wanted.items()
+                for partition, offset in of.items()
+                if (topic, partition) in ends and offset >= found.earliest[topic][partition]
+            }
+            for message in readable.read({place: span for place, span in spans.items() if span[0] < span[1]}):
+                place = str(message.topic()), int(message.partition() or 0)
+                written.setdefault((*place, spans[place][0]), int(message.timestamp()[1]))
+    return written
+
+
+def _wanted(facts: Facts) -> list[dict[str, dict[int, int]]]:
+    """Return from where somebody may have to read: after the newest commit, and after each savepoint's."""
+    wanted = [
+        {topic: {partition: start for partition, (start, _) in of.items()} for topic, of in stretch.starts.items()}
+        for stretch in (facts.history.stretches.values() if facts.history else [])
+    ]
+    commit = facts.tail.commit if facts.tail else None
+    if commit is not None:
+        wanted.append({topic: {p: end for p, (_, end) in of.items()} for topic, of in commit.source.items()})
+    return wanted

@@ -1,0 +1,53 @@
+"""Looks at the transactions that hold back a pipeline's readers, or the pipeline itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_exactlyonce.doctor.facts import Facts, TransactionFacts
+from airflow_provider_exactlyonce.doctor.probes import topics as look_at_topics
+from airflow_provider_exactlyonce.ledger.records import ledger_topic, pipeline_of, transactional_id
+from airflow_provider_exactlyonce.transactions.liveness import why_taken_for_alive
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.kafka.wire import WireClient
+
+#: One that is open and unknown to its coordinator for less may just be ending.
+_SILENT_SECONDS: Final = 60.0
+
+
+def look(facts: Facts, client: WireClient) -> TransactionFacts:
+    """Look at the pipeline's own transactional id, and at what is open on its topics."""
+    from airflow_provider_exactlyonce.kafka.cluster_transactions import Transactions
+
+    transactions = Transactions(client, facts.config)
+    name = transactional_id(facts.pipeline)
+    problems = facts.topics.problems if facts.topics else {}
+    sources, sinks = look_at_topics.names(facts)
+    topics = {
+        topic
+        for topic in {*sources, *sinks, *({ledger_topic(facts.pipeline)} if facts.tail else ())}
+        if problems.get(topic, ("", ""))[0] not in ("topic-missing", "topic-unavailable")
+    }
+    others = [
+        one
+        for one in transactions.open()
+        if one.transactional_id != name and any(topic in topics for topic, _ in one.partitions)
+    ]
+    own = transactions.describe(name)
+    hanging = transactions.hanging(topics, silent_seconds=_SILENT_SECONDS) if topics else []
+    open_ones = [one for one in (own, *others) if one is not None and one.is_open]
+    places = [place for one in open_ones for place in one.partitions] + [(one.topic, one.partition) for one in hanging]
+    alive = {}
+    for one in open_ones:
+        pipeline = pipeline_of(one.transactional_id)
+        why = why_taken_for_alive(facts.config, pipeline) if pipeline else None
+        if why is not None:
+            alive[one.transactional_id] = why
+    return TransactionFacts(
+        own=own,
+        others=others,
+        hanging=hanging,
+        held={(one.topic, one.partition): one.offsets for one in transactions.held(places)},
+        alive=alive,
+    )

@@ -1,0 +1,210 @@
+"""What ``--fix`` does: only what can neither lose nor repeat a record, on a copy, and it says what it did."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_exactlyonce.checkpoint import lineages, request
+from airflow_provider_exactlyonce.checkpoint.rebuild import keep_copy, remake, set_aside
+from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.control import home as homes
+from airflow_provider_exactlyonce.control import json_store
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.doctor.facts import Facts
+from airflow_provider_exactlyonce.doctor.findings import MAKING, WHILE_RUNNING, Finding, Remedy
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.ledger import topic as ledger_topics
+from airflow_provider_exactlyonce.ledger.records import transactional_id
+from airflow_provider_exactlyonce.transactions.liveness import why_taken_for_alive
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.kafka.cluster_transactions import Transactions
+
+_NEED_KAFKA: Final = MAKING | {Remedy.LEDGER_SETTINGS, Remedy.ABORT, Remedy.ABORT_HANGING, Remedy.SAVE}
+
+
+def mend(facts: Facts, finding: Finding) -> str:
+    """Do what can be done about a finding; returns what was done, in a sentence.
+
+    :raises ExactlyOnceError: when it can't be; nothing has become worse
+    """
+    remedy = finding.remedy
+    if remedy is None or facts.home is None:
+        raise RefusedError(f"{finding.name}: nothing is safe to do")
+    if remedy not in WHILE_RUNNING:
+        _check_stopped(facts, facts.home.home)
+    if remedy in _NEED_KAFKA and not facts.reachable:
+        raise ExactlyOnceError("Kafka does not answer, and what the ledger has decides what is safe")
+    if remedy in MAKING:
+        _check_belongs(facts)
+        _with_transactions(facts, lambda transactions: _check_decided(facts, transactions))
+    return _REMEDIES[remedy](facts, facts.home.home, finding)
+
+
+def _check_stopped(facts: Facts, home: Home) -> None:
+    """Check that no driver holds the pipeline; one that has come since the look is seen too."""
+    seen, held = facts.driver, leases.read(home.lease)
+    if held is None:
+        return
+    unchanged = seen is not None and held == seen.lease
+    life = seen.life if seen is not None and unchanged else leases.settle(home.lease)[1]
+    if life is Life.ALIVE or (life is Life.SILENT and held.machine == leases.this_machine()):
+        raise AlreadyRunningError(f"pid {held.pid} on {held.host} holds the pipeline: stop it first, then --fix")
+
+
+def _check_belongs(facts: Facts) -> None:
+    lineage = facts.home.lineage if facts.home else None
+    misfit = facts.misfit(lineage) if lineage is not None else None
+    if misfit is not None and not misfit.is_of_lineage:
+        raise RefusedError(f"home and ledger do not belong together: {misfit.message}")
+
+
+def _check_decided(facts: Facts, transactions: Transactions) -> str:
+    """Check that no commit of the pipeline is on its way: the ledger that was read is all there is."""
+    own = transactions.describe(transactional_id(facts.pipeline))
+    if own is not None and own.is_open:
+        raise RefusedError(f"{own.transactional_id} is {own.state}: ask again once it is ended")
+    return ""
+
+
+def _ledger_settings(facts: Facts, home: Home, finding: Finding) -> str:
+    return f"set {', '.join(ledger_topics.mend(facts.config, facts.pipeline))} of the ledger's topic"
+
+
+def _abort(facts: Facts, home: Home, finding: Finding) -> str:
+    def abort(transactions: Transactions) -> str:
+        own = facts.transactions.own if facts.transactions else None
+        alive = why_taken_for_alive(facts.config, facts.pipeline)
+        if own is None or alive is not None:
+            raise AlreadyRunningError(f"the transaction is not aborted: {alive}")
+        transactions.abort(own)
+        return f"aborted the open transaction of {own.transactional_id}"
+
+    return _with_transactions(facts, abort)
+
+
+def _abort_hanging(facts: Facts, home: Home, finding: Finding) -> str:
+    def abort(transactions: Transactions) -> str:
+        for one in facts.transactions.hanging if facts.transactions else ():
+            if f"{one.topic}-{one.partition} {one.first_offset}" == finding.subject:
+                transactions.abort_hanging(one)
+        return f"wrote the abort marker that was missing in {finding.subject.replace(' ', ' from offset ')} on"
+
+    return _with_transactions(facts, abort)
+
+
+def _with_transactions(facts: Facts, use: Callable[[Transactions], str]) -> str:
+    from airflow_provider_exactlyonce.kafka.cluster_transactions import Transactions
+    from airflow_provider_exactlyonce.kafka.wire import WireClient
+
+    with WireClient(dict(facts.config)) as client:
+        return use(Transactions(client, facts.config))
+
+
+def _release(facts: Facts, home: Home, finding: Finding) -> str:
+    seen = facts.driver.lease if facts.driver else None
+    held, life = leases.settle(home.lease)
+    if held is None or seen is None or held.token != seen.token or life is Life.ALIVE:
+        raise AlreadyRunningError("another driver has taken the lease meanwhile, or its holder has come back")
+    leases.release(home.lease, held)
+    return f"removed the lease of run {held.run}, pid {held.pid} on {held.host}"
+
+
+def _identity(facts: Facts, home: Home, finding: Finding) -> str:
+    claim = facts.tail.claim if facts.tail else None
+    if claim is None:
+        raise RefusedError("the ledger has no claim that tells the home's identity")
+    kept = keep_copy(home, home.path / "home.json")
+    body = {"schema": homes.SCHEMA, "id": claim.home, "pipeline": facts.pipeline}
+    json_store.write(home.path / "home.json", body)
+    torn = f"; the torn one is kept as {kept}" if kept else ""
+    return f"wrote home.json again, with the identity that run {claim.run} claimed{torn}"
+
+
+def _holding(facts: Facts, home: Home) -> AbstractContextManager[leases.Hold]:
+    left = leases.check_stopped(home.lease, facts.pipeline)
+    return leases.holding(home.lease, facts.pipeline, f"doctor-{uuid.uuid4()}", left)
+
+
+def _point(facts: Facts, home: Home, finding: Finding) -> str:
+    target = facts.named_lineage()
+    if target is None:
+        raise RefusedError("the lineage that the ledger names is not in the home")
+    before = facts.home.lineage.id if facts.home and facts.home.lineage else "none that is whole"
+    with _holding(facts, home) as hold, hold.sure():
+        home.use(target.id)
+    return f"pointed current to lineage {target.id}; before it was {before}"
+
+
+def _clean_up(facts: Facts, home: Home, finding: Finding) -> str:
+    with _holding(facts, home) as hold:
+        gone = [*Savepoints(home.savepoints).remove_leftovers(), *map(str, lineages.unfinished(home.lineages))]
+        lineages.remove_unfinished(home.lineages, hold)
+    return f"removed {', '.join(gone) or 'nothing: it is gone'}"
+
+
+def _set_aside(facts: Facts, home: Home, finding: Finding) -> str:
+    with _holding(facts, home):
+        kept = set_aside(home, home.savepoints / finding.subject)
+    return f"moved savepoint {finding.subject} to {kept}"
+
+
+def _restore(facts: Facts, home: Home, finding: Finding) -> str:
+    whole = [one for one in facts.savepoints.whole if one.pipeline == facts.pipeline] if facts.savepoints else []
+    if not whole:
+        raise RefusedError("there is no whole savepoint")
+    before = facts.home.lineage if facts.home else None
+    restored = restore(home, facts.pipeline, facts.config, RestoreRequest(savepoint=whole[-1].id))
+    kept = f"; lineage {before.id} stays in {home.lineages / before.id}" if before and _is_there(home, before) else ""
+    return f"restored savepoint {whole[-1].id} of commit {whole[-1].commit}: lineage {restored.lineage.id}{kept}"
+
+
+def _is_there(home: Home, lineage: Lineage | None) -> bool:
+    return lineage is not None and (home.lineages / lineage.id).is_dir()
+
+
+def _remake(facts: Facts, home: Home, finding: Finding) -> str:
+    return _made(facts, home, cut=False)
+
+
+def _cut(facts: Facts, home: Home, finding: Finding) -> str:
+    return f"{_made(facts, home, cut=True)}; its next batch has half of the records"
+
+
+def _made(facts: Facts, home: Home, *, cut: bool) -> str:
+    before = facts.home.lineage if facts.home else None
+    made = remake(home, facts.pipeline, facts.config, cut=cut)
+    stays = "was never started, and is removed"
+    if before is not None and _is_there(home, before):
+        stays = f"stays in {home.lineages / before.id}"
+    return (
+        f"made lineage {made.id} of batch {made.base_batch} (commit {made.base_commit}), which is whole; what it was "
+        f"made of {stays}"
+    )
+
+
+def _save(facts: Facts, home: Home, finding: Finding) -> str:
+    taken = request.take(home, facts.pipeline, facts.config, label="taken by the doctor")
+    return f"took savepoint {taken.id} of commit {taken.commit}"
+
+
+_REMEDIES: Final[Mapping[Remedy, Callable[[Facts, Home, Finding], str]]] = {
+    Remedy.LEDGER_SETTINGS: _ledger_settings,
+    Remedy.ABORT: _abort,
+    Remedy.ABORT_HANGING: _abort_hanging,
+    Remedy.RELEASE: _release,
+    Remedy.IDENTITY: _identity,
+    Remedy.POINT: _point,
+    Remedy.CLEAN_UP: _clean_up,
+    Remedy.SET_ASIDE: _set_aside,
+    Remedy.RESTORE: _restore,
+    Remedy.REMAKE: _remake,
+    Remedy.CUT: _cut,
+    Remedy.SAVE: _save,
+}

@@ -1,0 +1,130 @@
+"""Finds, in the analysed plan, what may give other rows when a batch is run again, before a replay relies on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import elements, text, tree
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: Expressions that Spark calls deterministic and whose value depends on the order of the rows.
+_BY_ORDER: Final = frozenset(
+    {
+        "CollectList",
+        "CollectSet",
+        "First",
+        "Last",
+        "AnyValue",
+        "ListAgg",
+        "MaxBy",
+        "MinBy",
+        "Mode",
+        "ApproximatePercentile",
+        "PivotFirst",
+        "HistogramNumeric",
+    }
+)
+#: Aggregates that round differently in another order when their input is a float.
+_SUMS: Final = frozenset(
+    {
+        "Sum",
+        "Average",
+        "TrySum",
+        "TryAverage",
+        "Corr",
+        "CovPopulation",
+        "CovSample",
+        "Kurtosis",
+        "Skewness",
+        "StddevPop",
+        "StddevSamp",
+        "VariancePop",
+        "VarianceSamp",
+    }
+)
+_SUB_QUERIES: Final = frozenset({"ScalarSubquery", "Exists", "ListQuery", "LateralSubquery"})
+_FLOATS: Final = frozenset({"float", "double"})
+_DEDUPLICATIONS: Final = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
+#: Plan nodes that read something that changes with time.
+_LOOK_UPS: Final = frozenset({"LogicalRelation", "DataSourceV2Relation", "HiveTableRelation"})
+
+
+def find(frame: DataFrame) -> list[str]:
+    """Return what may give other rows, each described with its expression; empty when nothing is known to.
+
+    Processing time (``current_timestamp``) is not among it: a replay runs at the recorded time. User functions are
+    taken at their word: a function that is not marked as nondeterministic is trusted.
+
+    :param frame: the stream that goes to the sink
+    """
+    analyzed = frame._jdf.queryExecution().analyzed()
+    found: dict[str, None] = dict.fromkeys(_rows_kept_by_chance(analyzed, _ids(analyzed.output())))
+    for plan in tree(analyzed):
+        name = plan.getClass().getSimpleName()
+        if name in _LOOK_UPS and not plan.isStreaming():
+            found[f"{name} reads outside of the stream: {text(plan)}"] = None
+        for expression in elements(plan.expressions()):
+            for one in tree(expression):
+                reason = _reason(one)
+                if reason is not None:
+                    found[f"{reason}: {text(one)}{_place(plan, expression)}"] = None
+    return list(found)
+
+
+def _place(plan: Any, expression: Any) -> str:
+    """Return which column an expression is part of, or else which condition, and where the job says so, if known."""
+    if expression.getClass().getSimpleName() == "Alias":
+        place = f", in column {expression.name()}"
+    elif expression.dataType().typeName() == "boolean":
+        place = f", in a condition of {plan.getClass().getSimpleName()}"
+    else:
+        place = ""
+    sites = [site for one in tree(expression) if (site := one.origin().pysparkErrorContext()).isDefined()]
+    return f"{place} ({str(sites[0].get()._2()).splitlines()[0]})" if sites else place
+
+
+def _rows_kept_by_chance(plan: Any, needed: Set[int]) -> Iterator[str]:
+    """Yield each ``dropDuplicates`` by some of the columns of which others are used: they are those of any row.
+
+    :param needed: ids of the plan's columns that are used above it
+    """
+    name = plan.getClass().getSimpleName()
+    if name in _DEDUPLICATIONS:
+        keys = _ids(plan.keys())
+        others = [str(one.name()) for one in elements(plan.output()) if one.exprId().id() in needed - keys]
+        if others:
+            yield f"{name} keeps any row of a key, and these of its columns are used: {', '.join(others)}"
+    if name in ("Project", "Aggregate"):
+        columns = plan.projectList() if name == "Project" else plan.aggregateExpressions()
+        used = [column for column in elements(columns) if column.exprId().id() in needed]
+        used += elements(plan.groupingExpressions()) if name == "Aggregate" else ()
+        below = {number for column in used for number in _ids(column.references().toSeq())}
+    else:
+        below = {*needed, *_ids(plan.references().toSeq())}
+    for child in elements(plan.children()):
+        if name == "Union":  # it has columns of its own, in the same order
+            pairs = zip(elements(child.output()), elements(plan.output()), strict=True)
+            below = {theirs.exprId().id() for theirs, ours in pairs if ours.exprId().id() in needed}
+        yield from _rows_kept_by_chance(child, below)
+
+
+def _ids(attributes: Any) -> set[int]:
+    return {attribute.exprId().id() for attribute in elements(attributes)}
+
+
+def _reason(expression: Any) -> str | None:
+    name = expression.getClass().getSimpleName()
+    if name in _BY_ORDER:
+        return f"{name} depends on the order of the rows"
+    if (name in _SUMS or name.startswith("Regr")) and any(
+        one.dataType().typeName() in _FLOATS for one in elements(expression.children())
+    ):
+        return f"{name} of floats depends on the order of the rows"
+    if name in _SUB_QUERIES:
+        return "a sub-query reads outside of the stream"
+    if not expression.deterministic() and all(one.deterministic() for one in elements(expression.children())):
+        return f"{name} is not deterministic"
+    return None

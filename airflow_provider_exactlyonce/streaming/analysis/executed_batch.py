@@ -1,0 +1,235 @@
+"""The one adapter for what Spark knows of the batch that it has just run: late rows by operator, and records read.
+
+Spark reports both after a batch; a commit needs them before. They are read from the metrics of the batch's own
+executed plan, which are complete when its job has ended. Metrics of a plan that is run again go on counting, so an
+attempt is the difference to where they stood when it began.
+
+An aggregation drops what is late behind its first, partial step, and Spark counts the groups that were left of the
+rows. Where it counts any, the rows are counted too: the part of the plan below that step is run again, without the
+operator.
+
+Everything here is private to Spark 4.2. ``tests/integration/streaming/test_executed_batch.py`` is its contract: if that
+fails with another Spark, mend this module.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.ledger.records import LateRows
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import tree
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_LATE: Final = "numRowsDroppedByWatermark"
+_STATE: Final = "numTotalStateRows"
+_READ: Final = "numOutputRows"
+_KAFKA_STREAM: Final = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
+_SCAN: Final = "MicroBatchScanExec"
+_AGGREGATE: Final = "AggregateExec"
+_JOIN: Final = "StreamingSymmetricHashJoinExec"
+#: What Spark puts between an operator with state and the plan that it was written over.
+_BETWEEN: Final = frozenset(
+    {
+        "InputAdapter",
+        "MergingSessionsExec",
+        "SessionWindowStateStoreRestoreExec",
+        "ShuffleExchangeExec",
+        "SortExec",
+        "StateStoreRestoreExec",
+        "UpdatingSessionsExec",
+        "WholeStageCodegenExec",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchCounts:
+    """What one attempt of a batch has read and left out.
+
+    :param records: source records that were read from Kafka, bad ones included; each once, whatever reads it again.
+        None where streams share a topic and read others, too: then it is not known which records are the same
+    :param late: of every operator that has left out rows behind its watermark
+    """
+
+    records: int | None
+    late: Sequence[LateRows] = ()
+
+    @property
+    def late_rows(self) -> int:
+        """Rows that all operators together have left out."""
+        return sum(one.rows for one in self.late)
+
+
+class ExecutedBatch:
+    """The plan of the batch whose callback runs, before one attempt of it; made anew for each attempt.
+
+    :param spark: the session that the query was started in
+    :param query: the query's id
+    :raises ExactlyOnceError: when no such query runs
+    """
+
+    def __init__(self, spark: SparkSession, query: str) -> None:
+        self._spark: Final = spark
+        found = spark._jsparkSession.streams().get(query)
+        if found is None:
+            raise ExactlyOnceError(f"no query {query} runs in this session, so nothing is known of its batch")
+        plan = found.streamingQuery().lastExecution().executedPlan()
+        self._operators: Final[list[_Operator]] = []
+        self._scans: Final[list[_Scan]] = []
+        for node in tree(plan):
+            metrics = node.metrics()
+            if metrics.contains(_LATE):
+                if metrics.contains(_STATE):
+                    self._operators.append(_Operator(spark, node))
+                self._operators[-1].count_by(metrics.apply(_LATE))  # of session windows, what restores state counts
+            elif _name(node) == _SCAN and str(node.stream().getClass().getName()) == _KAFKA_STREAM:
+                self._scans.append(_Scan(node))
+
+    def counts(self) -> BatchCounts:
+        """Return what the attempt has read and left out so far; an aggregation's late rows are counted in a job."""
+        records = self._records()
+        dropped = [(operator, operator.dropped()) for operator in self._operators]
+        late = [operator.late(rows) for operator, rows in dropped if rows]
+        for scan in self._scans:
+            scan.forget_further_reads()
+        return BatchCounts(records=records, late=late)
+
+    def _records(self) -> int | None:
+        read: dict[frozenset[str], int] = {}
+        for scan in self._scans:  # a stream that the job reads in two places is read twice
+            read[scan.topics] = max(read.get(scan.topics, 0), scan.read())
+        shared = len({topic for topics in read for topic in topics}) < sum(map(len, read))
+        return None if shared else sum(read.values())
+
+    def late_rows(self, late: LateRows) -> DataFrame:
+        """Return the rows that an operator has left out, as it would have taken them.
+
+        :param late: of :meth:`counts`
+        :raises ExactlyOnceError: when they can't be told from others
+        """
+        operator = next(one for one in self._operators if one.number == late.operator)
+        return operator.late_frame()
+
+
+class _Scan:
+    """Reads a part of a Kafka stream.
+
+    :ivar topics: that it reads
+    """
+
+    def __init__(self, node: Any) -> None:
+        self.topics: Final = frozenset(json.loads(node.end().json()))
+        self._metric: Final = node.metrics().apply(_READ)
+        self._before: Final = int(self._metric.value())
+        self._after = self._before
+
+    def read(self) -> int:
+        """Return how many records it has read since."""
+        self._after = int(self._metric.value())
+        return self._after - self._before
+
+    def forget_further_reads(self) -> None:
+        """Have Spark's own progress tell what the batch has read, and not what counting late rows has."""
+        if int(self._metric.value()) != self._after:
+            self._metric.set(self._after)
+
+
+class _Operator:
+    """An operator with state that leaves out what is behind its watermark.
+
+    :ivar number: Spark's, as in the checkpoint's ``state/<number>``
+    """
+
+    def __init__(self, spark: SparkSession, node: Any) -> None:
+        self._spark: Final = spark
+        self._node: Final = node
+        self._metrics: Final[list[tuple[Any, int]]] = []
+        self.number: Final = int(node.stateInfo().get().operatorId())
+
+    def count_by(self, metric: Any) -> None:
+        """Count what it leaves out by one more metric, from where that stands now."""
+        self._metrics.append((metric, int(metric.value())))
+
+    def dropped(self) -> int:
+        """Return how many rows, or groups of them, it has left out since."""
+        return sum(int(metric.value()) - before for metric, before in self._metrics)
+
+    def late(self, dropped: int) -> LateRows:
+        """Return what it has left out.
+
+        :param dropped: what Spark has counted
+        """
+        watermark = self._node.eventTimeWatermarkForLateEvents()
+        given = self._input()
+        counts_groups = given is not None and given.is_aggregated and not given.has_state
+        return LateRows(
+            operator=self.number,
+            name=str(self._node.shortName()),
+            rows=self._late_plan().execute().count() if counts_groups else dropped,
+            watermark=int(watermark.get()) if watermark.isDefined() else 0,
+        )
+
+    def late_frame(self) -> DataFrame:
+        """Return the rows that it leaves out, as it would have taken them.
+
+        :raises ExactlyOnceError: when they can't be told from others
+        """
+        from pyspark.sql import DataFrame
+
+        plan = self._late_plan()
+        frame = self._spark._jsparkSession.internalCreateDataFrame(plan.execute(), plan.schema(), False)
+        return DataFrame(frame, self._spark)
+
+    def _input(self) -> _Input | None:
+        """Return what it was written over, None for a join of two."""
+        return None if _name(self._node) == _JOIN else _input(self._node.child())
+
+    def _late_plan(self) -> Any:
+        """Return the plan of its input's rows that are late, by Spark's own condition."""
+        given = self._input()
+        if given is None or given.has_state:
+            raise ExactlyOnceError(
+                f"the late rows of operator {self.number} ({self._node.shortName()}) can only be counted"
+            )
+        condition = self._node.watermarkExpressionForLateEvents().get()
+        return self._spark._jvm.org.apache.spark.sql.execution.FilterExec(condition, given.plan)  # type: ignore[union-attr]
+
+
+@dataclass(frozen=True)
+class _Input:
+    """What an operator with state was written over.
+
+    :param is_aggregated: between the two is an aggregation's partial step
+    """
+
+    plan: Any
+    is_aggregated: bool
+
+    @property
+    def has_state(self) -> bool:
+        """Whether there is another operator with state in it; that must not run again by itself."""
+        return any(node.metrics().contains(_STATE) for node in tree(self.plan))
+
+
+def _input(plan: Any) -> _Input:
+    while True:
+        name = _name(plan)
+        if name.endswith(_AGGREGATE):
+            is_partial = plan.requiredChildDistributionExpressions().isEmpty()
+            plan = plan.child()
+            if is_partial:
+                return _Input(plan, is_aggregated=True)
+        elif name in _BETWEEN:
+            plan = plan.child()
+        else:
+            return _Input(plan, is_aggregated=False)
+
+
+def _name(node: Any) -> str:
+    return str(node.getClass().getSimpleName())

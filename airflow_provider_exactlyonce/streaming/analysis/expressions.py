@@ -1,0 +1,242 @@
+"""Writes Spark's expressions down so that two versions of a job give the same text when they mean the same.
+
+Left out is what differs from analysis to analysis (expression ids, seeds, names of lambda variables) and what a
+session's settings decide (ANSI mode, time zone).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import elements, tree
+
+_INFIX: Final = {
+    "Add": "+",
+    "Subtract": "-",
+    "Multiply": "*",
+    "Divide": "/",
+    "Remainder": "%",
+    "TimestampAddInterval": "+",
+    "EqualTo": "=",
+    "EqualNullSafe": "<=>",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+    "And": "and",
+    "Or": "or",
+}
+#: Their operands are sorted.
+_COMMUTATIVE: Final = frozenset({"Add", "Multiply", "EqualTo", "EqualNullSafe", "And", "Or"})
+#: They only say something about their child.
+_TRANSPARENT: Final = frozenset(
+    {
+        "Alias",
+        "KnownNullable",
+        "KnownNotNull",
+        "KnownFloatingPointNormalized",
+        "NormalizeNaNAndZero",
+        "PromotePrecision",
+    }
+)
+#: Their arguments are seeds, new with every analysis.
+_SEEDED: Final = frozenset({"Rand", "Randn", "Uuid", "Shuffle", "RandStr", "Uniform"})
+_USER_FUNCTIONS: Final = frozenset({"PythonUDF", "ScalaUDF", "PythonUDAF", "ScalaAggregator", "HiveSimpleUDF"})
+_NAMES: Final = {
+    "Average": "avg",
+    "CaseWhen": "case",
+    "SecondsToTimestamp": "timestamp_seconds",
+    "HyperLogLogPlusPlus": "approx_count_distinct",
+    "CreateArray": "array",
+}
+_TYPES: Final = "org.apache.spark.sql.types."
+_UNITS: Final = (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_000), ("second", 1_000_000))
+
+
+def simple_name(node: Any) -> str:
+    """Return the name of a node's class."""
+    return str(node.getClass().getSimpleName())
+
+
+class Expressions:
+    """Writes expressions of one plan; gathers the user functions that state depends on."""
+
+    def __init__(self) -> None:
+        self.user_functions: set[str] = set()
+
+    def text(self, expression: Any, columns: Mapping[int, str], *, state: bool = False) -> str:
+        """Return an expression's text.
+
+        :param columns: {id of an attribute: what it is made of}
+        :param state: state depends on it
+        """
+        found = _Text(columns)
+        text = found.of(expression)
+        if state:
+            self.note_functions(text)
+        return text
+
+    def conjuncts(self, condition: Any, columns: Mapping[int, str]) -> list[str]:
+        """Return the parts of a condition that must all hold, without those that only say that something is there."""
+        return [self.text(one, columns) for one in self.split(condition) if simple_name(one) != "IsNotNull"]
+
+    def split(self, condition: Any) -> Iterator[Any]:
+        """Yield the parts of a condition that must all hold."""
+        if simple_name(condition) == "And":
+            yield from self.split(condition.left())
+            yield from self.split(condition.right())
+        else:
+            yield condition
+
+    def aggregates(self, expression: Any, columns: Mapping[int, str]) -> list[str]:
+        """Return the aggregate functions in an expression, in the order in which Spark keeps their values."""
+        return [
+            self.text(one, columns, state=True) for one in tree(expression) if simple_name(one) == "AggregateExpression"
+        ]
+
+    def maker(self, plan: Any, name: str, columns: Mapping[int, str]) -> str:
+        """Return what makes columns that are not made of expressions: a function, a generator, a table."""
+        for one in elements(plan.expressions()):
+            if simple_name(one) in _USER_FUNCTIONS or name == "Generate":
+                return self.text(one, columns)
+        return name[0].lower() + name[1:]
+
+    def note_functions(self, text: str) -> None:
+        """Note the user functions in a text: they may be in what its columns are made of."""
+        for piece in text.split(_MARK)[1::2]:
+            self.user_functions.add(piece)
+
+
+_MARK: Final = "`"
+_QUOTE: Final = "'"
+
+
+class _Text:
+    """Writes one expression."""
+
+    def __init__(self, columns: Mapping[int, str]) -> None:
+        self._columns: Final = columns
+        self._variables: dict[int, str] = {}
+
+    def of(self, expression: Any) -> str:
+        name = simple_name(expression)
+        if name == "AttributeReference":
+            return self._columns.get(expression.exprId().id()) or str(expression.name())
+        if name == "Literal":
+            return _literal(expression)
+        if name == "NamedLambdaVariable":
+            return self._variables.setdefault(expression.exprId().id(), f"v{len(self._variables)}")
+        if name in _TRANSPARENT:
+            return self.of(expression.child())
+        special: Callable[[Any], str] | None = {
+            "Cast": self._cast,
+            "GetStructField": lambda one: f"{self.of(one.child())}.{one.extractFieldName()}",
+            "AggregateExpression": self._aggregate,
+            "CreateNamedStruct": self._struct,
+            "Between": lambda one: f"{self.of(one.input())} between {self.of(one.lower())} and {self.of(one.upper())}",
+            "DatetimeSub": lambda one: f"({self.of(one.start())} - {self.of(one.interval())})",
+        }.get(name)
+        if special is not None:
+            return special(expression)
+        children = [] if name in _SEEDED else [self.of(one) for one in elements(expression.children())]
+        if name in _INFIX:
+            joined = f" {_INFIX[name]} ".join(sorted(children) if name in _COMMUTATIVE else children)
+            return f"({joined})"
+        if name in _USER_FUNCTIONS:
+            return f"{_MARK}{_function_name(expression)}{_MARK}({', '.join(children)})"
+        called = _NAMES.get(name, name.lower())
+        return f"{called}({', '.join([*children, *_own_arguments(expression)])})"
+
+    def _cast(self, expression: Any) -> str:
+        child = expression.child()
+        text = self.of(child)  # a literal's type is a matter of what it is compared with
+        return text if simple_name(child) == "Literal" else f"cast({text} as {expression.dataType().simpleString()})"
+
+    def _aggregate(self, expression: Any) -> str:
+        function = expression.aggregateFunction()
+        children = ", ".join([*map(self.of, elements(function.children())), *_own_arguments(function, flags=True)])
+        name = simple_name(function)
+        distinct = "distinct " if expression.isDistinct() else ""
+        condition = expression.filter()
+        only = f" where {self.of(condition.get())}" if condition.isDefined() else ""
+        return f"{_NAMES.get(name, name.lower())}({distinct}{children}){only}"
+
+    def _struct(self, expression: Any) -> str:
+        names = [str(one.value()) for one in elements(expression.nameExprs())]
+        values = list(elements(expression.valExprs()))
+        if names == ["start", "end"] and (found := self._window(*values)):
+            return found
+        return f"struct({', '.join(f'{name}: {self.of(value)}' for name, value in zip(names, values, strict=True))})"
+
+    def _window(self, start: Any, end: Any) -> str | None:
+        """Return what was written as ``window`` or ``session_window``, None for any other structure."""
+        start, end = _bare(start), _bare(end)
+        if {simple_name(start), simple_name(end)} != {"PreciseTimestampConversion"}:
+            return None
+        remainder = next((one for one in tree(start) if simple_name(one) == "Remainder"), None)
+        if remainder is None:
+            gap = next((one for one in tree(end) if simple_name(one) in ("TimestampAddInterval", "TimeAdd")), None)
+            if gap is None:
+                return None
+            left, right = elements(gap.children())
+            return f"session_window({self.of(left)}, {self.of(_bare(right)).strip(_QUOTE)})"
+        shifted = remainder.left()  # conversion(time) - offset
+        length = _bare(end.child())
+        if simple_name(shifted) != "Subtract" or simple_name(length) != "Add":
+            return None
+        slide, offset, size = (int(_bare(one).value()) for one in (remainder.right(), shifted.right(), length.right()))
+        parts = [self.of(shifted.left().child()), _duration(size)]
+        parts += [f"every {_duration(slide)}"] if slide != size else []
+        parts += [f"from {_duration(offset)}"] if offset else []
+        return f"window({', '.join(parts)})"
+
+
+def _bare(expression: Any) -> Any:
+    while simple_name(expression) in ("KnownNullable", "KnownNotNull", "Cast"):
+        expression = expression.child()
+    return expression
+
+
+def _duration(microseconds: int) -> str:
+    for unit, size in _UNITS:
+        if microseconds % size == 0:
+            number = microseconds // size
+            return f"{number} {unit}" + ("s" if number != 1 else "")
+    return f"{microseconds} microseconds"
+
+
+def _literal(expression: Any) -> str:
+    value = expression.value()
+    if value is None:
+        return "null"
+    kind = str(expression.dataType().typeName())
+    if kind.startswith("interval") and isinstance(value, int):
+        return _duration(value) if "month" not in kind and "year" not in kind else f"{value} months"
+    return f"'{value}'" if kind.startswith(("string", "varchar", "char")) else str(value)
+
+
+def _function_name(expression: Any) -> str:
+    name = simple_name(expression)
+    if name == "ScalaUDF":
+        given = expression.udfName()
+        return str(given.get()) if given.isDefined() else "udf"
+    return str(expression.name())
+
+
+def _own_arguments(expression: Any, *, flags: bool = False) -> list[str]:
+    """Return the arguments that aren't expressions.
+
+    :param flags: booleans, too; most of them are settings of the session
+    """
+    found: list[str] = []
+    arguments = expression.productIterator()
+    while arguments.hasNext():
+        one = arguments.next()
+        if isinstance(one, bool):
+            found += [str(one).lower()] if flags and one else []
+        elif isinstance(one, str | int | float):
+            found.append(str(one))
+        elif one is not None and hasattr(one, "getClass") and one.getClass().getName().startswith(_TYPES):
+            found.append(str(one.simpleString()))
+    return found

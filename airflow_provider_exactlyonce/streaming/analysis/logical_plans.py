@@ -1,0 +1,107 @@
+"""Walks through Spark's analysed plans."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.job.kafka_source import topic_of_mark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+_STREAMS: Final = ("StreamingRelation", "StreamingRelationV2")
+#: Names of nodes and expressions that run in Python workers.
+_PYTHON: Final = re.compile("Python|PySpark|InPandas|InArrow")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A stream that a job's function reads by itself.
+
+    :param source: the name of its format, in small letters
+    :param may_lose: it has ``failOnDataLoss=false``
+    :param options: its options, names in small letters
+    """
+
+    source: str
+    may_lose: bool
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_kafka(self) -> bool:
+        """Whether it is Spark's Kafka source."""
+        return self.source.startswith("kafka")
+
+
+def undeclared_streams(frame: DataFrame) -> list[Stream]:
+    """Return the streams that a job reads besides those that it declares, in the plan's order.
+
+    :param frame: the stream that goes to the sink
+    """
+    return list(_undeclared(frame._jdf.queryExecution().analyzed()))
+
+
+def _undeclared(plan: Any) -> Iterator[Stream]:
+    name = plan.getClass().getSimpleName()
+    if topic_of_mark(plan, name) is not None:
+        return
+    if name in _STREAMS:
+        options = _options(plan, name)
+        may_lose = options.get("failondataloss", "").lower() == "false"
+        yield Stream(str(plan.sourceName()).lower(), may_lose, options)
+    for child in elements(plan.children()):
+        yield from _undeclared(child)
+
+
+def _options(plan: Any, name: str) -> dict[str, str]:
+    if name == "StreamingRelation":
+        pairs = elements(plan.dataSource().options().toSeq())
+        return {str(pair._1()).lower(): str(pair._2()) for pair in pairs}
+    given = plan.extraOptions().asCaseSensitiveMap()
+    return {str(option).lower(): str(given[option]) for option in given}
+
+
+def check_sources(frame: DataFrame) -> None:
+    """Check that a job reads nothing but Kafka.
+
+    :param frame: the stream that goes to the sink
+    :raises RefusedError: naming the stream
+    """
+    for stream in undeclared_streams(frame):
+        if not stream.is_kafka:
+            raise RefusedError(
+                f"the job reads a stream of source {stream.source!r} that its declaration does not name. The ledger "
+                "records what a batch has read as Kafka offsets, and only those can be replayed; declare a KafkaSource"
+            )
+
+
+def runs_python(frame: DataFrame) -> bool:
+    """Whether any of a query's own steps runs in a Python worker."""
+    return any(
+        _PYTHON.search(part.getClass().getSimpleName())
+        for plan in tree(frame._jdf.queryExecution().analyzed())
+        for part in (plan, *(one for expression in elements(plan.expressions()) for one in tree(expression)))
+    )
+
+
+def tree(node: Any) -> Iterator[Any]:
+    """Yield a plan or an expression and all below it."""
+    yield node
+    for child in elements(node.children()):
+        yield from tree(child)
+
+
+def elements(sequence: Any) -> Iterator[Any]:
+    """Yield what a Scala sequence holds."""
+    for index in range(sequence.size()):
+        yield sequence.apply(index)
+
+
+def text(node: Any) -> str:
+    """Return the beginning of a node's own description."""
+    return str(node.toString()).strip().splitlines()[0][:120]

@@ -1,0 +1,264 @@
+"""Describes, from the analysed plan of a job's result, what its state means: see :mod:`~…checkpoint.plan`.
+
+Spark compares the types of a state's keys and values with those of a new plan, and nothing else; what this module
+writes down tells a sum from a maximum. It walks the plan as the user's function has built it, down to the marks that
+sources leave, and names every column by the topic's column that it is made of.
+
+It touches classes that are private to Spark 4.2; ``tests/integration/compatibility/test_plan_description.py`` is the
+contract: if that fails with another Spark, mend this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.checkpoint.plan import OperatorPlan, Plan, SourcePlan, Watermark
+from airflow_provider_exactlyonce.streaming.analysis.expressions import Expressions, simple_name
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import elements
+from airflow_provider_exactlyonce.streaming.job.kafka_source import topic_of_mark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_DAY_MILLISECONDS: Final = 24 * 60 * 60 * 1000
+
+#: {id of an attribute: what it is made of}
+Columns = dict[int, str]
+
+
+def describe(frame: DataFrame, sink: Mapping[str, tuple[str, ...]]) -> Plan:
+    """Return what a job computes; reads no data and asks no broker.
+
+    :param frame: the stream that goes to the sink
+    :param sink: what readers of the sink can tell
+    """
+    plan = frame._jdf.queryExecution().analyzed()
+    walk = _Walk()
+    walk.need(_ids(plan.output()), plan)
+    walk.columns(plan)
+    for condition in walk.filters if walk.operators else ():
+        walk.expressions.note_functions(condition)
+    return Plan(
+        sources=tuple(walk.sources.values()),
+        operators=tuple(walk.operators),
+        watermarks=tuple(walk.watermarks),
+        filters=tuple(sorted(walk.filters)),
+        user_functions=tuple(sorted(walk.expressions.user_functions)),
+        sink=sink,
+    )
+
+
+class _Walk:
+    """One walk through one plan."""
+
+    def __init__(self) -> None:
+        self.sources: dict[tuple[str, ...], SourcePlan] = {}
+        self.operators: list[OperatorPlan] = []
+        self.watermarks: list[Watermark] = []
+        self.filters: set[str] = set()
+        self.expressions: Final = Expressions()
+        self._needed: set[int] = set()
+        self._shared: dict[int, Any] = {}
+        #: {ids of a join's columns: ids that are used above it}
+        self._kept: dict[tuple[int, ...], frozenset[int]] = {}
+        self._stateful: Final[Mapping[str, Callable[[Any, Columns], OperatorPlan]]] = {
+            "Aggregate": self._aggregate,
+            "Distinct": self._distinct,
+            "Deduplicate": lambda plan, columns: self._deduplicate("dropDuplicates", plan, columns),
+            "DeduplicateWithinWatermark": lambda plan, columns: self._deduplicate(
+                "dropDuplicatesWithinWatermark", plan, columns
+            ),
+            "Join": self._join,
+            "GlobalLimit": self._limit,
+            "FlatMapGroupsInPandasWithState": self._groups_with_state,
+            "TransformWithStateInPySpark": self._transform_with_state,
+        }
+
+    def need(self, ids: Iterable[int], plan: Any) -> None:
+        """Note which columns are used: Spark keeps no state for an aggregate that nobody reads."""
+        self._needed.update(ids)
+        name = simple_name(plan)
+        if topic_of_mark(plan, name) is not None:
+            return
+        if name == "WithCTE":
+            self._shared.update({one.id(): one.child() for one in elements(plan.cteDefs())})
+            self.need((), plan.plan())
+            return
+        if name == "CTERelationRef":
+            shared = self._shared[plan.cteId()]
+            wanted = [
+                inner
+                for outer, inner in zip(_ids(plan.output()), _ids(shared.output()), strict=True)
+                if outer in self._needed
+            ]
+            self.need(wanted, shared)
+            return
+        if name in ("Project", "Aggregate"):
+            listed = plan.projectList() if name == "Project" else plan.aggregateExpressions()
+            for one in elements(listed):
+                if one.exprId().id() in self._needed:
+                    self._needed.update(_ids(one.references()))
+            for key in elements(plan.groupingExpressions()) if name == "Aggregate" else ():
+                self._needed.update(_ids(key.references()))
+        else:
+            self._needed.update(_ids(plan.references()))
+        if name == "Union":  # its columns are known by the first child's ids
+            wanted = [number for number, id in enumerate(_ids(plan.output())) if id in self._needed]
+            for child in elements(plan.children()):
+                ids = _ids(child.output())
+                self._needed.update(ids[number] for number in wanted)
+        if name == "Join":
+            self._kept[tuple(_ids(plan.output()))] = frozenset(self._needed)
+        for child in elements(plan.children()):
+            self.need((), child)
+
+    def columns(self, plan: Any) -> Columns:
+        """Return what the columns of a plan are made of, and describe its operators on the way, outermost first."""
+        name = simple_name(plan)
+        topic = topic_of_mark(plan, name)
+        if topic is not None:
+            return self._source(topic, plan)
+        if name == "WithCTE":
+            return self.columns(plan.plan())
+        if name == "CTERelationRef":
+            shared = self._shared[plan.cteId()]
+            inner = self.columns(shared)
+            return {outer: inner[id] for outer, id in zip(_ids(plan.output()), _ids(shared.output()), strict=True)}
+        place = len(self.operators)
+        children = [self.columns(child) for child in elements(plan.children())]
+        columns: Columns = {id: text for child in children for id, text in child.items()}
+        if name == "Filter":
+            self.filters.update(self.expressions.conjuncts(plan.condition(), columns))
+        elif name == "EventTimeWatermark":
+            self._watermark(plan, columns)
+        elif name in self._stateful and self._keeps_state(plan, name):
+            self.operators.insert(place, self._stateful[name](plan, columns))
+        return self._output(plan, name, children, columns)
+
+    def _output(self, plan: Any, name: str, children: list[Columns], columns: Columns) -> Columns:
+        if name in ("Project", "Aggregate"):
+            listed = plan.projectList() if name == "Project" else plan.aggregateExpressions()
+            return {
+                one.exprId().id(): self.expressions.text(one, columns)
+                for one in elements(listed)
+                if one.exprId().id() in self._needed
+            }
+        found: Columns = {}
+        for number, attribute in enumerate(elements(plan.output())):
+            id = attribute.exprId().id()
+            if id not in self._needed:
+                continue
+            if name == "Union":
+                parts = [
+                    child.get(child_id, "")
+                    for child, child_id in zip(
+                        children, (_ids(one.output())[number] for one in elements(plan.children())), strict=True
+                    )
+                ]
+                found[id] = parts[0] if len(set(parts)) == 1 else f"union({', '.join(parts)})"
+            elif name == "Expand" and id not in columns:
+                made = [self.expressions.text(one.apply(number), columns) for one in elements(plan.projections())]
+                found[id] = " or ".join(dict.fromkeys(made))
+            else:
+                found[id] = columns.get(id) or f"{self.expressions.maker(plan, name, columns)}.{attribute.name()}"
+        return found
+
+    def _source(self, topic: str, plan: Any) -> Columns:
+        attributes = list(elements(plan.output()))
+        columns = tuple(f"{one.name()} {one.dataType().simpleString()}" for one in attributes)
+        # Spark takes two leaves for one source when they are equal, expression ids included.
+        self.sources.setdefault(
+            (topic, *(str(one.exprId().id()) for one in attributes)), SourcePlan(topic=topic, columns=columns)
+        )
+        return {one.exprId().id(): f"{topic}.{one.name()}" for one in attributes}
+
+    def _watermark(self, plan: Any, columns: Columns) -> None:
+        delay = plan.delay()
+        months, days, microseconds = (
+            int(_field(delay, name)) for name in ("months", "days", "microseconds")
+        )  # a month has 31 days here, as in Spark
+        found = Watermark(
+            column=self.expressions.text(plan.eventTime(), columns),
+            delay_milliseconds=(months * 31 + days) * _DAY_MILLISECONDS + microseconds // 1000,
+        )
+        if found not in self.watermarks:
+            self.watermarks.append(found)
+
+    @staticmethod
+    def _keeps_state(plan: Any, name: str) -> bool:
+        streams = [child.isStreaming() for child in elements(plan.children())]
+        return all(streams) if name == "Join" else streams[0]
+
+    def _aggregate(self, plan: Any, columns: Columns) -> OperatorPlan:
+        functions: dict[str, None] = {}
+        for one in elements(plan.aggregateExpressions()):
+            if one.exprId().id() in self._needed:
+                functions.update(dict.fromkeys(self.expressions.aggregates(one, columns)))
+        keys = [self.expressions.text(one, columns, state=True) for one in elements(plan.groupingExpressions())]
+        return OperatorPlan(kind="aggregate", facts={"group by": tuple(keys), "functions": tuple(functions)})
+
+    def _distinct(self, plan: Any, columns: Columns) -> OperatorPlan:
+        keys = tuple(self.expressions.text(one, columns, state=True) for one in elements(plan.output()))
+        return OperatorPlan(kind="aggregate", facts={"group by": keys, "functions": ()})
+
+    def _deduplicate(self, kind: str, plan: Any, columns: Columns) -> OperatorPlan:
+        keys = tuple(self.expressions.text(one, columns, state=True) for one in elements(plan.keys()))
+        return OperatorPlan(kind=kind, facts={"columns": keys})
+
+    def _join(self, plan: Any, columns: Columns) -> OperatorPlan:
+        condition = plan.condition()
+        left = set(_ids(plan.left().output()))
+        kept = self._kept[tuple(_ids(plan.output()))]
+        keys: list[str] = []
+        others: list[str] = []
+        for one in self.expressions.split(condition.get()) if condition.isDefined() else ():
+            text = self.expressions.text(one, columns, state=True)
+            (keys if simple_name(one).startswith("Equal") and self._is_key(one, left) else others).append(text)
+        stored = {
+            f"{side} columns": tuple(
+                columns.get(one.exprId().id(), str(one.name()))
+                for one in elements(child.output())
+                if one.exprId().id() in kept
+            )
+            for side, child in (("left", plan.left()), ("right", plan.right()))
+        }
+        facts = {"type": (str(plan.joinType().sql()),), "on": tuple(keys), "where": tuple(sorted(others)), **stored}
+        return OperatorPlan(kind="stream-stream join", facts=facts)
+
+    @staticmethod
+    def _is_key(equality: Any, left: set[int]) -> bool:
+        """Tell whether an equality compares something of the left side with something of the right."""
+        sides = [[id in left for id in _ids(one.references())] for one in (equality.left(), equality.right())]
+        return (all(sides[0]) and not any(sides[1])) or (all(sides[1]) and not any(sides[0]))
+
+    def _limit(self, plan: Any, columns: Columns) -> OperatorPlan:
+        return OperatorPlan(kind="limit", facts={"rows": (self.expressions.text(plan.limitExpr(), columns),)})
+
+    def _groups_with_state(self, plan: Any, columns: Columns) -> OperatorPlan:
+        function = plan.functionExpr()
+        self.expressions.user_functions.add(str(function.name()))
+        keys = tuple(self.expressions.text(one, columns, state=True) for one in elements(plan.groupingAttributes()))
+        facts = {
+            "group by": keys,
+            "function": (str(function.name()),),
+            "output mode": (str(plan.outputMode().toString()).lower(),),
+            "timeout": (str(plan.timeout().toString()),),
+        }
+        return OperatorPlan(kind="applyInPandasWithState", facts=facts)
+
+    def _transform_with_state(self, plan: Any, columns: Columns) -> OperatorPlan:
+        self.expressions.user_functions.add("the processor of transformWithState")
+        keys = list(elements(plan.left().output()))[: plan.groupingAttributesLen()]
+        # Its modes and variables are in the operator's own metadata.
+        facts = {"group by": tuple(self.expressions.text(one, columns, state=True) for one in keys)}
+        return OperatorPlan(kind="transformWithState", facts=facts)
+
+
+def _ids(attributes: Any) -> list[int]:
+    """Return the ids of a sequence or a set of attributes."""
+    return [one.exprId().id() for one in elements(attributes.toSeq())]
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.getClass().getField(name).get(value)

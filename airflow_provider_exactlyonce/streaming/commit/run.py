@@ -1,0 +1,378 @@
+"""One driver's hold on a pipeline: the start of a run, its claim, and what the ledger says.
+
+The start has four steps. (a) Without side effects: home, lease and ledger are read and the start is refused if anything
+does not fit, so that a mistyped copy of a production pipeline never fences the real one. (b) InitProducerId with (-1,
+-1) aborts what is open and fences every older run. (c) A claim goes to the ledger in a transaction of its own. (d)
+Checkpoint and ledger are compared. After every (b) comes a (c), and nothing is decided but from a read of the ledger up
+to the claim's own offset; a foreign record in between means: choose again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.backfill import workspace as backfills
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.exceptions import (
+    AlreadyRunningError,
+    BatchFailedError,
+    ClaimFailedError,
+    CommitUnknownError,
+    FencedError,
+    RefusedError,
+    invariant,
+)
+from airflow_provider_exactlyonce.kafka import preflight, reach
+from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError
+from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, State, TransactionSession
+from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
+from airflow_provider_exactlyonce.ledger import records, topic
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, CommitRecord, RunRecord, SourceRanges
+from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, Expired, History, LedgerRetention
+from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start
+
+log = logging.getLogger(__name__)
+
+_CLAIM_TRIES: Final = 5
+_CLAIM_PAUSE_SECONDS: Final = 1.0
+_STABLE_PATIENCE_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a driver starts.
+
+    :param config: client configuration in librdkafka's names
+    :param token: start token of this driver
+    :param version: content hash of the job
+    :param transaction_timeout_milliseconds: from the first record to the commit of one batch
+    :param accept_home: the home was moved on purpose: it replaces the one that the ledger names
+    :param allow_single_replica: topics may have one replica on a cluster of several brokers
+    :param ledger_retention: how much of the ledger's history stays
+    :param backfill: the backfill that this run is of, None for the pipeline itself
+    :param plan: what the backfill's request meant when it was begun
+    """
+
+    config: dict[str, str] = field(repr=False)
+    token: str
+    version: str
+    transaction_timeout_milliseconds: int
+    accept_home: bool = False
+    allow_single_replica: bool = False
+    ledger_retention: LedgerRetention = DEFAULT_RETENTION
+    backfill: str | None = None
+    plan: Mapping[str, Any] | None = None
+
+
+class Run:
+    """A run from its start to its end; used by one thread but for :meth:`beat`.
+
+    :param home: the pipeline's home
+    :param pipeline: the pipeline's name
+    :ivar guarantee: what its commits give, from end to end
+    :ivar lost: {commit: its source ranges} of those whose rows it found that may be lost
+    """
+
+    def __init__(self, home: Home, pipeline: str, options: RunOptions) -> None:
+        self.home: Final = home
+        self.pipeline: Final = pipeline
+        self.options: Final = options
+        self.client: Final = _connected(options.config)
+        self.session: Final = TransactionSession(
+            self.client,
+            records.transactional_id(pipeline),
+            timeout_milliseconds=options.transaction_timeout_milliseconds,
+        )
+        self.number = 0
+        self.guarantee: str = EXACTLY_ONCE
+        self.lost: dict[int, SourceRanges] = {}
+        self._reader = LedgerReader(options.config, pipeline)
+        self._history: Final = History(self._reader, options.ledger_retention)
+        self._savepoints: Final = Savepoints(home.savepoints)
+        self._lease: leases.Lease | None = None
+        self._left: leases.Lease | None = None  # by who had the pipeline before
+        self._lineage: Lineage | None = None
+        self._tail: LedgerTail | None = None
+
+    @property
+    def tail(self) -> LedgerTail:
+        """The ledger's end, as of the claim and this run's own commits since."""
+        invariant(self._tail is not None, "the run has no claim yet")
+        return self._tail  # type: ignore[return-value]
+
+    @property
+    def newest_own(self) -> CommitRecord | None:
+        """The newest commit; None when another backfill, whose topics are others, wrote it."""
+        commit = self.tail.commit
+        return commit if commit is not None and commit.backfill == self.options.backfill else None
+
+    @property
+    def lineage(self) -> Lineage:
+        """The lineage in use."""
+        invariant(self._lineage is not None, "the run has no lineage yet")
+        return self._lineage  # type: ignore[return-value]
+
+    def check(self) -> LedgerTail | None:
+        """Take step (a), without side effects; returns the ledger's end, None when there is no ledger yet.
+
+        :raises RefusedError: when home and ledger do not belong together
+        :raises AlreadyRunningError: when a living driver holds the pipeline
+        """
+        self._check_lease()
+        preflight.check_cluster(
+            self.client,
+            transactional_id=self.session.transactional_id,
+            transaction_timeout_milliseconds=self.options.transaction_timeout_milliseconds,
+            user=self.options.config.get("sasl.username"),
+        )
+        tail = _tail_of(self._reader)
+        self._check_ledger(tail)
+        if tail is not None:
+            topic.check(self.options.config, self.pipeline)
+        return tail
+
+    def start(self) -> None:
+        """Take steps (a) to (c).
+
+        :raises RefusedError: when step (a) refuses; nothing was fenced, written or aborted
+        :raises AlreadyRunningError: when a living driver holds the pipeline
+        """
+        self.check()
+        self._lease = leases.take_over(self.home.lease, self.pipeline, self.options.token, self._left)
+        topic.ensure(self.options.config, self.pipeline)
+        self._lineage = self.home.current() or self.home.create(self.pipeline)
+        self._claim_until_settled()
+        failpoints.note(run=self.number)
+        failpoints.reach("after-claim")
+
+    def reclaim(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Take steps (a) to (c) again, under the same run number, after the producer was lost or a commit is in doubt.
+
+        :param give_up: asked between repetitions, true when the process has to stop
+        :raises FencedError: when a higher run, or a driver that is about to become one, has taken over
+        """
+        self._claim_until_settled(give_up)
+
+    def record_lost(self, record: CommitRecord) -> None:
+        """Note in the ledger that rows of a commit may be lost, in a claim of this run's that says so from now on.
+
+        :raises FencedError: when a higher run has taken over
+        """
+        self.lost[record.commit] = record.source
+        self.reclaim()
+
+    def check_superseded(self) -> None:
+        """Look whether another driver has taken over. May be called from any thread.
+
+        :raises FencedError: naming it
+        :raises UnansweredError: when the ledger can't be read
+        """
+        with LedgerReader(self.options.config, self.pipeline) as reader:
+            tail = _tail_of(reader)
+        if tail is not None and tail.claim is not None and tail.claim.run > self.number:
+            raise self._superseded_by(tail.claim)
+        held = leases.read(self.home.lease)
+        if held is None or held.token == self.options.token or 0 < held.run < self.number:
+            return  # the ledger outranks the lease: a lower run that was frozen while it renewed is no successor
+        if leases.life(held) is not Life.GONE:  # it is about to claim
+            raise FencedError(
+                f"run {self.number} of {self.pipeline} is superseded: the driver with pid {held.pid} on {held.host} "
+                "has taken the lease"
+            )
+
+    def beat(self) -> bool:
+        """Renew the lease; false when another driver has taken it."""
+        if self._lease is not None:
+            renewed = leases.beat(self.home.lease, replace(self._lease, run=self.number))
+            if renewed is None:
+                return False
+            self._lease = renewed
+        return True
+
+    def expired(self) -> Expired:
+        """Choose the ledger's records that go with the next commit."""
+        needed = [self._savepoints.oldest_commit(), backfills.oldest_needed(self.home)]
+        return self._history.expired(
+            self.tail.place,
+            needed_from=min((commit for commit in needed if commit is not None), default=None),
+            now_milliseconds=int(time.time() * 1000),
+        )
+
+    def committed(self, record: CommitRecord, offset: int) -> None:
+        """Note this run's own commit."""
+        self._history.committed()
+        self._tail = replace(self.tail, end_offset=offset + 1, commit=record, commit_offset=offset)
+        self.home.note_commit(record.lineage, record.commit)
+
+    def rebase(self, batch: int, commit: int) -> None:
+        """Note durably that a batch of the lineage is this commit, and those after it follow."""
+        self._lineage = replace(self.lineage, base_batch=batch, base_commit=commit)
+        self.home.remember(self._lineage)
+
+    def close(self) -> None:
+        """Release the lease and the connections; an open transaction stays for the next run to abort."""
+        if self._lease is not None:
+            leases.release(self.home.lease, self._lease)
+        self._reader.close()
+        self.client.close()
+
+    def _check_lease(self) -> None:
+        mine = leases.read(self.home.lease)
+        if mine is not None and mine.token == self.options.token:
+            return
+        self._left, life = leases.settle(self.home.lease)
+        held = self._left
+        if held is not None and life is Life.ALIVE and held.token != self.options.token:
+            raise AlreadyRunningError(
+                f"pipeline {held.pipeline} runs already: run {held.run}, pid {held.pid} on {held.host}. Stop it first"
+            )
+
+    def _check_ledger(self, tail: LedgerTail | None) -> None:
+        check_start(
+            pipeline=self.pipeline,
+            home_path=str(self.home.path),
+            home_id=self.home.identity(),
+            home_pipeline=self.home.pipeline(),
+            lineage=self.home.current(),
+            tail=tail,
+            accept_home=self.options.accept_home,
+        )
+
+    def _claim_until_settled(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        for attempt in range(1, _CLAIM_TRIES + 1):
+            try:
+                self.check_superseded() if self.number else self._check_home()
+                if self._claim(give_up):
+                    self._hold()
+                    return
+                log.warning("another driver claimed %s in between; choosing again", self.pipeline)
+            except (BatchFailedError, CommitUnknownError, ProducerLostError, UnansweredError) as error:
+                log.warning("claim %d of %d did not succeed: %s", attempt, _CLAIM_TRIES, error)
+            if give_up():
+                break
+            time.sleep(random.uniform(0.2, 1.0) * _CLAIM_PAUSE_SECONDS * attempt)
+        if self.session.state is State.OPEN:
+            with contextlib.suppress(ProducerLostError):
+                self.session.abort()
+        raise ClaimFailedError(f"pipeline {self.pipeline} could not be claimed in {attempt} tries; start it again")
+
+    def _check_home(self) -> None:
+        """Check that the home is as it was found: a restore may have run while this process was frozen."""
+        invariant(self._lease is not None, "the run has taken the lease")
+        leases.check_held(self.home.lease, self._lease)  # type: ignore[arg-type]
+        if not self.home.uses(self.lineage.id):
+            raise AlreadyRunningError(
+                f"{self.home.path}/current names another lineage than {self.lineage.id}, with which this start began: "
+                "the pipeline was restored meanwhile. Start it again"
+            )
+
+    def _hold(self) -> None:
+        """Take the lease for the claim that is now the newest; a slower starter may have taken it in between.
+
+        Nor may a restore that was made while this process was frozen, before the claim, be what the next start runs:
+        it begins where the ledger ended before.
+        """
+        self._lease = leases.take(self.home.lease, self.pipeline, self.options.token, run=self.number)
+        with leases.Hold(self.home.lease, self._lease).sure():
+            if not self.home.uses(self.lineage.id):
+                log.warning("run %d goes on in lineage %s; a restore since is undone", self.number, self.lineage.id)
+                self.home.remember(self.lineage)
+                self.home.use(self.lineage.id)
+
+    def _claim(self, give_up: Callable[[], bool]) -> bool:
+        """Take steps (b) and (c) once; false when another driver wrote to the ledger in between."""
+        self.session.initialise(give_up)
+        before = _tail_of(self._reader)  # whatever older runs had open is decided now
+        self._check_ledger(before)
+        if before is None:
+            raise UnansweredError(f"topic {self._reader.topic} was made and is not there yet")
+        if before.claim is not None and self.number and before.claim.run > self.number:
+            raise self._superseded_by(before.claim)
+        claim = self._claim_record(before)
+        self.session.begin()
+        offset = self.session.write(self._reader.topic, 0, claim.key, records.encode(claim))
+        self.session.commit()
+        self._wait_until_stable(offset)
+        if [found for found, _ in self._reader.records(before.end_offset)] != [offset]:
+            return False
+        tail = _tail_of(self._reader)
+        if tail is None or tail.claim_offset != offset:
+            return False
+        self.number, self._tail = claim.run, tail
+        self._lineage = replace(
+            self.lineage, cluster_id=tail.cluster_id, ledger_topic_id=tail.topic_id, last_commit=claim.base_commit
+        )
+        self.home.remember(self._lineage)
+        return True
+
+    def _claim_record(self, before: LedgerTail) -> RunRecord:
+        highest = before.claim.run if before.claim else 0
+        return RunRecord(
+            pipeline=self.pipeline,
+            run=self.number or highest + 1,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            token=self.options.token,
+            lineage=self.lineage.id,
+            version=self.options.version,
+            home=str(self.home.identity()),
+            home_path=str(self.home.path),
+            base_commit=before.place.commit,
+            claimed=int(time.time() * 1000),
+            before=before.place,
+            parent_savepoint=self.lineage.savepoint,
+            guarantee=self.guarantee,
+            lost=self.lost,
+            machine=leases.this_machine(),
+            plan=self.options.plan,
+        )
+
+    def _wait_until_stable(self, offset: int) -> None:
+        deadline = time.monotonic() + _STABLE_PATIENCE_SECONDS
+        while self.client.stable_offsets(self._reader.topic)[0] <= offset:
+            if time.monotonic() > deadline:
+                raise CommitUnknownError(
+                    f"the last stable offset of {self._reader.topic} has not passed {offset} for "
+                    f"{_STABLE_PATIENCE_SECONDS:.0f} s"
+                )
+            time.sleep(0.01)
+
+    def _superseded_by(self, claim: RunRecord) -> FencedError:
+        return FencedError(
+            f"run {self.number} of {self.pipeline} is superseded by run {claim.run}: pid {claim.pid} on {claim.host}, "
+            f"claimed {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(claim.claimed / 1000))} UTC"
+        )
+
+
+def _tail_of(reader: LedgerReader) -> LedgerTail | None:
+    from confluent_kafka import KafkaException
+
+    try:
+        return reader.tail()
+    except (KafkaException, MissingPartitionError) as error:
+        raise UnansweredError(f"ledger {reader.topic}: {error.args[0]}") from error
+
+
+def _connected(config: dict[str, str]) -> WireClient:
+    error = reach.trouble(config)
+    if isinstance(error, RefusedError):
+        raise error
+    if error is not None:
+        log.warning("%s; asking again for half a minute", error)
+    try:
+        return WireClient(config)
+    except UnansweredError as failure:
+        raise reach.unreachable(config) from failure

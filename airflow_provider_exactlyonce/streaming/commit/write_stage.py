@@ -1,0 +1,448 @@
+"""The executor's half of the Kafka sink: a task encodes its rows and sends them in turn with the other tasks.
+
+Runs in Spark's Python workers. Encoding goes on while a sender thread waits for grants and acknowledgements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import queue
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from airflow_provider_exactlyonce.exceptions import RecordRefusedError, RecordTooLargeError, RefusedError
+from airflow_provider_exactlyonce.kafka import preflight, record_batch
+from airflow_provider_exactlyonce.kafka.columns import as_binary, flat_numbers
+from airflow_provider_exactlyonce.kafka.compression import UNCOMPRESSED, Compression, Shrinkage
+from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
+from airflow_provider_exactlyonce.kafka.record_batch import Body, OversizedRecord, RefusedRecord
+from airflow_provider_exactlyonce.kafka.transaction import add_partitions, produce
+from airflow_provider_exactlyonce.kafka.wire import Producer, WireClient
+from airflow_provider_exactlyonce.streaming.commit.arrow_batching import Drawing
+from airflow_provider_exactlyonce.streaming.commit.row_router import SHARES_PROPERTY, TaskShare, Tee
+from airflow_provider_exactlyonce.streaming.commit.topic_routing import Router, by_topic
+from airflow_provider_exactlyonce.streaming.sequencer.client import (
+    Address,
+    SequencerClient,
+    Turn,
+    attempt_secret,
+    first_place,
+)
+from airflow_provider_exactlyonce.streaming.sequencer.core import TopicPartition
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
+
+if TYPE_CHECKING:
+    from pyspark import TaskContext
+    from pyspark.sql import DataFrame
+
+FLUSH_BYTES_MINIMUM: Final = 1 << 20
+FLUSH_BYTES_MAXIMUM: Final = 8 << 20
+_FLUSH_GROWTH_MAXIMUM: Final = 4
+_FLUSHES_QUEUED: Final = 2
+_NO_PARTITION: Final = -1
+REQUEST_BYTES: Final = 1 << 20  # of several bodies; Kafka's own producer has the same limit
+CANDIDATES: Final = 64  # also the most bodies of a request; of more, hardly one is free, and the question gets long
+
+_BYTES: Final = ("key", "value")
+
+RESULT_SCHEMA: Final = "task INT, written STRING"
+
+#: The local property of a Spark job that names the open batch attempt; a job without it writes nothing.
+ATTEMPT_PROPERTY: Final = "exactlyonce.attempt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterSettings:
+    """What the tasks of all batches of a query share.
+
+    :param config: client configuration in librdkafka's names
+    :param sequencer_key: of which a batch attempt's secret is made
+    :param topic: where rows without a topic of their own go, None when each has one
+    """
+
+    config: Mapping[str, str] = field(repr=False)
+    sequencer_key: bytes = field(repr=False)
+    transactional_id: str
+    topic: str | None
+    compression: Compression = UNCOMPRESSED
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteTask:
+    """What a task of a batch attempt needs to know.
+
+    :param targets: the topics that the driver knows; a task looks up others
+    :param first_task: the number of the attempt's first task in this Spark job
+    """
+
+    settings: WriterSettings
+    sequencer: Address
+    producer: Producer
+    targets: Mapping[str, TopicFacts]
+    first_task: int = 0
+
+
+def describe(task: WriteTask, attempt: str) -> str:
+    """Return the value of :data:`ATTEMPT_PROPERTY`. Nothing in it is secret: Spark shows and logs such properties.
+
+    :param attempt: the attempt's name
+    """
+    return json.dumps(
+        {
+            "attempt": attempt,
+            "sequencer": [task.sequencer.host, task.sequencer.port],
+            "producer": [task.producer.id, task.producer.epoch],
+            "targets": [asdict(target) for target in task.targets.values()],
+            "first_task": task.first_task,
+        }
+    )
+
+
+def _described(text: str, settings: WriterSettings) -> WriteTask:
+    found = json.loads(text)
+    host, port = found["sequencer"]
+    producer, epoch = found["producer"]
+    return WriteTask(
+        settings=settings,
+        sequencer=Address(host=host, port=port, secret=attempt_secret(settings.sequencer_key, found["attempt"])),
+        producer=Producer(id=producer, epoch=epoch),
+        targets={target["name"]: TopicFacts(**target) for target in found["targets"]},
+        first_task=found["first_task"],
+    )
+
+
+def write_stage(records: DataFrame, settings: WriterSettings | None, shares: Sequence[TaskShare] = ()) -> DataFrame:
+    """Return the frame whose tasks write these records, a row in :data:`RESULT_SCHEMA` each.
+
+    It is planned once, with the query; what differs from batch to batch comes in :data:`ATTEMPT_PROPERTY` and
+    :data:`airflow_provider_exactlyonce.streaming.commit.row_router.SHARES_PROPERTY`.
+
+    :param records: the columns of :func:`airflow_provider_exactlyonce.streaming.sinks.kafka.columns.encode`, and those
+        of the other sinks' shares
+    :param settings: None for a pipeline without a Kafka sink
+    :param shares: the other sinks
+    """
+
+    def write_partition(batches: Any) -> Any:
+        return write(batches, settings, shares)
+
+    if settings is not None:
+        # Spark copies a binary value once more for each of its own rows and for Arrow, a string never. It does not look
+        # at a string's bytes on the way.
+        records = records.withColumns({name: records[name].cast("string") for name in _BYTES})
+    return records.mapInArrow(write_partition, RESULT_SCHEMA)
+
+
+@dataclass
+class _Sums:
+    rows: int = 0
+    digest: int = 0
+
+    def add(self, rows: int, digest: int) -> None:
+        self.rows += rows
+        self.digest = (self.digest + digest) % 2**64
+
+
+_clients: dict[str, WireClient] = {}
+_shrinkages: dict[tuple[str, Compression], Shrinkage] = {}
+
+
+def _client(config: Mapping[str, str]) -> WireClient:
+    """Return this worker process's connection; Spark reuses worker processes, so it serves many tasks."""
+    key = json.dumps(dict(config), sort_keys=True)
+    if key not in _clients:
+        _clients[key] = WireClient(config)
+        gc.freeze()  # Spark has every worker look for garbage after each task, and all that is imported is none
+    return _clients[key]
+
+
+def _shrinkage(target: TopicFacts, compression: Compression) -> Shrinkage:
+    """Return what this worker process has seen of a topic; it serves many tasks."""
+    kept = compression if target.keeps(compression.codec) else UNCOMPRESSED
+    return _shrinkages.setdefault((target.topic_id, kept), Shrinkage(kept))
+
+
+def write(
+    batches: Iterator[pa.RecordBatch], settings: WriterSettings | None, shares: Sequence[TaskShare] = ()
+) -> Iterator[pa.RecordBatch]:
+    """Write one Spark partition's rows, or only sum them up when the job has no batch attempt.
+
+    :param batches: as the records of :func:`write_stage`
+    :returns: one row in :data:`RESULT_SCHEMA`; ``written`` is JSON: ``kafka`` is [[topic, partition, rows, digest], …],
+        the partition -1 for rows that were only summed up; ``shares`` is
+        :data:`airflow_provider_exactlyonce.streaming.commit.row_router.ShareAnswers`, and ``drawn``
+        :class:`airflow_provider_exactlyonce.streaming.commit.arrow_batching.Drawn`
+    :raises RecordTooLargeError: when a record is above the topic's limit; the text is marked
+    :raises RecordRefusedError: when a record's topic or partition does not exist; the text is marked
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        raise RuntimeError("write() runs in a Spark task")
+    number = context.partitionId()
+    drawing = Drawing(batches)
+    with Tee(shares, context.getLocalProperty(SHARES_PROPERTY), number) as tee:
+        rows = tee.passing(iter(drawing)) if shares else iter(drawing)
+        written = {} if settings is None else _write_records(rows, settings, context)
+        for _ in rows:  # without a Kafka sink nobody has drawn them
+            pass
+        told = tee.finish()
+    places = [[*place, count, digest] for place, (count, digest) in written.items()]
+    yield _answer(number, json.dumps({"kafka": places, "shares": told, "drawn": drawing.drawn}).encode())
+
+
+def _write_records(
+    rows: Iterator[pa.RecordBatch], settings: WriterSettings, context: TaskContext
+) -> dict[TopicPartition, tuple[int, int]]:
+    attempt = context.getLocalProperty(ATTEMPT_PROPERTY)
+    if attempt is None:
+        return _sum_up(rows, settings.topic)
+    task = _described(attempt, settings)
+    return write_rows(rows, task, task.first_task + context.partitionId(), context.attemptNumber())
+
+
+def _sum_up(batches: Iterator[pa.RecordBatch], default: str | None) -> dict[TopicPartition, tuple[int, int]]:
+    sums: dict[TopicPartition, _Sums] = {}
+    for batch in batches:
+        for topic, rows in by_topic(batch, default):
+            total = sums.setdefault(TopicPartition(topic, _NO_PARTITION), _Sums())
+            total.add(rows.num_rows, int(flat_numbers(rows["digest"], np.int64)[0].sum()))
+    return {place: (total.rows, total.digest) for place, total in sums.items()}
+
+
+def write_rows(
+    batches: Iterator[pa.RecordBatch], task: WriteTask, number: int, attempt: int
+) -> dict[TopicPartition, tuple[int, int]]:
+    """Write one task's rows; needs no Spark.
+
+    :param batches: as those of :func:`write`
+    :param number: the task's partition in the stage
+    :param attempt: Spark's attempt number
+    :returns: {topic-partition: (rows, digest)}
+    :raises RecordTooLargeError: when a record is above the topic's limit; the text is marked
+    :raises RecordRefusedError: when a record's topic or partition does not exist; the text is marked
+    """
+    with SequencerClient(task.sequencer, number, attempt) as sequencer:
+        router = Router(task.settings.topic, task.targets, lambda topic: _look_up(task, topic))
+        sender = _Sender(task, sequencer, number, router.targets)
+        for rows in _flushes(batches, _flush_bytes(task)):
+            for topic, selected, partitions in router.route(rows):
+                sender.put(topic, _encode(selected, partitions, topic, router.targets[topic], task))
+        sums = sender.finish()
+        sequencer.done()
+    return {place: (total.rows, total.digest) for place, total in sums.items()}
+
+
+def _answer(task: int, written: bytes) -> pa.RecordBatch:
+    """Return one row in :data:`RESULT_SCHEMA`, from buffers: Arrow's own builders import pandas, a second of CPU."""
+    lengths = pa.py_buffer(struct.pack("<ii", 0, len(written)))
+    columns = [
+        pa.Array.from_buffers(pa.int32(), 1, [None, pa.py_buffer(struct.pack("<i", task))]),
+        pa.Array.from_buffers(pa.string(), 1, [None, lengths, pa.py_buffer(written)]),
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=["task", "written"])
+
+
+def _flush_bytes(task: WriteTask) -> int:
+    """Return how many bytes to encode at a time: what fills a body for every partition, and stays in the cache."""
+    known = task.targets.get(task.settings.topic or "")
+    if known is None:
+        return FLUSH_BYTES_MAXIMUM
+    full_bytes = _shrinkage(known, task.settings.compression).plain_bytes(known.batch_bytes_maximum)
+    # Of bodies that are compressed to a tenth many more bytes are worth a request.
+    most = FLUSH_BYTES_MAXIMUM * max(1, min(full_bytes // known.batch_bytes_maximum, _FLUSH_GROWTH_MAXIMUM))
+    return int(min(max(0.9 * known.partitions * full_bytes, FLUSH_BYTES_MINIMUM), most))
+
+
+def _flushes(batches: Iterator[pa.RecordBatch], flush_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Join Spark's small Arrow batches, so that bodies are worth a request."""
+    gathered: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for batch in batches:
+        if batch.num_rows:
+            gathered.append(batch)
+            size_bytes += batch.nbytes
+        if size_bytes >= flush_bytes:
+            yield _joined(gathered)
+            gathered, size_bytes = [], 0
+    if gathered:
+        yield _joined(gathered)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    joined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)  # which copies even a single one
+    for name in _BYTES:
+        joined = joined.set_column(joined.schema.get_field_index(name), name, as_binary(joined[name]))
+    return joined
+
+
+def _look_up(task: WriteTask, topic: str) -> TopicFacts:
+    """Check a topic that only a row has named; the driver looks at its number of replicas before the commit."""
+    try:
+        return preflight.check_topics(_client(task.settings.config), sinks=[topic], allow_single_replica=True)[topic]
+    except RefusedError as error:
+        raise RecordRefusedError(mark(RecordRefusedError, f"a record's topic can't be written: {error}")) from error
+
+
+def _encode(
+    rows: pa.RecordBatch, partitions: NDArray[np.int32], topic: str, target: TopicFacts, task: WriteTask
+) -> list[Body]:
+    limit, shrinkage = target.batch_bytes_maximum, _shrinkage(target, task.settings.compression)
+    try:
+        bodies = record_batch.encode_bodies(
+            rows["key"],
+            rows["value"],
+            rows["digest"],
+            partitions,
+            timestamps=_timestamps(rows, target),
+            headers=rows["headers"] if "headers" in rows.schema.names else None,
+            body_bytes_maximum=limit,
+            compression=task.settings.compression,
+            plain_bytes_maximum=shrinkage.plain_bytes(limit),
+        )
+    except OversizedRecord as error:
+        raise RecordTooLargeError(mark(RecordTooLargeError, f"topic {topic}: {error}")) from error
+    except RefusedRecord as error:
+        raise RecordRefusedError(mark(RecordRefusedError, f"topic {topic}: {error}")) from error
+    shrinkage.saw(((body.plain_bytes, len(body.payload)) for body in bodies), limit)
+    return bodies
+
+
+def _timestamps(rows: pa.RecordBatch, target: TopicFacts) -> int | NDArray[np.int64]:
+    """Return the rows' own timestamps, and the present for those without.
+
+    :raises RecordRefusedError: when the topic takes only timestamps nearer to the present; the text is marked
+    """
+    now = int(time.time() * 1000)
+    if "timestamp" not in rows.schema.names:
+        return now
+    numbers, valid = flat_numbers(rows["timestamp"], np.int64)
+    timestamps = numbers if valid is None else np.where(valid, numbers, now)
+    try:
+        target.check_timestamps(int(timestamps.min()), int(timestamps.max()), now)
+    except RecordRefusedError as error:
+        raise RecordRefusedError(mark(RecordRefusedError, str(error))) from error
+    return timestamps
+
+
+class _Sender:
+    """Sends bodies in a thread of its own, a flush at a time, each flush beginning at another partition."""
+
+    def __init__(
+        self, task: WriteTask, sequencer: SequencerClient, number: int, targets: Mapping[str, TopicFacts]
+    ) -> None:
+        self._task = task
+        self._sequencer = sequencer
+        self._number = number
+        self._targets = targets
+        self._flushes = 0
+        self._sums: dict[TopicPartition, _Sums] = {}
+        self._added: set[TopicPartition] = set()
+        self._error: BaseException | None = None
+        self._queue: queue.Queue[tuple[str, list[Body]] | None] = queue.Queue(_FLUSHES_QUEUED)
+        self._thread = threading.Thread(target=self._run, name="kafka-sender", daemon=True)
+        self._thread.start()
+
+    def put(self, topic: str, bodies: list[Body]) -> None:
+        """Hand over a flush's bodies for one topic; waits while enough are queued."""
+        self._raise_if_failed()
+        self._queue.put((topic, bodies))
+
+    def finish(self) -> dict[TopicPartition, _Sums]:
+        """Wait until everything is acknowledged; return what was written to each partition."""
+        self._queue.put(None)
+        self._thread.join()
+        self._raise_if_failed()
+        return self._sums
+
+    def _raise_if_failed(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while (flush := self._queue.get()) is not None:
+            if self._error is None:
+                try:
+                    self._send(*flush)
+                except BaseException as error:
+                    self._error = error
+
+    def _send(self, topic: str, bodies: list[Body]) -> None:
+        """Send bodies in the order in which their partitions are free; those of one partition stay in order."""
+        self._flushes += 1
+        count = self._targets[topic].partitions
+        first = first_place(self._number, count) + self._flushes
+        unsent: dict[int, deque[Body]] = {}
+        for body in sorted(bodies, key=lambda body: (body.partition - first) % (count + 1)):
+            unsent.setdefault(body.partition, deque()).append(body)
+        keyless = unsent.pop(count, deque())
+        while unsent:
+            offered = list(islice(unsent, CANDIDATES))
+            turns = self._sequencer.ask(topic, offered, most=_together(unsent[partition][0] for partition in offered))
+            self._add(topic, turns, unsent)
+            in_turn = [unsent[turn.partition].popleft() for turn in turns]
+            for turn in turns:
+                if not unsent[turn.partition]:
+                    del unsent[turn.partition]
+            self._append(topic, turns, in_turn, asks_next=bool(unsent or keyless))
+        while keyless:
+            turns = self._sequencer.ask(topic, [(first + step) % count for step in range(min(count, CANDIDATES))])
+            self._add(topic, turns, [turn.partition for turn in turns])
+            self._append(topic, turns, [keyless.popleft()], asks_next=bool(keyless))
+
+    def _add(self, topic: str, turns: Sequence[Turn], partitions: Iterable[int]) -> None:
+        """Make the turns' partitions part of the transaction, and in the same request all others with records."""
+        if all(not turn.add or TopicPartition(topic, turn.partition) in self._added for turn in turns):
+            return
+        task = self._task
+        places = {TopicPartition(topic, partition) for partition in partitions} - self._added
+        client, numbers = _client(task.settings.config), [place.partition for place in places]
+        with _marked():
+            add_partitions(client, task.settings.transactional_id, task.producer, topic, numbers)
+        self._added |= places
+
+    def _append(self, topic: str, turns: Sequence[Turn], bodies: Sequence[Body], *, asks_next: bool) -> None:
+        """Append each turn's body, all at once, and give the turns back."""
+        task = self._task
+        stamped = {
+            turn.partition: b"".join(
+                record_batch.stamp(
+                    body, producer_id=task.producer.id, epoch=task.producer.epoch, base_sequence=turn.sequence
+                )
+            )
+            for turn, body in zip(turns, bodies, strict=True)
+        }
+        with _marked():
+            offsets = produce(_client(task.settings.config), task.settings.transactional_id, topic, stamped)
+        for number, (turn, body) in enumerate(zip(turns, bodies, strict=True), 1):
+            place = TopicPartition(topic, turn.partition)
+            self._sequencer.release(place, body.records, offsets[turn.partition], more=asks_next or number < len(turns))
+            self._sums.setdefault(place, _Sums()).add(body.records, body.digest)
+
+
+def _together(bodies: Iterable[Body]) -> int:
+    """Return how many of the bodies, whichever they are, go in one request; others wait for them meanwhile."""
+    largest_first = sorted((len(body.payload) for body in bodies), reverse=True)
+    return max(1, sum(total <= REQUEST_BYTES for total in accumulate(largest_first)))
+
+
+@contextlib.contextmanager
+def _marked() -> Iterator[None]:
+    """Mark the text of what Kafka refuses, so that the driver knows it among a task's errors."""
+    try:
+        yield
+    except (RecordRefusedError, RefusedError) as error:
+        raise type(error)(mark(type(error), str(error))) from error

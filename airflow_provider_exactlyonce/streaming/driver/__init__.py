@@ -1,0 +1,4 @@
+"""The process that runs one pipeline, or one backfill of it: options, signals, status, savepoints, end.
+
+It puts the other rooms of ``streaming`` together; none of them imports it.
+"""

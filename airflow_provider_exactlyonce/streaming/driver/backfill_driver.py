@@ -1,0 +1,437 @@
+"""The driver of a backfill: runs a part of a pipeline's source again, beside the pipeline, and ends.
+
+It has a home, a lineage, a transactional.id and a ledger of its own, so that the pipeline is not touched: it may run,
+stop, be upgraded meanwhile. Only one backfill of a pipeline runs at a time. Each batch that is written is committed as
+the pipeline's are; a last record, without rows, says that the backfill is done and what it gave. Whoever asks for the
+same again finds that record, and nothing is run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.backfill import progress, results, workspace
+from airflow_provider_exactlyonce.backfill.begin import Start, begin
+from airflow_provider_exactlyonce.backfill.plan import Step, Terms, plan
+from airflow_provider_exactlyonce.backfill.progress import Done
+from airflow_provider_exactlyonce.backfill.request import BackfillRequest, Output
+from airflow_provider_exactlyonce.backfill.resolve import positions_to_json
+from airflow_provider_exactlyonce.backfill.workspace import Begun
+from airflow_provider_exactlyonce.checkpoint import lineages
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.recovery import write_start
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.status import DriverState
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, StopRequestedError
+from airflow_provider_exactlyonce.kafka import preflight
+from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
+from airflow_provider_exactlyonce.ledger import records
+from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.ledger.records import (
+    KAFKA,
+    CommitRecord,
+    SourceRanges,
+    backfill_pipeline,
+    ledger_topic,
+)
+from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
+from airflow_provider_exactlyonce.streaming.analysis import determinism, feedback
+from airflow_provider_exactlyonce.streaming.analysis.executed_batch import ExecutedBatch
+from airflow_provider_exactlyonce.streaming.analysis.late_rows import LateRowsPolicy
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import check_sources, tree
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids
+from airflow_provider_exactlyonce.streaming.driver.driver import Driver, sequencer_endpoint
+from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
+from airflow_provider_exactlyonce.streaming.job.kafka_source import topic_of_mark
+from airflow_provider_exactlyonce.streaming.replay.backfill_batches import BackfillBatches
+from airflow_provider_exactlyonce.streaming.replay.backfill_steps import BackfillSteps
+from airflow_provider_exactlyonce.streaming.replay.replay import OneStartPerBatchError
+from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
+from airflow_provider_exactlyonce.streaming.spark.steering import missing_part, wait_until_gone
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
+
+log = logging.getLogger("exactlyonce")
+
+#: The last record of a backfill is what keeps it from being written twice: none of them ever goes.
+_KEEP_ALL: Final = LedgerRetention(commits=10**12)
+
+
+class BackfillDriver(Driver):
+    """Runs one backfill; :meth:`run` is called once."""
+
+    def __init__(self, pipeline: Pipeline, options: DriverOptions) -> None:
+        super().__init__(pipeline, replace(options, until="available"))
+        self._report.tell(pipeline=backfill_pipeline(pipeline.name))
+        self._asked: Final = workspace.asked_of(options.home)
+        self._sink: Final = _sink(pipeline, self._asked.request)
+        self._late: Final = _late(pipeline, self._sink)
+
+    @override
+    def _drive(self) -> None:
+        if self._asked.pipeline != self._pipeline.name:
+            raise RefusedError(
+                f"the job declares pipeline {self._pipeline.name}, and the backfill is of {self._asked.pipeline}"
+            )
+        home = self._options.home
+        with workspace.turn(home, self._give_up):
+            self._report.own(alone=True)  # who has the turn
+            self._report.tell()
+            start = begin(home, self._options.config, self._pipeline.version, self._topics)
+            done = self._run_again(start.begun, start.done) if isinstance(start, Start) else start
+            workspace.write_result(home, done)
+            workspace.forget(home)
+
+    @property
+    def _topics(self) -> list[str]:
+        return self._pipeline.topics_read
+
+    def _run_again(self, begun: Begun, done: Done | None) -> Mapping[str, Any]:
+        run = self._open_run(
+            self._options.home,
+            backfill_pipeline(self._pipeline.name),
+            RunOptions(
+                config=self._options.config,
+                token=self._options.token,
+                version=begun.version,
+                transaction_timeout_milliseconds=self._pipeline.transaction_timeout_seconds * 1000,
+                accept_home=True,  # they have one identity in common, and a directory each
+                allow_single_replica=self._options.allow_single_replica,
+                ledger_retention=_KEEP_ALL,
+                backfill=begun.name,
+                plan=begun.resolved.to_json(),
+            ),
+        )
+        topics = self._check_topics(run)
+        steps = self._plan_steps(begun, {name: topic.topic_id for name, topic in topics.items()})
+        spark = self._open_session()
+        with SequencerListener(sequencer_endpoint(spark)) as listener:
+            return self._execute(spark, run, listener, topics, begun, steps, done)
+
+    def _plan_steps(self, begun: Begun, topic_ids: Mapping[str, str]) -> list[Step]:
+        request = self._asked.request
+        limits = {
+            source.topic: source.max_offsets_per_trigger
+            for source in self._pipeline.sources.values()
+            if source.max_offsets_per_trigger
+        }
+        terms = Terms(state=request.state, kind=request.kind, version=begun.version, limits=limits)
+        with LedgerReader(self._options.config, self._asked.pipeline) as reader:
+            tail = reader.tail()
+            check_topic_ids(topic_ids, tail)
+            if tail is None:
+                return plan(begun.resolved, terms, ())
+            return plan(begun.resolved, terms, reader.commits(begun.resolved.base_commit + 1))
+
+    def _execute(
+        self,
+        spark: SparkSession,
+        run: Run,
+        listener: SequencerListener,
+        topics: Mapping[str, TopicFacts],
+        begun: Begun,
+        steps: list[Step],
+        done: Done | None,
+    ) -> Mapping[str, Any]:
+        config = self._options.config
+        result = self._result(spark)
+        check_sources(result)
+        self._check_deterministic(steps, determinism.find(result))
+        order = _order(result)
+        declared = self._pipeline.kafka_sink("a backfill")
+        if self._asked.request.topic and declared.topic_column:
+            result = result.drop(declared.topic_column)
+
+        def bad_source_records(ranges: SourceRanges) -> DataFrame | None:
+            return self._pipeline.bad_source_records(spark, config, self._sink.bad_topic, ranges)
+
+        sink = KafkaTransaction(
+            self._sink,
+            run,
+            targets={topic: topics[topic] for topic in self._sink_topics()},
+            bad_source_records=bad_source_records if self._sink.diverts else None,
+            listener=listener,
+            stop_requested=lambda: self._stop_reason() is not None,
+            allow_feedback=self._pipeline.allow_feedback,
+            mark=begun.name if self._asked.request.kind is Output.REEMIT else None,
+            executed=lambda batch: ExecutedBatch(spark, batch.lineage),
+            late=self._late,
+        )
+        stream = sink.prepare(result)
+        with LedgerReader(config, run.pipeline) as reader:
+            lineage, done = self._lineage(begun, order, done, reader.tail())
+        self._start_run(run, spark)
+        workspace.note_ledger(run.home, run.tail)
+        written = self._written(begun, topics)
+        if written.result is not None:
+            return written.result
+        last = max((step.commit or 0 for step in steps), default=0)
+        told = BackfillSteps(
+            spark,
+            Checkpoint(run.home.checkpoint(lineage.id)),
+            steps,
+            commits=RecordedCommits(LedgerReader(config, self._asked.pipeline), begun.resolved.base_commit + 1, last)
+            if last
+            else None,
+            topics=order,
+            done=done,
+            written=written.batches if self._writes else None,
+        )
+        try:
+            self._report.tell(state=DriverState.RUNNING, progressed=time.time())
+            self._run_steps(spark, run, stream, sink, told)
+            return self._complete(run, begun, told)
+        finally:
+            told.close()
+
+    @property
+    def _writes(self) -> bool:
+        return self._asked.request.kind is not Output.COMPARE
+
+    def _written(self, begun: Begun, topics: Mapping[str, TopicFacts]) -> results.Written:
+        """Return what is written, now that the claim keeps others from writing more.
+
+        :raises RefusedError: when a topic that has it was recreated since
+        :raises ExactlyOnceError: when a request in other words has begun meanwhile
+        """
+        written = results.written_of(self._options.config, self._asked.pipeline, begun.name)
+        if written.begun is not None and not begun.resolved.writes_the_same(written.begun):
+            raise ExactlyOnceError(
+                f"backfill {begun.name} was begun elsewhere meanwhile, as another range of the source. Start it again"
+            )
+        for record in written.batches:
+            for topic, known in {**record.source_topic_ids, **record.sink_topic_ids}.items():
+                if topic in topics and topics[topic].topic_id != known:
+                    raise RefusedError(
+                        f"topic {topic} was recreated since backfill {begun.name} has written {len(written.batches)} "
+                        "batches: what it held is gone. Ask for another topic, or for what is missing by its offsets"
+                    )
+        return written
+
+    def _run_steps(
+        self, spark: SparkSession, run: Run, stream: DataFrame, sink: KafkaTransaction, steps: BackfillSteps
+    ) -> None:
+        checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
+        batches = BackfillBatches(
+            run,
+            sink,
+            steps,
+            checkpoint,
+            writes=self._writes,
+            accept_nondeterminism=self._options.accept_nondeterminism,
+            max_batch_attempts=self._pipeline.max_batch_attempts,
+            stop_reason=self._stop_reason,
+            tell=self._tell_batch,
+            progressed=lambda: self._report.tell(progressed=time.time()),
+        )
+        impossible = missing_part(spark)
+        while steps.prepare(once=impossible is not None):
+            query = self._start_query(stream, checkpoint.path, batches, once=impossible is not None)
+            steps.attach(query)
+            try:
+                self._wait(query, run, batches)
+            except OneStartPerBatchError as error:
+                impossible = str(error)
+                log.warning("%s; each batch gets a start of its own", error)
+                continue
+            wait_until_gone(spark, query)
+            steps.check_progress()
+
+    def _complete(self, run: Run, begun: Begun, steps: BackfillSteps) -> Mapping[str, Any]:
+        """Write the record that ends the backfill; returns the result."""
+        done = steps.done
+        written = results.written_of(self._options.config, self._asked.pipeline, begun.name)
+        result = results.describe(
+            self._asked.pipeline,
+            self._asked.request,
+            begun,
+            written.batches,
+            suppressed=steps.suppressed,
+            compared=steps.compared,
+            differences=list(done.differences.values()),
+            diverged=list(done.diverged.values()),
+        )
+        before = run.tail.place
+        run.session.begin()
+        now = int(time.time() * 1000)
+        record = CommitRecord(
+            pipeline=run.pipeline,
+            commit=before.commit + 1,
+            lineage=run.lineage.id,
+            batch=done.batch + 1,
+            run=run.number,
+            version=begun.version,
+            source=results.ends_as_ranges(begun.resolved.ends),
+            source_topic_ids={},
+            sink={},
+            offsets="",
+            watermark=0,
+            batch_timestamp=now,
+            rows=0,
+            digest=0,
+            producer_id=run.session.producer.id,
+            epoch=run.session.producer.epoch,
+            started=now,
+            committed=now,
+            before=before,
+            backfill=begun.name,
+            result=result,
+            late_total=run.tail.commit.late_total if run.tail.commit is not None else 0,
+        )
+        offset = run.session.write(ledger_topic(run.pipeline), 0, record.key, records.encode(record))
+        run.session.commit(lambda: self._stop_reason() is not None)
+        run.committed(record, offset)
+        workspace.note_ledger(run.home, run.tail)
+        failpoints.reach("backfill-done")
+        log.info("backfill %s is done: %s", begun.name, json.dumps(result))
+        return result
+
+    # -- lineage --------------------------------------------------------------------------------------------------
+
+    def _lineage(
+        self, begun: Begun, order: list[str], done: Done | None, tail: LedgerTail | None
+    ) -> tuple[Lineage, Done]:
+        """Make the backfill's lineage, or find it, and let it follow what other backfills have committed since."""
+        home = self._options.home
+        lineage = home.current() if done is not None else None
+        if lineage is None or done is None:
+            lineages.remove_unfinished(home.lineages, None)  # it is this backfill's turn
+            lineage = self._made(begun, order)
+            done = Done(base=lineage.base_batch)
+            progress.write(Checkpoint(home.checkpoint(lineage.id)), done)
+            home.use(lineage.id)
+            failpoints.reach("backfill-prepared")
+        claim = tail.claim if tail is not None else None
+        lineage = replace(
+            lineage,
+            cluster_id=tail.cluster_id if tail is not None else None,
+            ledger_topic_id=tail.topic_id if tail is not None else None,
+            last_commit=tail.place.commit if tail is not None else 0,
+            parent_run=claim.run if claim is not None else 0,
+            parent_commit=tail.place.commit if tail is not None else 0,
+        )
+        home.remember(lineage)
+        return lineage, done
+
+    def _made(self, begun: Begun, order: list[str]) -> Lineage:
+        home, resolved = self._options.home, begun.resolved
+        if resolved.savepoint is None:
+            lineage = Lineage(id=str(uuid.uuid4()))
+            checkpoint = home.checkpoint(lineage.id)
+            checkpoint.mkdir(parents=True, mode=0o700)
+            (checkpoint / "metadata").write_text(json.dumps({"id": lineage.id}, separators=(",", ":")))
+            begins = positions_to_json(resolved.begins)
+            for number, topic in enumerate(order):
+                write_start(checkpoint / "sources" / str(number), json.dumps({topic: begins.get(topic, {})}))
+            home.remember(lineage)
+            return lineage
+        savepoints = Savepoints(Home(self._asked.home).savepoints)
+        savepoint = savepoints.get(resolved.savepoint)
+        lineage = Lineage(id=str(uuid.uuid4()), base_batch=savepoint.batch, savepoint=savepoint.id)
+        source = savepoints.checkpoint(savepoint.id).path
+        lineages.make(home.lineages / lineage.id, source, savepoint.files, lineage)
+        return lineage
+
+    # -- what differs from a pipeline's driver --------------------------------------------------------------------
+
+    @override
+    def _check_topics(self, run: Run) -> dict[str, TopicFacts]:
+        return preflight.check_topics(
+            run.client,
+            sources=self._topics,
+            sinks=self._sink_topics(),
+            ledger=ledger_topic(run.pipeline),
+            user=self._options.config.get("sasl.username"),
+            allow_single_replica=self._options.allow_single_replica,
+        )
+
+    def _sink_topics(self) -> list[str]:
+        return [*self._sink.topics, *([self._late.topic] if self._late.topic is not None else [])]
+
+    @override
+    def _stopped(self, run: Run | None) -> int:
+        return self._end(DriverState.STOPPED)  # its checkpoint stays: it goes on from there
+
+    def _tell_batch(self, record: CommitRecord) -> None:
+        self._report.tell(
+            commit=record.commit,
+            committed=record.committed / 1000,
+            batch=record.batch,
+            commits_of_run=self._report.status.commits_of_run + 1,
+            rows=self._report.status.rows + record.rows,
+            rows_by_sink={KAFKA: self._report.status.rows + record.rows},
+            records=self._report.status.records + (record.records or 0),
+            late_rows=self._report.status.late_rows + (record.late_rows or 0),
+            late_total=record.late_total,
+            watermark=record.watermark,
+        )
+
+    def _give_up(self) -> None:
+        reason = self._stop_reason()
+        if reason is not None:
+            raise StopRequestedError(reason)
+
+    def _check_deterministic(self, steps: list[Step], unsure: list[str]) -> None:
+        exact = [step.commit for step in steps if step.exact]
+        if exact and unsure and not self._options.accept_nondeterminism:
+            raise RefusedError(
+                f"commits {exact[0]} to {exact[-1]} of pipeline {self._pipeline.name} have to be run again, and the "
+                f"job may give other rows each time: {'; '.join(unsure)}. Make it deterministic, or accept that state "
+                "and output may differ: --accept-nondeterminism"
+            )
+
+
+def _sink(pipeline: Pipeline, request: BackfillRequest) -> KafkaSink:
+    """Return where the rows go; offsets of a consumer group follow the pipeline's alone.
+
+    :raises RefusedError: when the pipeline has sinks that a backfill can't serve
+    """
+    if others := [share.sink.name for share in pipeline.shares.others]:
+        raise RefusedError(
+            f"pipeline {pipeline.name} has the sink {others[0]}, and a backfill writes to Kafka only: run it with a "
+            "version of the job that has only a KafkaSink"
+        )
+    sink = pipeline.kafka_sink("a backfill")
+    if request.topic is None:
+        return replace(sink, offsets_group=None)
+    if request.topic in sink.topics:
+        raise RefusedError(
+            f"{request.topic} is a topic of the pipeline's own sink, and nobody could tell the backfill's rows apart "
+            "there: ask for output 'reemit', which marks them"
+        )
+    other = replace(sink, offsets_group=None, topic=request.topic, topic_column=None, bad_records_topic=None)
+    feedback.check_topics(pipeline.name, other.topics, pipeline.topics_read, allowed=pipeline.allow_feedback)
+    return other
+
+
+def _late(pipeline: Pipeline, sink: KafkaSink) -> LateRowsPolicy:
+    """Return what becomes of late rows: those that go to a topic stand beside the backfill's rows."""
+    declared = pipeline.late_rows
+    if declared.topic is None or sink.topic == pipeline.kafka_sink("a backfill").topic:
+        return declared
+    return replace(declared, topic=f"{sink.topic}.late")
+
+
+def _order(result: DataFrame) -> list[str]:
+    """Return the sources' topics in the order in which Spark numbers them."""
+    found = [
+        topic_of_mark(node, node.getClass().getSimpleName()) for node in tree(result._jdf.queryExecution().analyzed())
+    ]
+    return list(dict.fromkeys(topic for topic in found if topic is not None))

@@ -1,0 +1,103 @@
+"""What a driver is started with: its command line and its environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka import config as kafka_config
+from airflow_provider_exactlyonce.policies.termination import FOREVER, FORMS, target_of
+from airflow_provider_exactlyonce.streaming import settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverOptions:
+    """What a driver is started with.
+
+    :param until: ``available`` ends when all that was available at the start is committed; ``forever`` doesn't end;
+        others end at a target, see :mod:`airflow_provider_exactlyonce.policies.termination`
+    :param goal: name under which the target is kept for later starts of the same run
+    :param backfill: the home is that of a backfill, which is run and ends
+    :param interval: Spark's processing-time trigger, but for ``available``; None for what the pipeline says
+    """
+
+    home: Home
+    config: dict[str, str] = field(repr=False)
+    token: str
+    until: str = FOREVER
+    goal: str | None = None
+    interval: str | None = None
+    accept_home: bool = False
+    allow_single_replica: bool = False
+    accept_nondeterminism: bool = False
+    allow_empty_state: bool = False
+    backfill: bool = False
+
+
+def add_arguments(add: Callable[..., object]) -> None:
+    """Declare what the command line takes.
+
+    :param add: :meth:`argparse.ArgumentParser.add_argument`, or what stands for it
+    """
+    add("--home", required=True, help="the pipeline's home directory; made if absent")
+    add(
+        "--until",
+        default=FOREVER,
+        help=f"{FORMS}; available: end when all that is available now is committed (default: forever)",
+    )
+    add("--goal", help="name under which the target of --until is kept for the run's later starts")
+    add("--interval", help="trigger interval (default: the job's, or as soon as there is data)")
+    add("--bootstrap-servers", help=f"Kafka brokers, instead of {settings.KAFKA_VARIABLE}")
+    add("--accept-home", action="store_true", help="the home was moved on purpose; it replaces the one in the ledger")
+    add(
+        "--allow-single-replica",
+        action="store_true",
+        help="accept topics with one replica on a cluster of several brokers, for development",
+    )
+    add(
+        "--accept-nondeterminism",
+        action="store_true",
+        help="replayed commits may give other rows than were committed: the state then differs from the output",
+    )
+    add(
+        "--allow-empty-state",
+        action="store_true",
+        help="if checkpoint and savepoints are lost, go on with empty state after the last commit",
+    )
+    add("--backfill", action="store_true", help="run the backfill that --home is of (started by exactlyonce backfill)")
+
+
+def parse_arguments(name: str, arguments: Sequence[str] | None) -> DriverOptions:
+    """Read the command line and the environment.
+
+    :raises RefusedError: when the Kafka configuration is missing
+    """
+    parser = argparse.ArgumentParser(
+        description=f"Run pipeline {name}.",
+        epilog=f"{settings.KAFKA_VARIABLE} has the brokers, or the whole Kafka configuration as JSON, in librdkafka's "
+        "names.",
+    )
+    add_arguments(parser.add_argument)
+    given = parser.parse_args(arguments)
+    try:
+        target_of(given.until)
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
+    return DriverOptions(
+        home=Home(given.home),
+        config=kafka_config.from_environment(given.bootstrap_servers),
+        token=os.environ.get(settings.TOKEN_VARIABLE) or str(uuid.uuid4()),
+        until=given.until,
+        goal=given.goal,
+        interval=given.interval,
+        accept_home=given.accept_home,
+        allow_single_replica=given.allow_single_replica,
+        accept_nondeterminism=given.accept_nondeterminism,
+        allow_empty_state=given.allow_empty_state,
+        backfill=given.backfill,
+    )

@@ -1,0 +1,155 @@
+"""What a driver tells of itself: its status document, and its last words."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.control import status
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
+from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
+from airflow_provider_exactlyonce.streaming.analysis.late_rows import shown
+
+log = logging.getLogger("exactlyonce")
+
+
+class DriverReport:
+    """A driver's account of itself. Written by any of its threads.
+
+    :param home: whose status document it is
+    :param token: the driver's start token
+    :param pipeline: its name
+
+    :ivar status: what was told last
+    :ivar batch_began: seconds since the epoch when the batch that is being written began, None between two
+    """
+
+    def __init__(self, home: Home, token: str, pipeline: str) -> None:
+        self.status = Status(pipeline=pipeline, token=token, state=DriverState.STARTING)
+        self.batch_began: float | None = None
+        self._home: Final = home
+        self._lock: Final = threading.Lock()
+        self._owned = False
+        self._alone = False
+        self._read: SourceRanges = {}  # of the last commit
+        self._available: Mapping[str, Mapping[int, int]] = {}
+
+    def own(self, *, alone: bool = False) -> None:
+        """Write the document from now on, unless a later run does.
+
+        :param alone: nobody else does, whatever it says
+        """
+        self._owned, self._alone = True, alone
+
+    def tell(self, **changes: Any) -> None:
+        """Change what is told."""
+        with self._lock:
+            self.status = replace(self.status, updated=time.time(), batch_began=self.batch_began, **changes)
+            if not self._owned:
+                return
+            shown = None if self._alone else status.read(self._home.status)
+            if shown is None or shown.token == self.status.token or shown.run < self.status.run:
+                status.write(self._home.status, self.status)
+
+    def read(self, source: SourceRanges) -> None:
+        """Note what the last commit has read, for the lag."""
+        self._read = source
+
+    def available(self, offsets: Mapping[str, Mapping[int, int]]) -> None:
+        """Tell the lag behind what can be read by now.
+
+        :param offsets: topic to partition to the offset after the last record that is decided
+        """
+        self._available = offsets
+        lag = self._lag()
+        self.tell(lag=lag, **({"progressed": time.time()} if lag == 0 else {}))
+
+    def committed(self, record: CommitRecord, seconds: float, *, before: bool) -> None:
+        """Tell of a commit.
+
+        :param seconds: how long its batch took
+        :param before: an earlier run has made it; nothing was written now
+        """
+        self._read = record.source
+        rows_per_second = record.primary_rows / seconds if seconds > 0 else 0.0
+        lag = self._lag()
+        own = 0 if before else 1
+        known = self.status
+        self.tell(
+            commit=record.commit,
+            batch=record.batch,
+            commits_of_run=known.commits_of_run + own,
+            rows=known.rows + own * record.primary_rows,
+            rows_by_sink={
+                name: known.rows_by_sink.get(name, 0) + own * rows for name, rows in record.rows_by_sink.items()
+            },
+            records=known.records + own * (record.records or 0),
+            late_rows=known.late_rows + own * (record.late_rows or 0),
+            late_total=record.late_total,
+            rows_per_second=rows_per_second,
+            lag=lag,
+            watermark=record.watermark,
+            committed=record.committed / 1000,
+            progressed=time.time(),
+        )
+        log.info(
+            "commit %d, batch %d: %s in %.2f s (%s rows/s)%s%s",
+            record.commit,
+            record.batch,
+            _given(record),
+            seconds,
+            f"{rows_per_second:,.0f}",
+            "" if lag is None else f", lag {lag:,}",
+            ", was committed before: state rebuilt, nothing written" if before else "",
+        )
+        if own and record.late:
+            log.warning("commit %d: rows that were late are left out: %s", record.commit, shown(record.late))
+
+    def ended(self, state: DriverState) -> None:
+        """Tell an end in order."""
+        self.tell(state=state)
+        self._leave_words()
+
+    def failed(self, error: Exception, known: ExactlyOnceError | None) -> int:
+        """Tell a failure; returns the exit code.
+
+        :param known: what it means, None for an error that is not ours
+        """
+        self.batch_began = None  # its attempt is aborted
+        described = DriverError(
+            kind=type(known or error).__name__,
+            decision=(known.decision if known else Decision.RESTART).value,
+            exit_code=known.exit_code if known else 1,
+            message=str(known or error),
+        )
+        self.tell(state=DriverState.FAILED, error=described)
+        self._leave_words()
+        return described.exit_code
+
+    def _leave_words(self) -> None:
+        """Leave last words under our own token: the status may be, or become, another driver's."""
+        if self._home.control.is_dir():  # a home that was mistyped stays untouched
+            status.write(self._home.account(self.status.token), self.status)
+
+    def _lag(self) -> int | None:
+        """Return how many source records are available and not committed, None while nothing is known."""
+        ends = [(topic, place, end) for topic, ranges in self._read.items() for place, (_, end) in ranges.items()]
+        if not (ends and self._available):
+            return None
+        return sum(max(0, self._available.get(topic, {}).get(place, end) - end) for topic, place, end in ends)
+
+
+def _given(record: CommitRecord) -> str:
+    """Return what a commit has read and what each sink was given, for a log."""
+    sinks = record.rows_by_sink
+    if len(sinks) > 1:
+        given = ", ".join(f"{rows:,} rows for {name}" for name, rows in sinks.items())
+    else:
+        given = f"{record.primary_rows:,} rows"
+    return given if record.records is None else f"{given} of {record.records:,} records"

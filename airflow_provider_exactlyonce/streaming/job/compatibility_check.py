@@ -1,0 +1,67 @@
+"""Checks a job against a savepoint: plans it in a local Spark session, without a broker and without data."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_exactlyonce.checkpoint import compatibility
+from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
+from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
+from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
+from airflow_provider_exactlyonce.checkpoint.versions import Report, Version
+from airflow_provider_exactlyonce.streaming.analysis.planned_state import PlanRefusedError, stateful_operators
+from airflow_provider_exactlyonce.streaming.job import loader
+from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+
+
+def check_compatibility(
+    job: Pipeline, savepoint: Savepoint, checkpoint: Path, spark: SparkSession, asked: Mapping[str, str] | None = None
+) -> Report:
+    """Tell whether a job can go on from a savepoint.
+
+    :param checkpoint: where the savepoint's checkpoint lies; only read
+    :param spark: a session to plan in; it gets the settings that the checkpoint fixes
+    :param asked: Spark settings that the job would be submitted with
+    :raises RefusedError: when the job's function fails, with its line
+    """
+    conf = Checkpoint(checkpoint).conf()
+    file = inspect.getsourcefile(job.function) or "the job"
+    with loader.blamed(file, f"the function of pipeline {job.name}"):
+        result = job.planned(spark)
+        description = job.describe(spark, result)
+    operators, refused = _planned(job, result, {**conf, _PARTITIONS: "1"}, file)
+    plan, wanted = description.plan, (asked or {}).get(_PARTITIONS)
+    new = Version(
+        pipeline=job.name,
+        spark_version=description.spark_version,
+        job_hash=description.job_hash,
+        output_mode=description.output_mode,
+        topics=tuple(one.topic for one in plan.sources) if plan else tuple(description.sources),
+        plan=plan,
+        operators=operators,
+        state_backend=job.state_backend.name if job.state_backend else None,
+        encoding=job.state_backend.encoding if job.state_backend else None,
+        partitions=int(wanted) if wanted else None,
+        result_schema=description.result_schema,
+        refused=refused,
+    )
+    return compatibility.compare(compatibility.of_savepoint(savepoint, conf), new)
+
+
+def _planned(
+    job: Pipeline, result: DataFrame, conf: Mapping[str, str], file: str
+) -> tuple[tuple[StatefulOperator, ...] | None, str | None]:
+    """Return the operators with state, or why Spark would not plan them."""
+    try:
+        return stateful_operators(result, job.output_mode, conf), None
+    except PlanRefusedError as error:
+        _, line = inspect.getsourcelines(job.function)
+        return None, f"{error} ({file}:{line})"

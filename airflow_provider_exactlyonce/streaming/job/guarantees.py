@@ -1,0 +1,318 @@
+"""The guarantee planner: what each link of a pipeline gives, and what is left of it from end to end.
+
+A source gives a replay or not, the engine a checkpoint, a sink rows that are not doubled by a replay. Records are lost
+if any link loses them; they are doubled if a sink doubles what is replayed and anything is replayed, or if it repeats
+by itself what it has. What neither happens to is exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.cli.output import pairs, table
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.analysis import feedback
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import Stream, undeclared_streams
+from airflow_provider_exactlyonce.streaming.job.checkpoint_config import CheckpointingMode
+from airflow_provider_exactlyonce.streaming.sinks.spi import (
+    IDEMPOTENT,
+    IDEMPOTENT_UNFENCED,
+    NEITHER,
+    TWO_PHASE_COMMIT,
+    WRITE_AHEAD_LOG,
+    WRITE_AHEAD_LOG_ASKED,
+    Sink,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
+    from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
+
+#: What is left when some records may be lost and others doubled.
+NO_GUARANTEE: Final = "none"
+
+#: Sources of Spark that are read again from the checkpoint's positions; the ledger knows these of Kafka only.
+_READ_AGAIN: Final = frozenset(
+    {"rate", "rate-micro-batch", "parquet", "json", "csv", "text", "orc", "avro", "xml", "delta", "statestore"}
+)
+#: Settings, by the last part of their names, with which Spark does not run batches one after the other.
+_NO_BATCHES: Final[Mapping[str, str]] = {
+    "asyncprogresstrackingenabled": "Spark writes a batch's offsets down after it ran: a crash repeats it with others",
+    "continuous": "a continuous trigger has no batches that a sink could commit",
+    "realtime": "a real-time trigger gives rows away before their batch is complete",
+}
+#: What a sink does about rows that it is given again.
+_SINKS: Final[Mapping[str, str]] = {
+    TWO_PHASE_COMMIT: "a batch's rows and its ledger entry become visible together",
+    IDEMPOTENT: "a batch that is written again changes nothing; readers may see older rows for a while",
+    IDEMPOTENT_UNFENCED: (
+        "a task of an older attempt that was frozen and comes late writes over what newer commits have written, for "
+        "good: name a commit_column"
+    ),
+    WRITE_AHEAD_LOG_ASKED: "what is logged is delivered once: the target is asked for what it has",
+    WRITE_AHEAD_LOG: "a delivery that was cut off is repeated, and the target can't be asked for what it has",
+    NEITHER: "a batch that is run again is written again",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One source, the engine, or one sink.
+
+    :param link: ``source``, ``engine`` or ``sink``
+    :param replayable: of a source: whether what was read can be read again
+    :param checkpointed: of a source, its position; of the engine, its state
+    :param writes: of a sink: how a replay does not double its rows, in the words of the SPI
+    :param loses: records may be lost here
+    :param doubles: records that are replayed may be doubled here
+    :param repeats: records may be doubled here even if no source replays them
+    """
+
+    link: str
+    name: str
+    reason: str
+    replayable: bool | None = None
+    checkpointed: bool | None = None
+    writes: str | None = None
+    loses: bool = False
+    doubles: bool = False
+    repeats: bool = False
+
+    @property
+    def gives(self) -> str:
+        """What it gives by itself."""
+        return _left(loses=self.loses, doubles=self.doubles or self.repeats)
+
+    @property
+    def row(self) -> dict[str, str]:
+        """What the table has of it."""
+        words = {None: "-", True: "yes", False: "no"}
+        return {
+            "link": f"{self.link} {self.name}",
+            "replayable": words[self.replayable],
+            "checkpointed": words[self.checkpointed],
+            "writes": self.writes or "-",
+            "gives": self.gives,
+            "because": self.reason,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a pipeline's links give.
+
+    :param declared: what it declares
+    :param allow_weaker: it runs with less
+    :param unsure: what may give other rows when a batch is run again
+    """
+
+    pipeline: str
+    declared: CheckpointingMode
+    allow_weaker: bool
+    links: Sequence[Link]
+    unsure: Sequence[str] = ()
+
+    @property
+    def loses(self) -> bool:
+        """Whether records may be lost."""
+        return any(one.loses for one in self.links)
+
+    @property
+    def doubles(self) -> bool:
+        """Whether records may be doubled: by a link that doubles what is replayed, if anything is, or by one alone."""
+        return any(one.repeats or (one.doubles and self._replays) for one in self.links)
+
+    @property
+    def gives(self) -> str:
+        """What the weakest link leaves, one of :class:`CheckpointingMode` or :data:`NO_GUARANTEE`."""
+        return _left(loses=self.loses, doubles=self.doubles)
+
+    @property
+    def reason(self) -> str:
+        """What makes it less than exactly once, in words; of all links, when it is not less."""
+        weak = [one for one in self.links if one.loses or one.repeats or (one.doubles and self._replays)]
+        return "; ".join(f"{one.link} {one.name}: {one.reason}" for one in weak) or "no link loses or doubles a record"
+
+    @property
+    def is_weaker(self) -> bool:
+        """Whether the pipeline can't have what it declares."""
+        if self.declared is CheckpointingMode.AT_LEAST_ONCE:
+            return self.loses
+        if self.declared is CheckpointingMode.AT_MOST_ONCE:
+            return self.doubles
+        return self.loses or self.doubles
+
+    def attempts(self, wished: int) -> int:
+        """Return how often one batch may be attempted.
+
+        Sources give a batch again to a second attempt of the same run, those too that can't after a crash. Where these
+        are all, and a link would double it, one attempt leaves at most once.
+
+        :param wished: attempts of one batch before the query fails
+        """
+        return 1 if any(one.doubles for one in self.links) and not self._replays else wished
+
+    @property
+    def _replays(self) -> bool:
+        return any(one.replayable for one in self.links)
+
+    def check(self) -> None:
+        """Check that the pipeline can have what it declares.
+
+        :raises RefusedError: with the table
+        """
+        if self.is_weaker and not self.allow_weaker:
+            raise RefusedError(
+                f"pipeline {self.pipeline} declares guarantee={self.declared.value!r} and can have "
+                f"{self.gives!r}: {self.reason}. Change that, declare less, or run it with allow_weaker=True\n"
+                f"{table([one.row for one in self.links])}"
+            )
+
+    @property
+    def warning(self) -> str | None:
+        """What may give other rows when a batch is run again, and what follows; None when nothing is known to."""
+        if not self.unsure:
+            return None
+        stops = "" if self.is_weaker else ", and the pipeline stops then"
+        return (
+            f"a batch that is run again, as after a crash, may give other rows than were committed{stops}: "
+            f"{'; '.join(self.unsure)}"
+        )
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "pipeline": self.pipeline,
+            "declared": self.declared.value,
+            "gives": self.gives,
+            "weaker": self.is_weaker,
+            "allow_weaker": self.allow_weaker,
+            "reason": self.reason,
+            "nondeterministic": list(self.unsure),
+            "links": [{**vars(one), "gives": one.gives} for one in self.links],
+        }
+
+    @property
+    def text(self) -> str:
+        """The table and the result, for people."""
+        facts = {key: value for key, value in self.document.items() if key in ("pipeline", "declared", "gives")}
+        end = ""
+        if self.is_weaker:
+            end = "it runs with less: allow_weaker=True" if self.allow_weaker else "it is refused at start"
+        warning = self.warning and f"warning: {self.warning}"
+        lines = (table([one.row for one in self.links]), pairs({**facts, "reason": self.reason}), warning, end)
+        return "\n\n".join(filter(None, lines))
+
+
+def examine(pipeline: Pipeline, result: DataFrame, unsure: Sequence[str], asked: Mapping[str, str]) -> Plan:
+    """Return what a pipeline's links give.
+
+    :param result: the stream that goes to the sinks, or the one for planning only
+    :param unsure: what may give other rows when a batch is run again
+    :param asked: Spark settings
+    :raises RefusedError: when its function reads a topic that its sink writes to
+    """
+    streams = undeclared_streams(result)
+    written = pipeline.sink_topics
+    feedback.check_streams(pipeline.name, written, streams, allowed=pipeline.allow_feedback)
+    links = [
+        *(_declared(source) for source in pipeline.sources.values()),
+        *(_undeclared(stream) for stream in streams),
+        _engine(pipeline, unsure, asked),
+        *_sinks(pipeline),
+    ]
+    return Plan(
+        pipeline=pipeline.name,
+        declared=pipeline.guarantee,
+        allow_weaker=pipeline.allow_weaker,
+        links=tuple(links),
+        unsure=tuple(unsure),
+    )
+
+
+def _left(*, loses: bool, doubles: bool) -> str:
+    if loses and doubles:
+        return NO_GUARANTEE
+    if loses:
+        return CheckpointingMode.AT_MOST_ONCE.value
+    return (CheckpointingMode.AT_LEAST_ONCE if doubles else CheckpointingMode.EXACTLY_ONCE).value
+
+
+def _declared(source: KafkaSource) -> Link:
+    return _kafka(f"kafka {source.topic}", may_lose=source.may_lose)
+
+
+def _kafka(name: str, *, may_lose: bool) -> Link:
+    reason = (
+        "failOnDataLoss=false: what retention removed before it was read is skipped unnoticed"
+        if may_lose
+        else "its offsets are in the checkpoint and in the ledger"
+    )
+    return Link(link="source", name=name, reason=reason, replayable=True, checkpointed=True, loses=may_lose)
+
+
+def _undeclared(stream: Stream) -> Link:
+    if stream.is_kafka:
+        return _kafka("kafka, read by the function", may_lose=stream.may_lose)
+    if stream.source in _READ_AGAIN:
+        reason = "only Spark's checkpoint has its position, the ledger has none: a restored checkpoint repeats rows"
+        return Link(link="source", name=stream.source, reason=reason, replayable=True, checkpointed=True, doubles=True)
+    reason = "what a crash interrupts can't be read again"
+    return Link(link="source", name=stream.source, reason=reason, replayable=False, checkpointed=False, loses=True)
+
+
+def _engine(pipeline: Pipeline, unsure: Sequence[str], asked: Mapping[str, str]) -> Link:
+    name = "Spark micro-batches"
+    options = [one for source in pipeline.sources.values() for one in source.options.items()]
+    for setting, value in (*asked.items(), *options):
+        reason = _NO_BATCHES.get(setting.rpartition(".")[2].lower())
+        if reason is not None and value.lower() != "false":
+            return Link(
+                link="engine", name=name, reason=f"{setting}={value}: {reason}", checkpointed=False, doubles=True
+            )
+    if pipeline.mode is CheckpointingMode.AT_MOST_ONCE:
+        reason = "progress is recorded before a batch is written: one that fails is skipped, and recorded as lost"
+        return Link(link="engine", name=name, reason=reason, checkpointed=True, loses=True)
+    others = pipeline.shares.others
+    several = len(others) + (pipeline.sink is not None) > 1
+    if unsure and (several or any(one.sink.guarantee in (IDEMPOTENT, IDEMPOTENT_UNFENCED) for one in others)):
+        whom = "to the sinks that lack it" if several else "under other keys"
+        reason = f"a batch that is run again may give other rows {whom}: {'; '.join(unsure)}"
+        return Link(link="engine", name=name, reason=reason, checkpointed=True, doubles=True)
+    reason = "state and positions go back together to the last batch"
+    return Link(link="engine", name=name, reason=reason, checkpointed=True)
+
+
+def _sinks(pipeline: Pipeline) -> Iterator[Link]:
+    if pipeline.sink is not None:
+        name = f"kafka {', '.join(pipeline.sink.topics) or 'by row'}"
+        if pipeline.mode is CheckpointingMode.EXACTLY_ONCE:
+            yield _sink(name, TWO_PHASE_COMMIT)
+        elif pipeline.mode is CheckpointingMode.AT_LEAST_ONCE:
+            yield _sink(name, NEITHER)
+        else:
+            yield Link(link="sink", name=name, reason="no batch is written a second time", writes=NEITHER)
+    for share in pipeline.shares.others:
+        yield _declared_sink(share.sink)
+
+
+def _declared_sink(sink: Sink) -> Link:
+    if sink.guarantee not in _SINKS:
+        raise RefusedError(f"sink {sink.name} has guarantee={sink.guarantee!r}: one of {', '.join(_SINKS)}")
+    return _sink(sink.name, sink.guarantee)
+
+
+def _sink(name: str, writes: str) -> Link:
+    return Link(
+        link="sink",
+        name=name,
+        reason=_SINKS[writes],
+        writes=writes,
+        doubles=writes in (NEITHER, IDEMPOTENT_UNFENCED),
+        repeats=writes == WRITE_AHEAD_LOG,
+    )

@@ -1,0 +1,315 @@
+"""The Kafka source: what a user declares, and records that fit a schema or stop the pipeline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.exceptions import BadRecordError, RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.kafka.config import for_spark
+from airflow_provider_exactlyonce.state import ddl
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import CLOSE, OPEN
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DecimalType, StructField, StructType
+
+_CORRUPT: Final = "_exactlyonce_corrupt"
+_PARSED: Final = "_exactlyonce_parsed"
+_WIDE_SCALE: Final = 18
+
+_STARTS: Final = ("earliest", "latest")
+_MARK: Final = "exactlyonce source "
+_HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
+#: What Spark's source gives.
+_KAFKA_COLUMNS: Final = (
+    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT"
+)
+
+#: Options of Spark's source with which the guarantee doesn't hold, and the only values that are accepted.
+_FAIL_ON_LOSS: Final = "failOnDataLoss"
+_FIXED: Final[Mapping[str, str]] = {_FAIL_ON_LOSS: "true", "kafka.isolation.level": "read_committed"}
+
+
+@dataclass(frozen=True)
+class KafkaSource:
+    """Reads a topic, committed records only.
+
+    With ``schema`` each value is a JSON object, and the stream has the schema's columns. A field that is declared
+    ``NOT NULL`` is required. A record that does not fit (no value, not JSON, a wrong type, a decimal that would be
+    rounded, a required field that is missing) stops the pipeline before its batch commits; fields that the schema does
+    not name are ignored. Without ``schema`` the stream has Spark's own columns: key, value, topic, partition, offset,
+    timestamp, timestampType.
+
+    :param topic: the topic
+    :param schema: columns in Spark's DDL, for example ``"id STRING NOT NULL, price DECIMAL(12,2)"``
+    :param starting_offsets: ``"earliest"`` or ``"latest"``, where a new pipeline begins
+    :param max_offsets_per_trigger: at most so many records a batch, None for no limit
+    :param offset_column: beside the schema's columns, one of this name with the record's offset: the order of records
+        that have one key, which are in one partition
+    :param options: more options of Spark's Kafka source
+    """
+
+    topic: str
+    schema: str | None = None
+    starting_offsets: str = "earliest"
+    max_offsets_per_trigger: int | None = None
+    offset_column: str | None = field(default=None, repr=False)  # the version of a pipeline without it stays
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.topic or not isinstance(self.topic, str):
+            raise RefusedError(f"KafkaSource({self.topic!r}): the name of a topic")
+        if self.starting_offsets not in _STARTS:
+            raise self._refused("starting_offsets", " or ".join(_STARTS))
+        if self.max_offsets_per_trigger is not None and (
+            not isinstance(self.max_offsets_per_trigger, int) or self.max_offsets_per_trigger < 1
+        ):
+            raise self._refused("max_offsets_per_trigger", "at least 1, or None for no limit")
+        if self.schema is not None:
+            try:
+                ddl.check_columns(self.schema)
+            except RefusedError as error:
+                raise RefusedError(f"schema of KafkaSource({self.topic!r}) is not DDL: {error}") from error
+        if self.offset_column is not None and self.schema is None:
+            raise RefusedError(
+                f"offset_column={self.offset_column!r} of KafkaSource({self.topic!r}): without a schema the stream has "
+                "Spark's own columns, with offset"
+            )
+
+    def _refused(self, name: str, accepted: str) -> RefusedError:
+        return RefusedError(f"{name}={getattr(self, name)!r} of KafkaSource({self.topic!r}): {accepted}")
+
+    def read(
+        self, spark: SparkSession, config: Mapping[str, str], *, leave_out_bad: bool = False, may_lose: bool = False
+    ) -> DataFrame:
+        """Return the stream.
+
+        :param config: client configuration in librdkafka's names
+        :param leave_out_bad: leave out records that do not fit, as :meth:`bad_records` gives them to the sink
+        :param may_lose: ``failOnDataLoss=false`` is for others to judge
+        :raises SettingRefusedError: when an option would break the guarantee
+        """
+        reader = spark.readStream.format("kafka").options(**self.spark_options(config, may_lose=may_lose))
+        try:
+            records = reader.load()
+        except Exception as error:
+            if "kafka" in str(error) and "Failed to find" in str(error):
+                raise RefusedError(
+                    "Spark's Kafka connector is not on the driver's class path; start the job with "
+                    f"--packages org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}, or with `exactlyonce run`"
+                ) from error
+            raise
+        return self.stream_of(records, leave_out_bad=leave_out_bad)
+
+    @property
+    def columns(self) -> str:
+        """The columns of Spark's Kafka source as it is used here, in DDL."""
+        headers = any(
+            name.lower() == "includeheaders" and value.lower() == "true" for name, value in self.options.items()
+        )
+        return _KAFKA_COLUMNS + (f", headers {_HEADERS}" if headers else "")
+
+    def stream_of(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
+        """Return the stream that Kafka records make, as the pipeline's function gets it.
+
+        :param records: a frame of :attr:`columns`
+        :param leave_out_bad: leave out records that do not fit, instead of raising
+        """
+        return self._marked(self.fitted(records, leave_out_bad=leave_out_bad))
+
+    def stand_in(self, spark: SparkSession) -> DataFrame:
+        """Return a stream of the same columns for planning only: without Spark's connector, a broker, or records."""
+        schema = self.schema or self.columns
+        if self.offset_column is not None:
+            schema += f", `{self.offset_column}` BIGINT"
+        # A path with a wildcard need not exist.
+        return self._marked(spark.readStream.format("parquet").schema(schema).load("/exactlyonce/planning/only/*"))
+
+    def _marked(self, records: DataFrame) -> DataFrame:
+        """Mark where the source ends in a plan and the user's function begins."""
+        return records.alias(f"{_MARK}{self.topic}")
+
+    def bad_records(
+        self, spark: SparkSession, config: Mapping[str, str], ranges: Mapping[int, tuple[int, int]]
+    ) -> DataFrame | None:
+        """Read a batch's ranges again and return the records that do not fit, None when every record fits.
+
+        The columns are key, value and headers; the last says where the record is from and why it does not fit.
+
+        :param ranges: {partition: (start, end)}, end exclusive
+        """
+        if self.schema is None:
+            return None
+        options = self.spark_options(config, may_lose=True)
+        for name in ("subscribe", "maxOffsetsPerTrigger"):
+            options.pop(name, None)
+        starts, ends = ({self.topic: {str(one): of[end] for one, of in ranges.items()}} for end in (0, 1))
+        options |= {
+            "assign": json.dumps({self.topic: sorted(ranges)}),
+            "startingOffsets": json.dumps(starts),
+            "endingOffsets": json.dumps(ends),
+            "includeHeaders": "true",
+        }
+        return self.misfits(spark.read.format("kafka").options(**options).load())
+
+    def misfits(self, records: DataFrame) -> DataFrame:
+        """Return the records that do not fit the schema, as :meth:`bad_records` does.
+
+        :param records: a frame of Spark's Kafka columns with headers
+        """
+        from pyspark.sql import functions as F
+
+        from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import HEADERS_TYPE, origin_headers
+
+        checked, reason = self._checked(records)
+        origin = F.concat(F.concat_ws("-", "topic", "partition"), F.lit(" offset "), "offset")
+        headers = F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), origin_headers(origin, reason))
+        return checked.where(reason.isNotNull()).select("key", "value", headers.alias("headers"))
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether it goes on after records that it had not read yet are gone."""
+        return any(
+            name.lower() == _FAIL_ON_LOSS.lower() and value.lower() == "false" for name, value in self.options.items()
+        )
+
+    def spark_options(self, config: Mapping[str, str], *, may_lose: bool = False) -> dict[str, str]:
+        """Return the options that Spark's source gets.
+
+        :param may_lose: ``failOnDataLoss=false`` is for others to judge
+        :raises SettingRefusedError: when an option would break the guarantee
+        """
+        fixed = dict(_FIXED)
+        if may_lose and self.may_lose:
+            fixed[_FAIL_ON_LOSS] = "false"
+        for name, value in self.options.items():
+            required = next((value for one, value in fixed.items() if one.lower() == name.lower()), None)
+            if required is not None and value.lower() != required:
+                raise SettingRefusedError(f"option {name} of KafkaSource", value, required, "records would be lost")
+            if name.lower() == "kafka.bootstrap.servers":
+                raise SettingRefusedError(
+                    f"option {name} of KafkaSource", value, None, "a pipeline reads and writes one cluster"
+                )
+        limit = {"maxOffsetsPerTrigger": str(self.max_offsets_per_trigger)} if self.max_offsets_per_trigger else {}
+        declared = {"subscribe": self.topic, "startingOffsets": self.starting_offsets, **limit}
+        return {**self.options, **for_spark(config), **declared, **fixed}
+
+    def fitted(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
+        """Return the schema's columns of Kafka records.
+
+        :param records: a frame with Spark's Kafka columns
+        :param leave_out_bad: leave out records that do not fit, instead of raising
+        """
+        if self.schema is None:
+            return records
+        from pyspark.sql import functions as F
+
+        checked, reason = self._checked(records)
+        place = F.concat_ws("-", "topic", "partition")
+        marked = F.lit(f"{OPEN}{BadRecordError.__name__}]")
+        message = F.concat(marked, place, F.lit(" offset "), "offset", F.lit(": "), reason, F.lit(CLOSE))
+        # A filter is never pruned and runs before the user's own; without a misfit it costs one comparison a row.
+        raises = F.when(reason.isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
+        columns = [F.col(f"{_PARSED}.`{one.name}`").cast(one.dataType).alias(one.name) for one in self._struct().fields]
+        if self.offset_column is not None:
+            columns.append(F.col("offset").alias(self.offset_column))
+        return checked.where(reason.isNull() if leave_out_bad else raises).select(*columns)
+
+    def _checked(self, records: DataFrame) -> tuple[DataFrame, Column]:
+        """Return Kafka records with their parsed values, and why a record does not fit (null when it does)."""
+        from pyspark.sql import functions as F
+
+        schema = self._struct()
+        text = F.col("value").cast("string")
+        parsed = F.from_json(text, _reading_schema(schema), {"columnNameOfCorruptRecord": _CORRUPT})
+        return records.withColumn(_PARSED, parsed), _misfit(schema, text)
+
+    def _struct(self) -> StructType:
+        from pyspark.sql.types import StructType
+
+        try:
+            schema = StructType.fromDDL(str(self.schema))
+        except Exception as error:
+            raise RefusedError(f"schema of KafkaSource({self.topic!r}): {self.schema!r} is not DDL: {error}") from error
+        if not isinstance(schema, StructType):
+            raise RefusedError(f"schema of KafkaSource({self.topic!r}): {self.schema!r} names no fields")
+        return schema
+
+
+def topic_of_mark(plan: Any, name: str) -> str | None:
+    """Return the topic whose source a plan node marks the end of, None for any other node.
+
+    :param name: the simple name of the node's class
+    """
+    alias = str(plan.alias()) if name == "SubqueryAlias" else ""
+    return alias.removeprefix(_MARK) if alias.startswith(_MARK) else None
+
+
+def _reading_schema(schema: StructType) -> StructType:
+    """Return the schema to parse with: decimals wide enough to see whether they would be rounded."""
+    from pyspark.sql.types import DecimalType, StringType, StructType
+
+    fields = StructType()
+    for one in schema.fields:
+        wide = DecimalType(38, _WIDE_SCALE) if _is_checked_decimal(one) else one.dataType
+        fields.add(one.name, wide, nullable=True)
+    return fields.add(_CORRUPT, StringType(), nullable=True)
+
+
+def _is_checked_decimal(one: StructField) -> bool:
+    from pyspark.sql.types import DecimalType
+
+    kind = one.dataType
+    return (
+        isinstance(kind, DecimalType) and kind.scale <= _WIDE_SCALE and kind.precision - kind.scale <= 38 - _WIDE_SCALE
+    )
+
+
+def _misfit(schema: StructType, text: Column) -> Column:
+    """Return why a record does not fit, null when it does."""
+    from pyspark.sql import functions as F
+
+    reasons = [
+        F.when(F.col("value").isNull(), F.lit("it has no value (a tombstone)")),
+        # A second parse sees what the first ignores: text after the object, or several objects.
+        F.when(
+            ~F.coalesce(F.json_array_length(F.concat(F.lit("["), text, F.lit("]"))) == 1, F.lit(False)),
+            F.concat(F.lit("it is not one JSON object: "), F.left(text, F.lit(200))),
+        ),
+        F.when(F.col(f"{_PARSED}.{_CORRUPT}").isNotNull(), _wrong_type(schema, text)),
+    ]
+    for one in schema.fields:
+        name = F.col(f"{_PARSED}.`{one.name}`")
+        if not one.nullable:
+            reasons.append(F.when(name.isNull(), F.lit(f"the required field {one.name} is missing or null")))
+        if _is_checked_decimal(one):
+            reasons.append(_rounded(one, one.dataType, name))  # type: ignore[arg-type]
+    return F.coalesce(*reasons)
+
+
+def _wrong_type(schema: StructType, text: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    found = [
+        F.when(
+            F.col(f"{_PARSED}.`{one.name}`").isNull() & F.get_json_object(text, f"$['{one.name}']").isNotNull(),
+            F.concat(
+                F.lit(f"field {one.name} is not {one.dataType.simpleString()}: "),
+                F.left(F.get_json_object(text, f"$['{one.name}']"), F.lit(100)),
+            ),
+        )
+        for one in schema.fields
+    ]
+    return F.coalesce(*found, F.concat(F.lit("it is not a JSON object of the schema: "), F.left(text, F.lit(200))))
+
+
+def _rounded(one: StructField, kind: DecimalType, wide: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    narrow = F.expr(f"try_cast({_PARSED}.`{one.name}` AS {kind.simpleString()})")
+    fits = F.coalesce(narrow == wide, F.lit(False))
+    message = F.concat(F.lit(f"field {one.name} does not fit {kind.simpleString()}: "), wide.cast("string"))
+    return F.when(wide.isNotNull() & ~fits, message)

@@ -1,0 +1,80 @@
+"""Loads a job's file as a driver does, without running it, and tells where in it something goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.streaming.job import job_file
+from airflow_provider_exactlyonce.streaming.job.mistakes import first_line, place
+from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
+
+_MODULE: Final = "exactlyonce_job"
+
+
+def load(job: str, name: str | None = None) -> Pipeline:
+    """Return the pipeline that a file declares.
+
+    :param job: the file
+    :param name: the pipeline's name, if the file declares several
+    :raises RefusedError: when there is none, or not one of this name; when the file can't be executed, with its line
+    """
+    file = Path(job).resolve()
+    if not file.is_file():
+        raise RefusedError(f"there is no job file {job!r}")
+    found = {one.name: one for one in vars(_module(file)).values() if isinstance(one, Pipeline)}
+    if name in found:
+        return found[name]
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if not found:
+        raise RefusedError(f"{job} declares no pipeline: none of its names is a function under @pipeline")
+    raise RefusedError(f"{job} declares several pipelines: {', '.join(sorted(found))}; name one with --pipeline")
+
+
+@contextlib.contextmanager
+def blamed(job: str, doing: str) -> Iterator[None]:
+    """Turn what a job raises into a refusal that names its line.
+
+    :param job: the file
+    :param doing: what the job was used for
+    :raises RefusedError: with the kind of the error, its first line and the line of the job that led to it
+    """
+    try:
+        yield
+    except ExactlyOnceError as error:
+        raise RefusedError(f"{place(job, error)}: {error}") from error
+    except SystemExit as error:
+        raise RefusedError(
+            f"{place(job, error)}: {doing} ends the process; put what runs the job under if __name__ == '__main__'"
+        ) from error
+    except Exception as error:
+        told = f"{type(error).__name__}: {first_line(error)}"
+        raise RefusedError(f"{place(job, error)}: {doing} fails: {told}") from error
+
+
+def _module(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(_MODULE, file)
+    if spec is None or spec.loader is None:
+        raise RefusedError(f"{file} is no Python file: its name must end in .py")
+    from pyspark import cloudpickle
+
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_MODULE] = module
+    # Spark's workers can't import it: what they need of it goes to them by value, as from a job's __main__.
+    cloudpickle.register_pickle_by_value(module)
+    arguments = sys.argv
+    sys.path.insert(0, str(file.parent))  # stays: the job's function may import what lies beside it, too
+    try:
+        sys.argv = [str(file)]
+        with blamed(str(file), "importing it"):
+            exec(job_file.compiled(str(file)), vars(module))
+    finally:
+        sys.argv = arguments
+    return module

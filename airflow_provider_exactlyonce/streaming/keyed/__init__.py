@@ -1,0 +1,4 @@
+"""Keyed state as users write it: ``key_by``, ``connect``, ``spread``, and the workers' side of them.
+
+A layer over Spark's ``transformWithState``. The kinds of state are in the package ``state``.
+"""

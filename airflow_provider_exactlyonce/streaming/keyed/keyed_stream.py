@@ -1,0 +1,267 @@
+"""Runs a keyed function on Spark's transformWithState."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import ArrayType, MapType, Row, StructType, TimestampType
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.state import values
+from airflow_provider_exactlyonce.state.aggregation import Aggregation, function_of
+from airflow_provider_exactlyonce.state.base import Shape
+from airflow_provider_exactlyonce.state.broadcast import COPY
+from airflow_provider_exactlyonce.state.function import (
+    KeyedProcessFunction,
+    TimeMode,
+    output_of,
+    states_of,
+    time_mode_of,
+)
+from airflow_provider_exactlyonce.state.operator import KeyedOperator
+from airflow_provider_exactlyonce.state.record import record_maker
+from airflow_provider_exactlyonce.streaming.keyed import partial_aggregation
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.streaming.stateful_processor import (
+        ExpiredTimerInfo,
+        StatefulProcessorHandle,
+        TimerValues,
+        ValueState,
+    )
+
+#: By default; a copy is a key of its own, and keys are spread over the state partitions by chance.
+COPIES: Final = 4
+#: Where Spark notes that a column has a watermark.
+_WATERMARK: Final = "spark.watermarkDelayMs"
+
+
+def key_by(frame: DataFrame, *columns: str) -> KeyedStream:
+    """Key a stream: what follows sees the rows of one key together.
+
+    :param frame: the stream, or a batch in a test
+    :param columns: of the key
+    :raises RefusedError: when there is none, or it is no column of the frame
+    """
+    unknown = [name for name in columns if name not in frame.columns]
+    if unknown or not columns:
+        found = ", ".join(unknown) or "none given"
+        raise RefusedError(f"key_by(): {found}; the frame's columns are {', '.join(frame.columns)}")
+    for name in columns:
+        if isinstance(kind := frame.schema[name].dataType, ArrayType | MapType):
+            raise RefusedError(f"key_by(): {name} is {kind.simpleString()}; Python can't look up such a key")
+    return KeyedStream(frame, columns)
+
+
+def spread(frame: DataFrame, *, copies: int = COPIES) -> KeyedStream:
+    """Spread a stream without a key over copies of a function, each with state of its own: Flink's operator state.
+
+    When the number of state partitions changes, copies move with their state. A row goes to the copy that its values
+    tell, so that it goes to the same one when its batch is run again.
+
+    :param frame: the stream, or a batch in a test
+    :param copies: at least as many as cores are to work on it; it must never change
+    :raises RefusedError: when there is no copy
+    """
+    return KeyedStream(frame.withColumn(COPY, copy_of(frame, copies)), (COPY,))
+
+
+def copy_of(frame: DataFrame, copies: int) -> Column:
+    """Return the number of the copy that a row goes to.
+
+    :raises RefusedError: when there is no copy
+    """
+    if copies < 1:
+        raise RefusedError(f"copies={copies}: at least 1")
+    return F.pmod(F.xxhash64(*(frame[name] for name in frame.columns)), F.lit(copies)).cast("int")
+
+
+class KeyedStream:
+    """A stream with a key; made by :func:`key_by` and :func:`spread`."""
+
+    def __init__(self, frame: DataFrame, columns: Sequence[str]) -> None:
+        self._frame = frame
+        self._columns = tuple(columns)
+
+    def process(self, function: KeyedProcessFunction[Any, Any]) -> DataFrame:
+        """Return what a function gives out for the stream's rows and its timers.
+
+        :param function: an instance; a copy of it runs for each state partition of each batch
+        :raises RefusedError: when the function's declarations can't be
+        """
+        for column in (function.event_time, *function.order_by):
+            if column is not None and column not in self._frame.columns:
+                raise RefusedError(
+                    f"{type(function).__name__}: {column} is no column of the stream, which has "
+                    f"{', '.join(self._frame.columns)}"
+                )
+        mode = time_mode_of(function)
+        if mode is TimeMode.EVENT_TIME and _WATERMARK not in self._frame.schema[str(function.event_time)].metadata:
+            raise RefusedError(
+                f"{type(function).__name__} runs by event time, and {function.event_time} has no watermark; say "
+                f'.withWatermark("{function.event_time}", "…") before key_by()'
+            )
+        return _transformed(self._frame, self._columns, function, _struct(function.output), mode)
+
+    def aggregate(self, *what: str | Aggregation) -> DataFrame:
+        """Return the key and what its rows come to, once for each batch that has rows of it.
+
+        Needs ``output_mode="update"``, as any aggregation without a window.
+
+        :param what: expressions of Spark's SQL with names, such as ``"sum(price) AS paid"``, which Spark aggregates by
+            itself; or one aggregation in Python
+        :raises RefusedError: when it is neither
+        """
+        if len(what) == 1 and isinstance(what[0], Aggregation):
+            return self._aggregated(what[0])
+        expressions = [one for one in what if isinstance(one, str)]
+        if not what or len(expressions) < len(what):
+            raise RefusedError("aggregate(): one or more expressions of Spark's SQL, or one Aggregation")
+        return self._frame.groupBy(*self._columns).agg(*[F.expr(one) for one in expressions])
+
+    def _aggregated(self, aggregation: Aggregation) -> DataFrame:
+        key = StructType([self._frame.schema[name] for name in self._columns])
+        ddl = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in key.fields)
+        frame, combined = self._frame, None
+        if aggregation.merge is not None:
+            frame = partial_aggregation.combined(frame, self._columns, aggregation)
+            combined = partial_aggregation.accumulator_of(aggregation, self._columns)
+        function = function_of(aggregation, ddl, combined)
+        return _transformed(frame, self._columns, function, _struct(function.output), TimeMode.NONE)
+
+
+def _transformed(
+    frame: DataFrame,
+    key: Sequence[str],
+    function: KeyedProcessFunction[Any, Any],
+    output: StructType,
+    mode: TimeMode,
+) -> DataFrame:
+    timestamps = {name: isinstance(frame.schema[name].dataType, TimestampType) for name in key}
+    processor = _Processor(function, tuple(frame.columns), timestamps, _schemas(function))
+    # What a function gives out is given out once, whatever the query's own mode.
+    return frame.groupBy(*key).transformWithState(processor, output, "append", mode.value)
+
+
+def _schemas(function: KeyedProcessFunction[Any, Any]) -> Mapping[str, StructType]:
+    """Return Spark's type of every declaration; made here, because a Python worker would ask the JVM for it."""
+    texts = {shape.ddl for state in states_of(function).values() for shape in state.shapes}
+    return {text: _struct(text) for text in texts}
+
+
+def _struct(text: str) -> StructType:
+    return cast("StructType", StructType.fromDDL(text))
+
+
+class _Processor(StatefulProcessor):
+    """What Spark calls: a function behind its interface."""
+
+    def __init__(
+        self,
+        function: KeyedProcessFunction[Any, Any],
+        columns: tuple[str, ...],
+        key: Mapping[str, bool],
+        schemas: Mapping[str, StructType],
+    ) -> None:
+        self._function = function
+        self._key = key
+        self._columns = columns
+        self._schemas = schemas
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the states; Spark calls it on the driver too, to learn of them."""
+        output = output_of(self._function)
+        self._row = Row(*(one.name for one in output.fields))
+        self._to_arrow = [values.to_arrow(one.type) for one in output.fields]
+        # Spark's rows look each attribute up by its name.
+        self._record = record_maker(self._columns)
+        self._operator = KeyedOperator(self._function, tuple(self._key), _SparkHandle(handle, self._schemas))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
+        """Process a key's rows of a batch."""
+        self._set_clocks(timerValues)
+        return self._given(self._operator.rows(key, map(self._record, rows)))
+
+    def handleExpiredTimer(  # noqa: N802
+        self,
+        key: Any,
+        timerValues: TimerValues,  # noqa: N803
+        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
+    ) -> Iterator[Row]:
+        """Process all timers of a key at the first of them."""
+        self._set_clocks(timerValues)
+        # Spark's store gives a timestamp without its zone, in the worker's own; in a row it has one.
+        zoned = (
+            one.astimezone(dt.UTC) if one is not None and is_timestamp else one
+            for one, is_timestamp in zip(key, self._key.values(), strict=True)
+        )
+        return self._given(self._operator.timers(tuple(zoned)))
+
+    def close(self) -> None:
+        """Close the function."""
+        self._operator.close()
+
+    def _given(self, rows: Iterator[Any]) -> Iterator[Row]:
+        marked = _marked(rows)
+        if any(self._to_arrow):
+            marked = (
+                tuple([one if to is None else to(one) for to, one in zip(self._to_arrow, row, strict=True)])
+                for row in marked
+            )
+        return starmap(self._row, marked)
+
+    def _set_clocks(self, times: TimerValues) -> None:
+        self._operator.set_clocks(times.getCurrentProcessingTimeInMs(), times.getCurrentWatermarkInMs())
+
+
+def _marked(rows: Iterator[Any]) -> Iterator[Any]:
+    """Pass rows on, and name an error of ours so that the driver knows it: Spark passes on nothing but text."""
+    try:
+        yield from rows
+    except ExactlyOnceError as error:
+        raise type(error)(mark(type(error), str(error))) from error
+
+
+class _SparkHandle:
+    """Spark's stores and timers."""
+
+    def __init__(self, handle: StatefulProcessorHandle, schemas: Mapping[str, StructType]) -> None:
+        self._handle = handle
+        self._schemas = schemas
+        self.list_timers = handle.listTimers
+        self.register_timer = handle.registerTimer
+        self.delete_timer = handle.deleteTimer
+
+    def value_store(self, name: str, shape: Shape, ttl_milliseconds: int | None) -> ValueState:
+        return self._handle.getValueState(name, self._schemas[shape.ddl], ttl_milliseconds)
+
+    def list_store(self, name: str, shape: Shape, ttl_milliseconds: int | None) -> _SparkList:
+        return _SparkList(self._handle.getListState(name, self._schemas[shape.ddl], ttl_milliseconds))
+
+    def map_store(self, name: str, key_shape: Shape, shape: Shape, ttl_milliseconds: int | None) -> _SparkMap:
+        schemas = self._schemas[key_shape.ddl], self._schemas[shape.ddl]
+        return _SparkMap(self._handle.getMapState(name, *schemas, ttl_milliseconds))
+
+
+class _SparkList:
+    def __init__(self, state: Any) -> None:
+        self.get = state.get
+        self.put = state.put
+        self.append = state.appendList
+        self.clear = state.clear
+
+
+class _SparkMap:
+    def __init__(self, state: Any) -> None:
+        self.get = state.getValue
+        self.put = state.updateValue
+        self.remove = state.removeKey
+        self.items = state.iterator
+        self.clear = state.clear

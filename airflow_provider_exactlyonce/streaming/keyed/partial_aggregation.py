@@ -1,0 +1,92 @@
+"""Aggregates a task's rows in Python before they are shuffled, so that as many rows are shuffled as it has keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructField, StructType
+
+from airflow_provider_exactlyonce.exceptions import StateValueError
+from airflow_provider_exactlyonce.state import values
+from airflow_provider_exactlyonce.state.aggregation import Aggregation
+from airflow_provider_exactlyonce.state.base import Shape
+from airflow_provider_exactlyonce.state.record import record_maker
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: Keys that a task holds; when there are more, what it has is passed on and it begins again.
+_KEYS_HELD: Final = 100_000
+_PREFIX: Final = "_exactlyonce_"
+
+
+def combined(frame: DataFrame, key: Sequence[str], aggregation: Aggregation) -> DataFrame:
+    """Return a row for each key and task: the key and an accumulator.
+
+    :param frame: the stream
+    :param key: the key's columns
+    :param aggregation: with a ``merge``
+    """
+    fields = _fields(Shape(aggregation.accumulator))
+    schema = StructType([frame.schema[name] for name in key] + fields)
+    types = list(to_arrow_schema(StructType(fields), timezone="UTC"))
+    return frame.mapInArrow(_Combining(tuple(frame.columns), tuple(key), aggregation, types), schema)
+
+
+def accumulator_of(aggregation: Aggregation, key: Sequence[str]) -> Callable[[Any], Any]:
+    """Return what returns the accumulator of such a row."""
+    shape, place = Shape(aggregation.accumulator), len(key)
+    return lambda row: shape.unpack(row[place:])
+
+
+def _fields(shape: Shape) -> list[StructField]:
+    """Return the columns that hold an accumulator; their names are no column's of the key."""
+    parsed = cast("StructType", StructType.fromDDL(shape.ddl))
+    return [StructField(f"{_PREFIX}{place}", one.dataType) for place, one in enumerate(parsed.fields)]
+
+
+class _Combining:
+    """What a task runs over its Arrow batches."""
+
+    def __init__(
+        self, columns: Sequence[str], key: Sequence[str], aggregation: Aggregation, types: Sequence[pa.Field]
+    ) -> None:
+        self._columns = columns
+        self._key = key
+        self._aggregation = aggregation
+        self._types = types
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        record, places = record_maker(tuple(self._columns)), [self._columns.index(name) for name in self._key]
+        create, add = self._aggregation.create, self._aggregation.add
+        held: dict[tuple[Any, ...], Any] = {}
+        schema = None
+        for batch in batches:
+            schema = batch.schema
+            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                key = tuple([row[place] for place in places])
+                held[key] = add(held[key] if key in held else create(), record(row))
+            if len(held) > _KEYS_HELD:
+                yield self._batch(schema, held)
+                held = {}
+        if schema is not None and held:
+            yield self._batch(schema, held)
+
+    def _batch(self, schema: pa.Schema, held: Mapping[tuple[Any, ...], Any]) -> pa.RecordBatch:
+        shape = Shape(self._aggregation.accumulator)
+        try:
+            rows = [shape.pack(shape.fit(one)) for one in held.values()]
+        except values.MisfitError as error:
+            raise StateValueError(mark(StateValueError, f"accumulator: {error}")) from None
+        kinds = [one.type for one in shape.type.fields] if shape.is_row else [shape.type]
+        fields = [*(schema.field(name) for name in self._key), *self._types]
+        columns = [*zip(*held, strict=True)]
+        for kind, column in zip(kinds, zip(*rows, strict=True), strict=True):
+            to = values.to_arrow(kind)
+            columns.append(column if to is None else [to(one) for one in column])  # type: ignore[arg-type]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, names=[field.name for field in fields])

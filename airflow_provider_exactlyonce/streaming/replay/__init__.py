@@ -1,0 +1,4 @@
+"""Batches that are run again: replays of a lineage, backfills, a rescale's cut.
+
+It plans batches from what the ledger has recorded; ``commit`` writes them, ``driver`` owns the process.
+"""

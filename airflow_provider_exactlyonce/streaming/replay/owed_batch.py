@@ -1,0 +1,122 @@
+"""The batch that a sink has and the pipeline's ledger lacks is planned as the sink has it, whatever was planned since.
+
+A driver may die between the commit of a sink and that of the ledger. The sink then has rows that no record tells of, so
+the next commit must be made of the same input. The checkpoint plans it so, unless a restore, a rescale or a smaller cut
+has made it anew, or a host's crash has torn the plan. What holds is the sink's own entry.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError
+from airflow_provider_exactlyonce.control.home import Lineage
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.commit_range import Stretch, check_input
+from airflow_provider_exactlyonce.streaming.spark.steering import fixed_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
+
+log = logging.getLogger(__name__)
+
+
+def plan(
+    checkpoint: Checkpoint, lineage: Lineage, owed: SinkEntry, config: Mapping[str, Any], spark: SparkSession | None
+) -> None:
+    """Make the checkpoint plan the batch that is owed; all before it are done.
+
+    :param owed: the sink's entry
+    :param config: client configuration in librdkafka's names
+    :param spark: tells the settings of a checkpoint that has no batch yet
+    :raises RefusedError: when the batch can't follow the checkpoint, or its input is gone
+    """
+    number = lineage.batch_of(owed.commit)
+    before, planned = _offsets(checkpoint, number - 1), _offsets(checkpoint, number)
+    ends = {topic: {partition: end for partition, (_, end) in of.items()} for topic, of in owed.source.items()}
+    _check_start(checkpoint, lineage, owed)
+    if planned is not None and planned.kafka_ends() == ends:
+        return
+    stretch = Stretch(first=owed.commit, last=owed.commit)
+    stretch.reads(owed.commit, owed.source)
+    check_input(config, stretch)
+    sources = _source_topics(checkpoint, before or planned)
+    if sorted(topic for of in sources for topic in of) != sorted(ends):
+        raise RefusedError(
+            f"commit {owed.commit} of a sink was made of the topics {', '.join(sorted(ends))}, and {checkpoint.path} "
+            f"reads {', '.join(topic for of in sources for topic in of) or 'none'}: start the version of the job that "
+            "made it"
+        )
+    known = before or planned
+    conf = known.conf if known is not None else fixed_settings(spark) if spark is not None else {}
+    lines = [json.dumps({topic: ends[topic] for topic in of}, separators=(",", ":")) for of in sources]
+    header = {
+        "batchWatermarkMs": _watermark(checkpoint, number, owed),
+        "batchTimestampMs": _timestamp(owed),
+        "conf": conf,
+    }
+    for batch in checkpoint.batches("offsets"):
+        if batch >= number:
+            checkpoint.remove("offsets", batch)
+    checkpoint.write_offsets(number, "\n".join(["v1", json.dumps(header, separators=(",", ":")), *lines]))
+    log.warning(
+        "batch %d is planned as run %d has committed it to a sink: commit %d, which the ledger lacks",
+        number,
+        owed.run,
+        owed.commit,
+    )
+
+
+def _check_start(checkpoint: Checkpoint, lineage: Lineage, owed: SinkEntry) -> None:
+    """Check that the batch goes on where the checkpoint is.
+
+    :raises RefusedError: when it does not
+    """
+    starts = checkpoint.kafka_starts(lineage.batch_of(owed.commit))
+    begins = {(topic, partition): start for topic, of in owed.source.items() for partition, (start, _) in of.items()}
+    for topic, of in starts.items():
+        for partition, found in of.items():
+            if begins.get((topic, partition)) == found:
+                continue
+            again = (
+                "a restore in mode reemit has put it there. Restore in mode suppress, run the pipeline until that "
+                "commit is in the ledger, and reemit then"
+                if lineage.reemits is not None
+                else "it is of another pipeline, or was changed. Put it back from a copy"
+            )
+            raise RefusedError(
+                f"a sink has commit {owed.commit}, which the ledger lacks, from offset "
+                f"{begins.get((topic, partition))} of {topic}-{partition} on, and {checkpoint.path} goes on at "
+                f"{found}: {again}"
+            )
+
+
+def _source_topics(checkpoint: Checkpoint, known: BatchOffsets | None) -> list[list[str]]:
+    """Return the topics of each source in Spark's order."""
+    if known is not None:
+        return [list(json.loads(line)) if line else [] for line in known.sources]
+    return [list(offsets) for offsets in checkpoint.initial_positions()]
+
+
+def _watermark(checkpoint: Checkpoint, number: int, owed: SinkEntry) -> int:
+    if owed.watermark is not None:
+        return owed.watermark
+    done = checkpoint.commit(number - 1)
+    return done.next_watermark if done is not None else 0
+
+
+def _timestamp(owed: SinkEntry) -> int:
+    return int(time.time() * 1000) if owed.batch_timestamp is None else owed.batch_timestamp
+
+
+def _offsets(checkpoint: Checkpoint, batch: int) -> BatchOffsets | None:
+    try:
+        return checkpoint.offsets(batch) if batch >= 0 else None
+    except TornFileError:
+        return None

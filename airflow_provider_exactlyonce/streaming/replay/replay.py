@@ -1,0 +1,398 @@
+"""Exact replay: commits that a checkpoint lacks are run again, in one query, with their recorded boundaries.
+
+Spark runs one uncommitted batch again by itself, so the first recorded batch is written into the checkpoint as its
+``offsets/N``. Each further one is *steered* from the callback of the one before: end offsets, watermark, batch
+timestamp, without rate limits and trigger interval. Nothing is written to the sink; boundaries are compared before a
+batch runs, rows and digest after. At the last recorded commit everything is put back and the query goes on live.
+
+What another version of the job committed can't be compared: it is replayed by its source ranges only, and watermarks
+are left to Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Final, Protocol
+
+from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, parse_offsets
+from airflow_provider_exactlyonce.checkpoint.offsets_text import adapted
+from airflow_provider_exactlyonce.control import json_store
+from airflow_provider_exactlyonce.control.home import Lineage
+from airflow_provider_exactlyonce.control.status import ReplayReport
+from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, RefusedError, invariant
+from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits, Stretch, check_input
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.commit.run import Run
+from airflow_provider_exactlyonce.streaming.commit.start_checks import replay_is_needed
+from airflow_provider_exactlyonce.streaming.spark.steering import SteeredQuery, SteeringError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
+
+_STALL_SECONDS: Final = 120.0
+_START_SECONDS: Final = 60.0
+_NO_REASON_SECONDS: Final = 10.0
+
+
+class Stay(Protocol):
+    """What a replay needs to know of a run."""
+
+    @property
+    def lineage(self) -> Lineage:
+        """The lineage that is brought up."""
+
+    def rebase(self, batch: int, commit: int) -> None:
+        """Note that a batch of the lineage is this commit, and those after it follow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What follows when a committed batch, run again, gives other rows: in a replay, and after a crash.
+
+    :param version: the job's version that runs; what another one has committed can't be compared
+    :param accept: other rows stop nothing
+    """
+
+    version: str
+    accept: bool
+
+    def is_exact(self, record: CommitRecord) -> bool:
+        """Tell whether the commit is one that must come out again."""
+        return record.version == self.version
+
+    def judge(self, record: CommitRecord, error: DivergedError) -> bool:
+        """Decide about other rows; returns whether they contradict the commit, which was accepted.
+
+        :raises DivergedError: unless that was accepted, or another version committed it
+        """
+        if not self.is_exact(record):
+            log.info("commit %d was delivered by version %s, and not compared", record.commit, record.version)
+            return False
+        if not self.accept:
+            raise error
+        log.warning("commit %d diverged, which was accepted: %s", record.commit, error)
+        return True
+
+    def report(self, record: CommitRecord, error: DivergedError) -> ReplayReport:
+        """Decide about other rows of one commit that was run again outside of a replay; returns the account of it.
+
+        :raises DivergedError: as :meth:`judge`
+        """
+        diverged = self.judge(record, error)
+        return ReplayReport(
+            first=record.commit,
+            last=record.commit,
+            done=record.commit,
+            diverged=[record.commit] if diverged else [],
+            not_compared=[] if diverged else [(record.version, record.commit, record.commit)],
+        )
+
+
+class OneStartPerBatchError(ExactlyOnceError):
+    """The running query can't be steered; each recorded batch gets a start of its own."""
+
+
+class Replay:
+    """Brings one lineage up to its ledger. Called by the coordinator's thread but for :meth:`attach` and the watch.
+
+    :param run: the driver's hold on the pipeline, with its claim
+    :param commits: from the commit after the checkpoint's newest to the ledger's newest
+    :param stretch: what they add up to
+    :param comparison: what follows from rows that differ
+    :param goes_live: the query goes on after the last of them; else it ends there
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        run: Stay,
+        checkpoint: Checkpoint,
+        commits: RecordedCommits,
+        *,
+        stretch: Stretch,
+        comparison: Comparison,
+        goes_live: bool = True,
+    ) -> None:
+        self.goes_live: Final = goes_live
+        self._spark: Final = spark
+        self._run: Final = run
+        self._checkpoint: Final = checkpoint
+        self._commits: Final = commits
+        self._comparison: Final = comparison
+        self._began: Final = time.monotonic()
+        self._query: StreamingQuery | None = None
+        self._attached: Final = threading.Event()
+        self._steered: SteeredQuery | None = None
+        self._next: tuple[int, CommitRecord] | None = None
+        self._moved = time.monotonic()
+        self._busy = False
+        self._started_at = -1
+        self.report = ReplayReport(
+            first=commits.first,
+            last=commits.last,
+            done=commits.first - 1,
+            records=stretch.records,
+            recorded_seconds=stretch.seconds,
+            not_compared=[part for part in stretch.versions if part[0] != comparison.version],
+        )
+
+    @property
+    def pending(self) -> bool:
+        """Whether a recorded commit remains to be run."""
+        return self.report.pending
+
+    def prepare(self, *, one_start_per_batch: str | None) -> bool:
+        """Write the next recorded batch into the checkpoint, before every start of the query; false when none is left.
+
+        :param one_start_per_batch: why the query can't be steered
+        """
+        self.report = replace(self.report, one_start_per_batch=one_start_per_batch or self.report.one_start_per_batch)
+        self._attached.clear()
+        self._query, self._steered = None, None
+        newest = self._checkpoint.newest_commit()
+        done = -1 if newest is None else newest
+        before, commit = self._checkpoint.offsets(done), self._checkpoint.commit(done)
+        self._find_next(done, before)
+        if self._next is None:
+            return False
+        number, record = self._next
+        for planned in self._checkpoint.batches("offsets"):
+            if planned > number:
+                self._checkpoint.remove("offsets", planned)
+        exact = self._comparison.is_exact(record)
+        text = adapted(
+            record.offsets,
+            confs_of=before.text if before else None,
+            watermark=None if exact or commit is None else commit.next_watermark,
+        )
+        self._checkpoint.write_offsets(number, text)
+        self._started_at = self.report.done
+        self._moved, self._busy = time.monotonic(), False
+        return True
+
+    def check_progress(self) -> None:
+        """Check, after the query's end, that it has replayed something since its start.
+
+        :raises ExactlyOnceError: when it has not
+        """
+        if self.pending and self.report.done == self._started_at:
+            raise ExactlyOnceError(
+                f"the query ended at commit {self.report.done} of {self.report.last} that are replayed. Start the "
+                "pipeline again; it goes on from there"
+            )
+
+    def needs_restart(self) -> bool:
+        """Tell whether the next batch has to be put into Spark's log, because Spark sees no reason to plan it.
+
+        That is a batch without data of another version: this one's watermark may not have moved.
+        """
+        return (
+            self._next is not None
+            and not self._comparison.is_exact(self._next[1])
+            and not self._busy
+            and time.monotonic() - self._moved > _NO_REASON_SECONDS
+        )
+
+    def attach(self, query: StreamingQuery) -> None:
+        """Tell which query runs; its first callback waits for it."""
+        self._query = query
+        self._attached.set()
+
+    def recorded(self, batch: Batch) -> Batch:
+        """Return a planned batch with the commit that it repeats; as it is, once nothing remains.
+
+        :raises RefusedError: when Spark has planned something else than what was committed
+        """
+        if self._next is None:
+            return batch
+        number, record = self._next
+        self._busy = True
+        if self.report.one_start_per_batch is None:
+            self._steered_query()  # before anything runs, if it can't be
+        planned, committed = batch.offsets, parse_offsets(record.offsets)
+        found: list[tuple[str, object, object]] = [("batch", batch.number, number)]
+        if not planned.same_sources(committed):
+            found.append(("end offsets", planned.kafka_ends(), committed.kafka_ends()))
+        if self._comparison.is_exact(record):
+            found.append(("watermark", planned.watermark, committed.watermark))
+        for name, is_planned, was_committed in found:
+            if is_planned != was_committed:
+                raise DivergedError(
+                    f"the replay of commit {record.commit} stopped before it ran: Spark planned {name} {is_planned}, "
+                    f"and {was_committed} was committed. Nothing was written; restore an older savepoint, or tell us"
+                )
+        return replace(batch, recorded=record)
+
+    def judge(self, record: CommitRecord, error: DivergedError) -> None:
+        """Decide what follows from other rows than were committed.
+
+        :raises DivergedError: unless it was accepted beforehand, or another version committed them
+        """
+        if self._comparison.judge(record, error):
+            self.report = replace(self.report, diverged=[*self.report.diverged, record.commit])
+
+    def repeated(self) -> None:
+        """Note that the recorded batch has been run, and tell Spark the next one, or put everything back."""
+        invariant(self._next is not None, "a recorded batch was run")
+        batch, record = self._next  # type: ignore[misc]
+        exact = self._comparison.is_exact(record)
+        self._find_next(batch, parse_offsets(record.offsets), done=record.commit)
+        seconds = time.monotonic() - self._began
+        done = self.report.done - self.report.first + 1
+        left = seconds / done * (self.report.last - self.report.done)
+        self.report = replace(self.report, seconds=seconds, seconds_left=left, rows=self.report.rows + record.rows)
+        failpoints.note(commit=record.commit)
+        failpoints.reach("after-replayed")
+        self.write_report()
+        if self.report.one_start_per_batch is None:
+            self._steer(exact)
+        if not self.pending:
+            self._log_end()
+        self._moved, self._busy = time.monotonic(), False
+
+    def _log_end(self) -> None:
+        report = self.report
+        log.info(
+            "commits %d to %d were replayed in %.1f s, nothing was written", report.first, report.last, report.seconds
+        )
+        for version, first, last in report.not_compared:
+            log.info("commits %d to %d were delivered by version %s, and not compared", first, last, version)
+        if report.diverged:
+            log.warning("these commits gave other rows than were delivered: %s", report.diverged)
+
+    def write_report(self) -> None:
+        """Write ``replay.json``."""
+        path = self._checkpoint.path.parent / "replay.json"
+        json_store.write(path, asdict(self.report), durable=False)
+
+    def close(self) -> None:
+        """Close the connection to the ledger."""
+        self._commits.close()
+
+    def check_moving(self) -> None:
+        """Look whether the replay still moves; from any thread.
+
+        :raises ExactlyOnceError: when Spark has not begun the next recorded batch for long
+        """
+        if self._next is None or self._busy or time.monotonic() - self._moved < _STALL_SECONDS:
+            return
+        number, record = self._next
+        raise ExactlyOnceError(
+            f"the replay stalls: Spark has not begun batch {number} (commit {record.commit}) for {_STALL_SECONDS:.0f} "
+            "s. Start the pipeline again; it goes on from there"
+        )
+
+    def _find_next(self, batch: int, before: BatchOffsets | None, *, done: int | None = None) -> None:
+        """Find what follows a batch, and what is done with it.
+
+        :param before: where the batch ended
+        :param done: the commit that the batch was, None when the lineage says
+        """
+        done = self._run.lineage.commit_of(batch) if done is None else done
+        self._next = None
+        if done < self.report.last:
+            record = self._skipped(self._commits.get(done + 1), before)
+            self._next, done = (batch + 1, record), record.commit - 1
+        if self._run.lineage.commit_of(batch) != done:
+            self._run.rebase(batch, done)
+        self.report = replace(self.report, done=done)
+
+    def _skipped(self, record: CommitRecord, before: BatchOffsets | None) -> CommitRecord:
+        """Return the record, or the one after it that takes in what other versions' batches without data did.
+
+        Such a batch moves on what its watermark lets go; the next batch with data does so too. At the end of the
+        stretch, or before a commit that is compared, none follows: there it is run.
+        """
+        following = record
+        while before is not None and not self._comparison.is_exact(following):
+            if not before.same_sources(parse_offsets(following.offsets)):
+                return following
+            if following.commit == self.report.last:
+                break
+            following = self._commits.get(following.commit + 1)
+        return record
+
+    def _steer(self, exact: bool) -> None:
+        steered = self._steered_query()
+        if exact:
+            steered.forget_operator_watermarks()
+        if self._next is None:
+            steered.release() if self.goes_live else steered.end()
+            return
+        _, record = self._next
+        offsets = parse_offsets(record.offsets)
+        steered.steer(
+            offsets.sources,
+            timestamp=offsets.timestamp,
+            watermark=offsets.watermark if self._comparison.is_exact(record) else None,
+        )
+
+    def _steered_query(self) -> SteeredQuery:
+        if self._steered is None:
+            if not self._attached.wait(_START_SECONDS) or self._query is None:
+                raise ExactlyOnceError(f"the query has not started within {_START_SECONDS:.0f} s")
+            try:
+                self._steered = SteeredQuery(self._spark, self._query)
+            except SteeringError as error:
+                raise OneStartPerBatchError(str(error)) from error
+        return self._steered
+
+
+def check_replay(run: Run, tail: LedgerTail | None, unsure: Sequence[str], *, accept_nondeterminism: bool) -> None:
+    """Check, before a start fences anybody, that what has to be replayed can be.
+
+    :param tail: the ledger's end, None when there is no ledger
+    :param unsure: what of the job may give other rows each time
+    :raises RefusedError: naming what is gone, or what would give other rows
+    """
+    lineage = run.home.current()
+    if lineage is None or tail is None:
+        return
+    checkpoint = Checkpoint(run.home.checkpoint(lineage.id))
+    if not replay_is_needed(checkpoint, lineage, tail):
+        return
+    commits, stretch = _recorded(run, checkpoint, lineage, tail)
+    commits.close()
+    compared = any(version == run.options.version for version, _, _ in stretch.versions)
+    if not (compared and unsure):
+        return
+    if not (accept_nondeterminism or lineage.accept_nondeterminism):
+        raise RefusedError(
+            f"commits {commits.first} to {commits.last} of pipeline {run.pipeline} have to be replayed, and the job "
+            f"may give other rows each time: {'; '.join(unsure)}. Make it deterministic, or accept that state and "
+            "output may differ: --accept-nondeterminism"
+        )
+    log.warning("the job may give other rows each time, which is accepted: %s", "; ".join(unsure))
+
+
+def open_replay(
+    spark: SparkSession, run: Run, checkpoint: Checkpoint, comparison: Comparison, *, goes_live: bool
+) -> Replay:
+    """Open the replay of what the ledger is ahead, after the claim; see :class:`Replay`.
+
+    :raises RefusedError: when a commit, or source records, are gone
+    """
+    commits, stretch = _recorded(run, checkpoint, run.lineage, run.tail)
+    log.info(
+        "commits %d to %d are replayed without writing: %s source records", commits.first, commits.last, stretch.records
+    )
+    return Replay(spark, run, checkpoint, commits, stretch=stretch, comparison=comparison, goes_live=goes_live)
+
+
+def _recorded(run: Run, checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> tuple[RecordedCommits, Stretch]:
+    newest = checkpoint.newest_commit()
+    reader = LedgerReader(run.options.config, run.pipeline)
+    commits = RecordedCommits(reader, lineage.commit_of(-1 if newest is None else newest) + 1, tail.place.commit)
+    stretch = commits.check()
+    check_input(run.options.config, stretch)
+    return commits, stretch

@@ -1,0 +1,315 @@
+"""Gives the state of a pipeline another number of partitions: a fresh lineage in its home, which the next start runs.
+
+Spark repartitions a copy of the newest batch, by a batch of its own that no sink sees and no commit stands for. What it
+leaves is compared with what was there before, row by row; only then does it become the current lineage. The original is
+read only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.checkpoint import integrity, lineages, storage
+from airflow_provider_exactlyonce.checkpoint import job as jobs
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint
+from airflow_provider_exactlyonce.checkpoint.manifest import backend_of
+from airflow_provider_exactlyonce.checkpoint.restart import Ground, decide
+from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
+from airflow_provider_exactlyonce.checkpoint.state import PARTITIONS, StateDirectory, StatefulOperator
+from airflow_provider_exactlyonce.checkpoint.state_reader import local_session
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError, invariant
+from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits, Stretch, check_input
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start
+from airflow_provider_exactlyonce.streaming.spark.repartition import Repartition, Sums
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rescaled:
+    """What a rescale has made.
+
+    :param before: the state partitions that there were
+    :param lineage: None when there were as many before
+    :param commit: whose state it has
+    :param state: [{operator, name, store, rows}]
+    :param stretch: what the next start replays without writing, None for nothing
+    """
+
+    before: int
+    partitions: int
+    lineage: Lineage | None = None
+    directory: Path | None = None
+    commit: int = 0
+    state: Sequence[Mapping[str, Any]] = ()
+    stretch: Stretch | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ground:
+    """The batch that is rescaled.
+
+    :param batch: the newest one that Spark has committed
+    :param commit: the commit that it is
+    """
+
+    lineage: Lineage
+    checkpoint: Checkpoint
+    batch: int
+    commit: int
+    tail: LedgerTail
+    offsets: BatchOffsets
+    operators: Sequence[StatefulOperator]
+    partitions: int
+    stretch: Stretch | None = None
+    began: float = field(default_factory=time.monotonic)
+
+
+def rescale(
+    home: Home,
+    pipeline: str,
+    config: Mapping[str, Any],
+    partitions: int,
+    *,
+    spark: SparkSession | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Rescaled:
+    """Make the lineage, and make it current; may be repeated after it was killed.
+
+    :param config: client configuration in librdkafka's names
+    :param partitions: how many state partitions there shall be
+    :param spark: the session to use, None to make one here that ends with the call
+    :param tell: is told what is going on
+    :raises RefusedError: when this state can't have them; nothing is changed
+    :raises AlreadyRunningError: when a driver lives
+    """
+    if partitions < 1:
+        raise RefusedError(f"{partitions} state partitions: at least 1")
+    if home.pipeline() != pipeline:
+        raise RefusedError(f"{home.path} is the home of {home.pipeline() or 'no pipeline'}, not of {pipeline}")
+    held, life = leases.settle(home.lease)
+    if held is not None and life in (Life.ALIVE, Life.SILENT):
+        silent = ", but gives no sign of life" if life is Life.SILENT else ""
+        raise AlreadyRunningError(
+            f"pipeline {pipeline} runs: pid {held.pid} on {held.host}{silent}. Stop it first, for example with "
+            f"exactlyonce savepoint {pipeline} --stop"
+        )
+    token = f"rescale-{uuid.uuid4()}"
+    with leases.holding(home.lease, pipeline, token, held) as hold, LedgerReader(config, pipeline) as reader:
+        ground = _ground(home, pipeline, config, reader)
+        if ground.partitions == partitions:
+            return Rescaled(before=partitions, partitions=partitions)
+        _check_kind(ground, pipeline)
+        lineages.remove_unfinished(home.lineages, hold)
+        session = spark or local_session("exactlyonce rescale")
+        try:
+            return _rescaled(home, hold, ground, reader, session, partitions, tell)
+        finally:
+            with contextlib.suppress(AlreadyRunningError):  # whoever has taken over removes them
+                lineages.remove_unfinished(home.lineages, hold)
+            if spark is None:
+                session.stop()
+
+
+def _ground(home: Home, pipeline: str, config: Mapping[str, Any], reader: LedgerReader) -> _Ground:
+    """Find what is rescaled, and check all that the next start will need of it."""
+    tail, lineage = reader.tail(), home.current()
+    if tail is None or tail.claim is None or lineage is None:
+        raise RefusedError(
+            f"pipeline {pipeline} has never been started on this cluster: start it with --conf {PARTITIONS}=N"
+        )
+    check_start(
+        pipeline=pipeline,
+        home_path=str(home.path),
+        home_id=home.identity(),
+        home_pipeline=home.pipeline(),
+        lineage=lineage,
+        tail=tail,
+        accept_home=False,
+    )
+    checkpoint = Checkpoint(home.checkpoint(lineage.id))
+    found = decide(checkpoint, Savepoints(home.savepoints), lineage, tail.place.commit)
+    if found.ground is not Ground.CHECKPOINT:
+        raise RefusedError(
+            f"{checkpoint.path} is damaged: {found.damage}. Start the pipeline, which brings it in order, stop it, and "
+            "rescale it then"
+        )
+    offsets = None if found.batch is None else checkpoint.offsets(found.batch)
+    if offsets is None or found.batch is None:
+        raise RefusedError(
+            f"pipeline {pipeline} has no batch in lineage {lineage.id} yet: start it with --conf {PARTITIONS}=N"
+        )
+    operators = StateDirectory(checkpoint.path).operators(found.batch)
+    if not operators:
+        raise RefusedError(
+            f"pipeline {pipeline} keeps no state: its tasks follow the partitions of its source topics, which every "
+            "start looks up"
+        )
+    commit, stretch = lineage.commit_of(found.batch), None
+    if commit > tail.place.commit:
+        raise RefusedError(
+            f"{checkpoint.path} is at commit {commit}, and the ledger ends at commit {tail.place.commit}: the ledger "
+            "was set back, or the checkpoint is of another pipeline"
+        )
+    if commit < tail.place.commit:
+        stretch = RecordedCommits(reader, commit + 1, tail.place.commit).check()
+        check_input(config, stretch)
+        if not lineage.accept_nondeterminism:
+            jobs.check_deterministic(home, stretch)
+    return _Ground(
+        lineage=lineage,
+        checkpoint=checkpoint,
+        batch=found.batch,
+        commit=commit,
+        tail=tail,
+        offsets=offsets,
+        operators=operators,
+        partitions=int(offsets.conf[PARTITIONS]),
+        stretch=stretch,
+    )
+
+
+def _check_kind(ground: _Ground, pipeline: str) -> None:
+    backend = backend_of(ground.offsets.conf, ())
+    if backend != "rocksdb":
+        raise RefusedError(
+            f"pipeline {pipeline} keeps its state in {backend}, which Spark can't repartition; it can in rocksdb. "
+            "State can't be carried from one backend to another: give the pipeline a new name and a new home, "
+            f"state_backend=StateBackend.rocksdb(), and --conf {PARTITIONS}=N; it builds its state from its sources "
+            "again"
+        )
+    for operator in ground.operators:
+        if not operator.keyed:
+            raise RefusedError(
+                f"operator {operator.id} ({operator.name}) of pipeline {pipeline} has state without keys, all in one "
+                "partition: there is nothing to deal out, and Spark would put it where the query does not look. Give "
+                "what has keys a pipeline of its own"
+            )
+
+
+def _rescaled(
+    home: Home,
+    hold: leases.Hold,
+    ground: _Ground,
+    reader: LedgerReader,
+    spark: SparkSession,
+    partitions: int,
+    tell: Callable[[str], None],
+) -> Rescaled:
+    lineage, batch = _lineage(ground), ground.batch + 1
+    files = integrity.files_of(ground.checkpoint, ground.batch).files
+    tell(f"copying batch {ground.batch} (commit {ground.commit}): {len(files)} files")
+    work = Checkpoint(lineages.work_copy(home.lineages, ground.checkpoint.path, files, lineage.id))
+    failpoints.reach("rescale-copied")
+    commit = work.commit(ground.batch)
+    state_format = 1 if commit is None or commit.state_ids is None else 2
+    state = Repartition(spark, work.path, ground.offsets.conf, state_format=state_format, tell=tell)
+    before = state.sums(work.path, ground.batch, ground.operators)
+    state.run(partitions)
+    failpoints.reach("rescale-repartitioned")
+    made = integrity.files_of(work, batch)
+    _check_whole(made.defects)
+    storage.flush_all([work.path / path for path in made.files])  # Spark leaves that to the operating system
+    lineages.make(home.lineages / lineage.id, work.path, made.files, lineage)
+    try:
+        final = Checkpoint(home.checkpoint(lineage.id))
+        _check_whole(integrity.defects_of(final, batch))
+        _check_same(ground, final, batch, partitions)
+        _check_sums(before, state.sums(final.path, batch, ground.operators))
+        jobs.copy(home, ground.lineage.id, lineage.id)
+        failpoints.reach("rescale-verified")
+        now = reader.tail()
+        if now is None or (now.place, now.claim) != (ground.tail.place, ground.tail.claim):
+            raise AlreadyRunningError(f"a driver of {reader.pipeline} has started meanwhile; stop it and try again")
+    except BaseException:
+        shutil.rmtree(home.lineages / lineage.id)
+        raise
+    lineages.switch(home, lineage, hold)
+    return Rescaled(
+        before=ground.partitions,
+        partitions=partitions,
+        lineage=lineage,
+        directory=home.lineages / lineage.id,
+        commit=ground.commit,
+        state=_counts(ground.operators, before),
+        stretch=ground.stretch,
+        seconds=time.monotonic() - ground.began,
+    )
+
+
+def _lineage(ground: _Ground) -> Lineage:
+    """Return the lineage to make: its first batch is Spark's own, which leaves the state of the same commit."""
+    tail, claim, known = ground.tail, ground.tail.claim, ground.lineage
+    invariant(claim is not None, "the ledger has a claim")
+    committed = tail.commit is not None and tail.commit.lineage == known.id
+    return replace(
+        known,
+        id=str(uuid.uuid4()),
+        cluster_id=tail.cluster_id,
+        ledger_topic_id=tail.topic_id,
+        last_commit=tail.place.commit,
+        base_batch=ground.batch + 1,
+        base_commit=ground.commit,
+        parent=claim.lineage,  # type: ignore[union-attr]
+        parent_run=claim.run,  # type: ignore[union-attr]
+        parent_commit=tail.place.commit,
+        reemits=None if committed else known.reemits,
+    )
+
+
+def _check_whole(defects: Sequence[object]) -> None:
+    if defects:
+        raise ExactlyOnceError(
+            f"what Spark has made of the state is not whole: {'; '.join(map(str, defects[:3]))}. Nothing was changed; "
+            "try again"
+        )
+
+
+def _check_same(ground: _Ground, final: Checkpoint, batch: int, partitions: int) -> None:
+    """Check that the batch is the one before it, but for the number of partitions."""
+    offsets, operators = final.offsets(batch), StateDirectory(final.path).operators(batch)
+    expected = [replace(one, partitions=partitions) for one in ground.operators]
+    conf = {**ground.offsets.conf, PARTITIONS: str(partitions)}
+    found = offsets and (offsets.same_sources(ground.offsets), offsets.watermark, offsets.conf)
+    if found != (True, ground.offsets.watermark, conf) or operators != expected:
+        raise ExactlyOnceError(
+            f"Spark has made another batch than was asked for: {offsets}, {operators}. Nothing was changed; tell us"
+        )
+
+
+def _check_sums(before: Sums, after: Sums) -> None:
+    for place in sorted({*before, *after}):
+        if before.get(place) != after.get(place):
+            operator, store, family = place
+            (rows, _), (now, _) = before.get(place, (0, 0)), after.get(place, (0, 0))
+            raise ExactlyOnceError(
+                f"operator {operator}, store {store}, {family}: Spark has made {now:,} rows of {rows:,}, or others. "
+                "Nothing was changed; tell us"
+            )
+
+
+def _counts(operators: Sequence[StatefulOperator], sums: Sums) -> list[dict[str, Any]]:
+    return [
+        {
+            "operator": operator.id,
+            "name": operator.name,
+            "store": store,
+            "rows": sum(rows for (of, name, _), (rows, _) in sums.items() if (of, name) == (operator.id, store)),
+        }
+        for operator in operators
+        for store in operator.stores
+    ]

@@ -1,0 +1,4 @@
+"""One producer for all tasks of a batch: the driver's server gives out sequence numbers, tasks ask for them.
+
+``core`` decides and does no input or output. Called by ``commit`` only; docs/protocol.md says why it exists.
+"""

@@ -1,0 +1,401 @@
+"""A sink that writes Parquet files, which readers get by an atomically published list."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    CommitUnknownError,
+    ExactlyOnceError,
+    FencedError,
+    RefusedError,
+    invariant,
+)
+from airflow_provider_exactlyonce.streaming.sinks.files.file_table import FileTable
+from airflow_provider_exactlyonce.streaming.sinks.files.log import (
+    CLAIM,
+    COMMIT,
+    COMPACTION,
+    DataFile,
+    FileLog,
+    LogRecord,
+    folder_of,
+    live_files,
+)
+from airflow_provider_exactlyonce.streaming.sinks.files.storage import open_storage
+from airflow_provider_exactlyonce.streaming.sinks.spi import (
+    TWO_PHASE_COMMIT,
+    OpenWriter,
+    Sink,
+    SinkAttempt,
+    SinkCommitter,
+    SinkContext,
+    SinkEntry,
+    SinkWriter,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from airflow_provider_exactlyonce.streaming.sinks.files.writer import FileFormat
+
+_CODECS: Final = ("zstd", "snappy", "gzip", "lz4", "none")
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_SECRET_IN_URL: Final = re.compile(r"://[^/]*@")
+#: Tasks of an attempt that is over may go on writing for so long; then its marker goes.
+_STRAGGLER_SECONDS: Final = 3600
+#: A reader that began before a compaction may go back to the records behind it for so long.
+_READER_SECONDS: Final = 24 * 3600
+_NO_PARQUET: Final = ("variant", "void", "interval", "daytimeinterval", "yearmonthinterval", "time", "geometry")
+_NO_DIRECTORY: Final = ("array", "map", "struct", "binary", "float", "double", "timestamp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSink(Sink):
+    """Appends the result to Parquet files: all rows of a batch become visible together, and once.
+
+    :param path: an absolute path that driver, tasks and readers share, or a URL of fsspec whose store has conditional
+        writes: ``s3://``, ``gs://``, ``abfs://``
+    :param format: ``parquet``
+    :param partition_by: columns whose values name directories, so that a reader can leave out files; they stay in the
+        files, too
+    :param compression: ``zstd``, ``snappy``, ``gzip``, ``lz4`` or ``none``
+    :param max_file_bytes: a file that has reached this is closed, and another begun
+    :param storage_options: what fsspec needs to know of the file system, credentials too; never shown
+    """
+
+    path: str
+    format: str = "parquet"
+    partition_by: Sequence[str] = ()
+    compression: str = "zstd"
+    max_file_bytes: int = 256 * 2**20
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", str(self.path))
+        object.__setattr__(self, "partition_by", tuple(self.partition_by))
+        kind = type(self).__name__
+        if not _NAME.fullmatch(self.name):
+            raise RefusedError(f"{kind}(name={self.name!r}): lower-case letters, digits, - and _, at most 63")
+        if _SECRET_IN_URL.search(self.path):
+            raise RefusedError(f"{kind}(name={self.name!r}): path has credentials in it; give them in storage_options")
+        if not self.path.startswith("/") and "://" not in self.path:
+            raise RefusedError(f"{kind}(path={self.path!r}) is neither an absolute path nor a URL")
+        if self.format != "parquet":
+            raise RefusedError(f"{kind}(format={self.format!r}): only 'parquet' can be written")
+        if self.compression not in _CODECS:
+            raise RefusedError(f"{kind}(compression={self.compression!r}): one of {', '.join(_CODECS)}")
+        if self.max_file_bytes < 2**20:
+            raise RefusedError(f"{kind}(max_file_bytes={self.max_file_bytes}): at least 1 MiB, {2**20}")
+
+    @property
+    @override
+    def guarantee(self) -> str:
+        return TWO_PHASE_COMMIT
+
+    @property
+    @override
+    def facts(self) -> Mapping[str, tuple[str, ...]]:
+        return {"path": (self.path,), "partition_by": tuple(self.partition_by)}
+
+    @override
+    def check_columns(self, columns: StructType) -> None:
+        check_parquet(columns, f"sink {self.name}")
+        kinds = {one.name: one.dataType.simpleString() for one in columns.fields}
+        for name in self.partition_by:
+            if name not in kinds:
+                raise RefusedError(f"sink {self.name}: partition_by names {name!r}; the columns are {', '.join(kinds)}")
+            if kinds[name].startswith(_NO_DIRECTORY):
+                raise RefusedError(
+                    f"sink {self.name}: column {name!r} of partition_by is {kinds[name]}; a directory is named by a "
+                    "string, an integer, a decimal, a boolean or a date. Derive such a column"
+                )
+
+    @override
+    def open(self, context: SinkContext) -> FileCommitter:
+        return FileCommitter(self, context.pipeline)
+
+    def table(self, pipeline: str) -> FileTable:
+        """Return what its readers see of a pipeline's rows.
+
+        :param pipeline: the pipeline's name
+        """
+        return FileTable(self.path, pipeline=pipeline, sink=self.name, storage_options=self.storage_options)
+
+    @property
+    def file_format(self) -> FileFormat:
+        """How the tasks write."""
+        from airflow_provider_exactlyonce.streaming.sinks.files.writer import FileFormat
+
+        return FileFormat(
+            partition_by=tuple(self.partition_by), compression=self.compression, max_file_bytes=self.max_file_bytes
+        )
+
+
+@dataclass(frozen=True)
+class OpenFileWriter:
+    """Opens a task's writer; it is sent to the executors.
+
+    :param folder: the sink's directory
+    """
+
+    path: str
+    storage_options: Mapping[str, Any] = field(repr=False)
+    folder: str
+    format: FileFormat
+
+    def __call__(self, attempt: SinkAttempt, task: int) -> SinkWriter:
+        """Open the writer of a task."""
+        from airflow_provider_exactlyonce.streaming.sinks.files.writer import FileWriter
+
+        storage = open_storage(self.path, self.storage_options)
+        return FileWriter(storage, f"{self.folder}/data/{attempt.name}", task, self.format)
+
+
+class FileCommitter(SinkCommitter):
+    """Publishes a batch by appending one record to the sink's log.
+
+    Each attempt has a marker until it is settled, so that the next claim finds what a dead one has left.
+    """
+
+    def __init__(self, sink: FileSink, pipeline: str) -> None:
+        self._sink: Final = sink
+        self._pipeline: Final = pipeline
+        self._folder: Final = folder_of(pipeline, sink.name)
+        self._storage: Final = open_storage(sink.path, sink.storage_options)
+        self._log: Final = FileLog(self._storage, f"{self._folder}/log")
+        self._run = 0
+        self._last: LogRecord | None = None
+        self._attempt: SinkAttempt | None = None
+        self._staged: tuple[DataFile, ...] = ()
+        self._committed: dict[str, tuple[DataFile, ...]] = {}  # by attempt, until settled
+        self._aborted: dict[str, float] = {}  # attempts that may have stragglers, and when they began
+
+    @override
+    def tail(self) -> SinkEntry | None:
+        with self._answering():
+            last = self._log.last()
+        return last.entry if last else None
+
+    @override
+    def claim(self, run: int) -> SinkEntry | None:
+        self._run, self._last, self._attempt = run, None, None
+        with self._answering():
+            self._storage.check_exclusive(self._folder)
+            mine = self._claimed(run)
+            self._sweep(mine)
+        self._last = mine
+        return mine.entry
+
+    @override
+    def open_writer(self) -> OpenWriter:
+        return OpenFileWriter(self._sink.path, self._sink.storage_options, self._folder, self._sink.file_format)
+
+    @override
+    def begin(self, attempt: SinkAttempt) -> None:
+        marker = {"began": time.time(), "position": self._known().position}
+        with self._answering():
+            self._storage.replace(self._marker(attempt.name), json.dumps(marker).encode())
+        self._attempt, self._staged = attempt, ()
+
+    @override
+    def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
+        files = tuple(DataFile(**file) for told in written for file in told["files"])
+        for file in files:
+            with self._answering():
+                size = self._storage.size(file.name)
+            if size != file.size:
+                found = "is not there" if size is None else f"has {size} bytes"
+                raise BatchFailedError(
+                    f"{self._storage.place(file.name)}, which a task has written with {file.size} bytes, {found} for "
+                    "the driver: both have to see the same file system under the sink's path"
+                )
+        self._staged = files
+
+    @override
+    def commit(self, entry: SinkEntry) -> None:
+        invariant(self._attempt is not None, "a commit follows a begin")
+        name = self._attempt.name  # type: ignore[union-attr]
+        record = self._known().after(kind=COMMIT, entry=entry, attempt=name, files=self._staged)
+        while (taken := self._appended(record)) is not None:
+            if taken.attempt == name:
+                break  # an answer was lost on the way, and this was written at the first try
+            if taken.run > self._run:
+                raise self._fenced(self._run, taken)
+            if taken.kind != COMPACTION:
+                raise CommitUnknownError(
+                    f"{self._log.place(taken.position)} is a {taken.kind} of run {taken.run} itself, which its last "
+                    "claim has not seen"
+                )
+            record = taken.after(kind=COMMIT, entry=entry, attempt=name, files=self._staged)
+        self._last, self._attempt = record, None
+        self._committed[name] = self._staged
+
+    @override
+    def abort(self) -> None:
+        if self._attempt is None:
+            return
+        name, self._attempt = self._attempt.name, None
+        self._aborted[name] = time.time()
+        with suppress(OSError):  # the next claim does it
+            self._storage.remove(self._data(name))
+
+    @override
+    def settled(self, commit: int) -> None:
+        with self._answering():
+            self._tidy()
+
+    @override
+    def forget(self, before: int) -> None:
+        with self._answering():
+            self._log.forget(before, compacted=time.time() - _READER_SECONDS)
+
+    @override
+    def audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
+        from airflow_provider_exactlyonce.streaming.sinks.files.audit import audit
+
+        return audit(self._storage, self._log, commits)
+
+    @override
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _claimed(self, run: int) -> LogRecord:
+        """Append a claim after whatever else is appended meanwhile."""
+        while True:
+            last = self._log.last()
+            if last is not None and last.run > run:
+                raise self._fenced(run, last)
+            mine = last.after(kind=CLAIM, run=run) if last else LogRecord(position=1, kind=CLAIM, run=run)
+            try:
+                self._log.append(mine)
+            except FileExistsError:
+                continue
+            return mine
+
+    def _appended(self, record: LogRecord) -> LogRecord | None:
+        """Append a record; returns what is at its position when that is taken.
+
+        The position may be taken by this very record, whose answer was lost: until it is read, nobody knows.
+        """
+        place = self._log.place(record.position)
+        try:
+            self._log.append(record)
+        except RefusedError:
+            raise
+        except FileExistsError:
+            pass
+        except Exception as error:  # object stores have errors of their own
+            raise CommitUnknownError(f"{place} may be written or not: {error}") from error
+        else:
+            return None
+        try:
+            return self._log.read(record.position)
+        except Exception as error:
+            raise CommitUnknownError(f"{place} is taken, and can't be read: {error}") from error
+
+    def _sweep(self, mine: LogRecord) -> None:
+        """Remove what attempts have left that can't be committed any more, now that a claim is in the log."""
+        for name in self._storage.names(f"{self._folder}/attempts"):
+            attempt = name.removesuffix(".json")
+            marker = json.loads(self._storage.read(self._marker(attempt)))
+            files = self._committed_as(attempt, marker["position"], mine)
+            if files is None:
+                self._storage.remove(self._data(attempt))
+                self._aborted[attempt] = marker["began"]
+            else:
+                self._committed[attempt] = files
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove files that a task run twice has left beside those that are committed, and what stragglers have."""
+        for attempt, files in list(self._committed.items()):
+            kept = {file.name for file in files}
+            for name in self._storage.below(self._data(attempt)):
+                if name not in kept:
+                    self._storage.remove(name)
+            self._storage.remove(self._marker(attempt))
+            del self._committed[attempt]
+        for attempt, began in list(self._aborted.items()):
+            if time.time() - began > _STRAGGLER_SECONDS:
+                self._storage.remove(self._data(attempt))
+                self._storage.remove(self._marker(attempt))
+                del self._aborted[attempt]
+
+    def _committed_as(self, attempt: str, begun_at: int, last: LogRecord) -> tuple[DataFile, ...] | None:
+        """Return the files that an attempt was committed with, None when it was not.
+
+        :param begun_at: the last position when it began
+        :param last: the last record
+        """
+        positions = self._log.positions()
+        for position in [one for one in positions if one > begun_at]:
+            record = self._log.read(position)
+            if record.kind == COMMIT and record.attempt == attempt:
+                return record.files
+        if positions[0] <= begun_at + 1:
+            return None
+        # Its record may be forgotten; what is still read of it is in the newest compaction.
+        live = live_files(self._log, last, positions[0])
+        return tuple(file for file in live if file.name.startswith(f"{self._data(attempt)}/")) or None
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Tell a file system that does not answer from a name that is taken; object stores have errors of their own."""
+        try:
+            yield
+        except (ExactlyOnceError, FileExistsError):
+            raise
+        except Exception as error:
+            raise BatchFailedError(f"sink {self._sink.name}: {self._sink.path} does not answer: {error}") from error
+
+    def _known(self) -> LogRecord:
+        invariant(self._last is not None, "the sink is claimed before it is written to")
+        return self._last  # type: ignore[return-value]
+
+    def _fenced(self, run: int, by: LogRecord) -> FencedError:
+        return FencedError(
+            f"run {run} of pipeline {self._pipeline} is superseded by run {by.run} in sink {self._sink.name} "
+            f"({self._log.place(by.position)})"
+        )
+
+    def _marker(self, attempt: str) -> str:
+        return f"{self._folder}/attempts/{attempt}.json"
+
+    def _data(self, attempt: str) -> str:
+        return f"{self._folder}/data/{attempt}"
+
+
+def check_parquet(columns: StructType, where: str) -> None:
+    """Check that columns can be written as Parquet and read back by others.
+
+    :raises RefusedError: naming the column and its type
+    """
+    if not columns.fields:
+        raise RefusedError(f"{where}: the result has no columns")
+    seen: dict[str, str] = {}
+    for one in columns.fields:
+        if (twin := seen.setdefault(one.name.lower(), one.name)) != one.name:
+            raise RefusedError(f"{where}: columns {twin!r} and {one.name!r} differ in case only; Spark can't read them")
+        _check_type(one.name, one.dataType, where)
+
+
+def _check_type(name: str, kind: Any, where: str) -> None:
+    """Check a column's type, and those that it is made of."""
+    if kind.typeName().partition("(")[0] in _NO_PARQUET:
+        raise RefusedError(
+            f"{where}: column {name!r} has the type {kind.simpleString()}, on which readers of Parquet don't agree; "
+            "cast it to a string or a number"
+        )
+    parts = [getattr(kind, part) for part in ("elementType", "keyType", "valueType") if hasattr(kind, part)]
+    for part in (*parts, *(one.dataType for one in getattr(kind, "fields", ()))):
+        _check_type(name, part, where)

@@ -1,0 +1,194 @@
+"""From a query's result to the columns that Kafka records are made of, as Spark expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka.digest import BACKFILL_HEADER
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
+
+_RAW_COLUMNS: Final = frozenset({"key", "value"})
+_TEXT_TYPES: Final = frozenset({"string", "binary"})
+#: Spark's type of a Kafka record's headers.
+HEADERS_TYPE: Final = "array<struct<key:string,value:binary>>"
+_ROUTING_TYPES: Final[Mapping[str, frozenset[str]]] = {
+    "headers": frozenset({HEADERS_TYPE}),
+    "partition": frozenset({"int", "smallint", "tinyint", "bigint"}),
+    "timestamp": frozenset({"timestamp", "bigint"}),
+    "topic_column": frozenset({"string"}),
+}
+#: At most this many bytes of a record batch of one record are neither key nor value nor a header's content.
+_OVERHEAD_BYTES: Final = 61 + 40
+_HEADER_OVERHEAD_BYTES: Final = 10
+_MAGIC_BYTE: Final = 0
+
+
+@dataclass(frozen=True)
+class AvroFormat:
+    """Values as Avro in the wire format of schema registries: a zero byte, the schema's id, the Avro binary.
+
+    The job needs Spark's ``spark-avro`` package; ``exactlyonce run`` brings it.
+
+    :param schema: the Avro schema, JSON; the result's columns are matched with its fields by name
+    :param schema_id: the id that the registry has given to the schema
+    """
+
+    schema: str
+    schema_id: int
+
+    def encode(self, value: Column) -> Column:
+        """Return the value's bytes.
+
+        :param value: a struct
+        """
+        from pyspark.sql import functions as F
+        from pyspark.sql.avro.functions import to_avro
+
+        prefix = bytes([_MAGIC_BYTE]) + self.schema_id.to_bytes(4, "big")
+        return F.concat(F.lit(prefix), to_avro(value, self.schema))
+
+
+def encode(
+    sink: KafkaSink, frame: DataFrame, *, batch_bytes_maximum: int | None = None, carried: Sequence[str] = ()
+) -> DataFrame:
+    """Return the columns of the frame's records.
+
+    Always ``key`` and ``value`` (string or binary: Spark hashes both alike) and ``digest`` (bigint): Spark's xxhash64
+    over key, its absence, value, its absence and the headers. Where the sink declares them, ``headers``, ``partition``
+    (int), ``timestamp`` (bigint, milliseconds since the epoch) and ``topic``.
+
+    :param batch_bytes_maximum: the topic's limit; larger records go to the topic for bad records, if the sink has one
+    :param carried: columns that are no part of the records and stay as they are
+    :raises RefusedError: when a column that the sink names is missing or of another type
+    """
+    from pyspark.sql import functions as F
+
+    given = frame.drop(*carried)
+    _check_columns(sink, given)
+    key, value = _key_and_value(sink, given)
+    columns = {"key": key, "value": value}
+    if sink.headers or sink.diverts:
+        columns["headers"] = F.col(f"`{sink.headers}`") if sink.headers else F.lit(None).cast(HEADERS_TYPE)
+    if sink.partition:
+        columns["partition"] = F.col(f"`{sink.partition}`").cast("int")
+    if sink.timestamp:
+        time = F.col(f"`{sink.timestamp}`")
+        is_timestamp = dict(given.dtypes)[sink.timestamp] == "timestamp"
+        columns["timestamp"] = F.unix_millis(time) if is_timestamp else time
+    if sink.topic_column or sink.diverts:
+        column = F.col(f"`{sink.topic_column}`") if sink.topic_column else F.lit(None).cast("string")
+        columns["topic"] = F.coalesce(column, F.lit(sink.topic).cast("string"))
+    records = frame.select(*[column.alias(name) for name, column in columns.items()], *carried)
+    if sink.diverts and batch_bytes_maximum is not None:
+        records = _divert_oversized(sink, records, batch_bytes_maximum)
+    return with_digest(records)
+
+
+def with_digest(records: DataFrame) -> DataFrame:
+    """Add ``digest`` to the other columns of records."""
+    from pyspark.sql import functions as F
+
+    hashed = [F.col("key"), F.isnull("key"), F.col("value"), F.isnull("value")]
+    if "headers" in records.columns:  # no headers, absent or empty, leave the hash as it is
+        hashed.append(F.col("headers"))
+    return records.withColumn("digest", F.xxhash64(*hashed))
+
+
+def marked(records: DataFrame, backfill: str) -> DataFrame:
+    """Mark records, in a header that their digest leaves out, as written by a backfill."""
+    from pyspark.sql import functions as F
+
+    header = F.struct(F.lit(BACKFILL_HEADER).alias("key"), F.lit(backfill).cast("binary").alias("value"))
+    mark = F.array(header).cast(HEADERS_TYPE)
+    if "headers" in records.columns:
+        mark = F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), mark)
+    return records.withColumn("headers", mark)
+
+
+def _check_columns(sink: KafkaSink, frame: DataFrame) -> None:
+    types = dict(frame.dtypes)
+    for role, accepted in _ROUTING_TYPES.items():
+        name = getattr(sink, role)
+        if name is None:
+            continue
+        if name not in types:
+            raise RefusedError(f"KafkaSink({role}={name!r}): the result has the columns {', '.join(frame.columns)}")
+        if types[name] not in accepted:
+            raise RefusedError(
+                f"KafkaSink({role}={name!r}): the column is {types[name]}, it must be {' or '.join(sorted(accepted))}"
+            )
+
+
+def _key_and_value(sink: KafkaSink, frame: DataFrame) -> tuple[Column, Column]:
+    from pyspark.sql import functions as F
+
+    routing = {getattr(sink, role) for role in _ROUTING_TYPES}
+    types = {name: kind for name, kind in frame.dtypes if name not in routing}
+    is_raw = "value" in types and types.keys() <= _RAW_COLUMNS and set(types.values()) <= _TEXT_TYPES
+    if sink.value_format == "raw" and not is_raw:
+        raise RefusedError(
+            "KafkaSink(value_format='raw'): besides the columns that the sink names the result must have value, or key "
+            f"and value, string or binary; it has {', '.join(f'{name} {kind}' for name, kind in types.items())}"
+        )
+    if sink.key is None and is_raw and sink.value_format in (None, "raw"):
+        return (F.col("key") if "key" in types else F.lit(None).cast("binary")), F.col("value")
+    content = F.struct(*[F.col(f"`{name}`") for name in types])
+    if isinstance(sink.value_format, AvroFormat):
+        value = sink.value_format.encode(content)
+    else:
+        value = F.to_json(content, {"ignoreNullFields": "false"})
+    if sink.key is None:
+        return F.lit(None).cast("binary"), value
+    if sink.key not in dict(frame.dtypes):
+        raise RefusedError(f"KafkaSink(key={sink.key!r}): the result has the columns {', '.join(frame.columns)}")
+    column = F.col(f"`{sink.key}`")
+    return (column if dict(frame.dtypes)[sink.key] in _TEXT_TYPES else column.cast("string")), value
+
+
+def _divert_oversized(sink: KafkaSink, records: DataFrame, batch_bytes_maximum: int) -> DataFrame:
+    """Send records of the declared topic that may be above its limit to the topic for bad records, with the reason."""
+    from pyspark.sql import functions as F
+
+    def size(column: Column) -> Column:
+        return F.coalesce(F.octet_length(column), F.lit(0))
+
+    in_headers = F.aggregate(
+        F.coalesce(F.col("headers"), F.array().cast(HEADERS_TYPE)),
+        F.lit(0),
+        lambda total, one: total + size(one["key"]) + size(one["value"]) + F.lit(_HEADER_OVERHEAD_BYTES),
+    )
+    total = size(F.col("key")) + size(F.col("value")) + in_headers + F.lit(_OVERHEAD_BYTES)
+    oversized = (F.col("topic") == F.lit(sink.topic)) & (total > batch_bytes_maximum)
+    reason = F.concat(
+        total.cast("string"),
+        F.lit(f" bytes as a record batch, the limit of {sink.topic} is {batch_bytes_maximum}"),
+    )
+    diverted = origin_headers(F.lit(f"sink {sink.topic}"), reason)
+    changed = {
+        "topic": F.when(oversized, F.lit(sink.bad_topic)).otherwise(F.col("topic")),
+        "headers": F.when(oversized, F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), diverted)).otherwise(
+            F.col("headers")
+        ),
+    }
+    if sink.partition:  # the other topic may have fewer
+        changed["partition"] = F.when(~oversized, F.col("partition"))
+    return records.withColumns(changed)
+
+
+def origin_headers(origin: Column, reason: Column) -> Column:
+    """Return the headers that tell where a bad record comes from, and why it is bad."""
+    from pyspark.sql import functions as F
+
+    return F.array(
+        *[
+            F.struct(F.lit(f"exactlyonce.{name}").alias("key"), text.cast("binary").alias("value"))
+            for name, text in (("origin", origin), ("reason", reason))
+        ]
+    ).cast(HEADERS_TYPE)

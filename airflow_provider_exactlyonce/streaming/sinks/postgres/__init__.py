@@ -1,0 +1,1 @@
+"""The PostgreSQL sink: rows are staged by tasks, and moved in one transaction with the sink's own ledger."""

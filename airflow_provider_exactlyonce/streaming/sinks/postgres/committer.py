@@ -1,0 +1,318 @@
+"""The driver's half of the PostgreSQL sink: one transaction moves the staged rows and notes the commit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from typing_extensions import override
+
+from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    CommitUnknownError,
+    DataError,
+    FencedError,
+    RecordRefusedError,
+    RefusedError,
+    invariant,
+)
+from airflow_provider_exactlyonce.streaming.sinks.postgres import staging
+from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import (
+    AMBIGUOUS_KEY,
+    connect,
+    for_tasks,
+    meaning,
+    parameters_of,
+    told,
+)
+from airflow_provider_exactlyonce.streaming.sinks.postgres.statements import Move
+from airflow_provider_exactlyonce.streaming.sinks.postgres.table import find
+from airflow_provider_exactlyonce.streaming.sinks.postgres.writer import OpenPostgresWriter
+from airflow_provider_exactlyonce.streaming.sinks.spi import (
+    OpenWriter,
+    SinkAttempt,
+    SinkCommitter,
+    SinkContext,
+    SinkEntry,
+)
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.streaming.sinks.postgres.sink import PostgresSink
+
+log = logging.getLogger(__name__)
+
+#: How long a claim waits for a server that starts, and for a commit that is under way.
+_PATIENCE_SECONDS: Final = 120.0
+_PAUSE_SECONDS: Final = 0.5
+
+_T = TypeVar("_T")
+_Connection = psycopg.Connection[Any]
+
+
+class PostgresCommitter(SinkCommitter):
+    """Holds one connection, opened again when it is lost.
+
+    :raises RefusedError: when the table or a right is missing
+    :raises BatchFailedError: when the server does not answer
+    """
+
+    def __init__(
+        self, sink: PostgresSink, context: SinkContext, *, patience_seconds: float = _PATIENCE_SECONDS
+    ) -> None:
+        self._sink: Final = sink
+        self._key: Final = (context.pipeline, sink.name)
+        self._application: Final = f"exactlyonce {staging.identity(self._key)}"
+        self._patience_seconds: Final = patience_seconds
+        self._parameters: Final = parameters_of(sink.conn_id)
+        self._connection: _Connection = connect(self._parameters, self._application)
+        try:
+            self._table: Final = find(self._connection, sink.table, sink.rights)
+            if self._counted is not None:
+                staging.check_commit_column(self._connection, self._key, self._table, self._counted)
+        except RefusedError:
+            self._connection.close()
+            raise
+        self._run = 0
+        self._attempt: SinkAttempt | None = None
+
+    @property
+    @override
+    def place(self) -> object:
+        with told("asking where it writes", str(self._table)):
+            return staging.place_of(self._session(), self._table)
+
+    @override
+    def tail(self) -> SinkEntry | None:
+        with told("reading the sink's ledger", str(self._table)):
+            return staging.newest(self._session(), self._key)
+
+    @override
+    def claim(self, run: int) -> SinkEntry | None:
+        self._run, self._attempt = run, None
+        self._connection.close()  # whatever it has open ends; what it has sent is decided before the lock is ours
+        entry = self._patiently(partial(self._claim, run))
+        self._drop_stages()
+        return entry
+
+    @override
+    def open_writer(self) -> OpenWriter:
+        return OpenPostgresWriter(
+            parameters=for_tasks(self._parameters, self._session()),
+            application=f"{self._application} task",
+            table=str(self._table),
+            stage_of=partial(staging.stage_of, key=self._key),
+            json_columns=frozenset(column.name for column in self._table.columns.values() if column.is_json),
+        )
+
+    @override
+    def begin(self, attempt: SinkAttempt) -> None:
+        stage = staging.stage_of(attempt, self._key)
+        with told(f"beginning commit {attempt.commit}", str(self._table)):
+            staging.make_stage(self._session(), stage, self._table, self._sink.deleted)
+        self._attempt = attempt
+
+    @override
+    def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
+        """Move the rows, under the claim's lock, in a transaction that stays open for the decision.
+
+        :raises FencedError: when a higher run has claimed the sink
+        """
+        attempt = self._open_attempt()
+        connection, what = self._session(), f"commit {attempt.commit}"
+        rows = sum(of["rows"] for of in written)
+        try:
+            connection.execute("BEGIN")
+            self._check_run(staging.lock_claim(connection, self._key))
+            if rows:
+                self._move(connection, attempt, written, rows)
+            connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # no row is refused after the decision
+        except psycopg.Error as error:
+            self._connection.close()
+            if error.sqlstate == AMBIGUOUS_KEY:
+                raise self._ambiguous(attempt, written) from error
+            raise meaning(error, what, str(self._table)) from error
+
+    @override
+    def commit(self, entry: SinkEntry) -> None:
+        connection = self._connection
+        invariant(connection.info.transaction_status is not TransactionStatus.IDLE, "commit follows pre-commit")
+        try:
+            connection.execute(
+                f"INSERT INTO {staging.SCHEMA}.commits (pipeline, sink, number, entry) VALUES (%s, %s, %s, %s)",
+                [*self._key, entry.commit, entry.to_json()],
+            )
+        except psycopg.Error as error:
+            raise meaning(error, f"noting commit {entry.commit}", str(self._table)) from error
+        failpoints.reach("before-sink-decision")
+        try:
+            connection.execute("COMMIT")
+        except psycopg.Error as error:
+            if connection.closed or connection.broken:
+                raise CommitUnknownError(
+                    f"PostgreSQL did not answer to commit {entry.commit} of sink {self._sink.name}: {error}"
+                ) from error
+            raise meaning(error, f"commit {entry.commit}", str(self._table)) from error
+        self._attempt = None
+
+    @override
+    def abort(self) -> None:
+        self._connection.close()
+        self._attempt = None
+
+    @override
+    def settled(self, commit: int) -> None:
+        self._drop_stages()
+
+    @override
+    def forget(self, before: int) -> None:
+        with told("forgetting old commits", str(self._table)):
+            staging.forget(self._session(), self._key, before)
+
+    @override
+    def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
+        with told("auditing", str(self._table)):
+            known = staging.entries(self._session(), self._key)
+            counted = self._rows_by_commit()
+        judged = 0
+        for commit in commits:
+            judged, found = commit.commit, known.get(commit.commit)
+            if found is None:
+                yield f"commit {commit.commit}: {staging.SCHEMA}.commits has no entry of it for sink {self._sink.name}"
+            elif not found.is_same_output(commit):
+                yield f"commit {commit.commit}: {staging.SCHEMA}.commits has {found}, the pipeline's ledger {commit}"
+            elif counted is not None and counted.get(commit.commit, 0) != commit.rows:
+                yield (
+                    f"commit {commit.commit}: table {self._table} has {counted.get(commit.commit, 0)} rows of it, the "
+                    f"pipeline's ledger {commit.rows}"
+                )
+        yield from (
+            f"commit {number}: {staging.SCHEMA}.commits has it for sink {self._sink.name}, the pipeline's ledger not"
+            for number in sorted(known)
+            if judged and number > judged + 1  # the next one may be under way
+        )
+
+    @override
+    def close(self) -> None:
+        self._connection.close()
+
+    def _session(self) -> _Connection:
+        if self._connection.closed or self._connection.broken:
+            self._connection.close()
+            self._connection = connect(self._parameters, self._application)
+        return self._connection
+
+    def _claim(self, run: int) -> SinkEntry | None:
+        connection = self._session()
+        staging.make_tables(connection)
+        with connection.transaction():
+            claims = f"{staging.SCHEMA}.claims"
+            found = connection.execute(
+                f"SELECT run FROM {claims} WHERE (pipeline, sink) = (%s, %s)", self._key
+            ).fetchone()
+            self._check_run(found[0] if found else 0)
+            connection.execute("SET LOCAL lock_timeout = '1s'")
+            if found is None:
+                connection.execute(
+                    f"INSERT INTO {claims} (pipeline, sink, run) VALUES (%s, %s, 0) ON CONFLICT DO NOTHING", self._key
+                )
+            self._check_run(staging.lock_claim(connection, self._key))
+            connection.execute(
+                f"UPDATE {claims} SET run = %s, claimed = now() WHERE (pipeline, sink) = (%s, %s)", [run, *self._key]
+            )
+            staging.take_commit_column(connection, self._key, self._table, self._counted)
+            return staging.newest(connection, self._key)
+
+    def _patiently(self, claim: Callable[[], _T]) -> _T:
+        """Repeat until there is an answer.
+
+        A commit under way holds the lock, and the answer waits for it. A session that holds it and does nothing, of a
+        driver that is stopped or gone, is ended: it has not been told to commit.
+        """
+        deadline = time.monotonic() + self._patience_seconds
+        while True:
+            try:
+                with told(f"claiming {self._table} for run {self._run}", str(self._table)):
+                    try:
+                        return claim()
+                    except psycopg.errors.LockNotAvailable:
+                        ended = staging.end_idle(self._session(), self._application)
+                        log.info("a commit into %s is under way; %d idle sessions were ended", self._table, ended)
+                        raise
+            except BatchFailedError as error:
+                if time.monotonic() >= deadline:
+                    raise
+                log.info("%s; asking again", error)
+            time.sleep(_PAUSE_SECONDS)
+
+    def _check_run(self, found: int) -> None:
+        if found > self._run:
+            raise FencedError(
+                f"run {self._run} of {self._key[0]} is superseded by run {found}, which has claimed sink {self._key[1]}"
+            )
+
+    def _move(
+        self, connection: _Connection, attempt: SinkAttempt, written: Sequence[Mapping[str, Any]], rows: int
+    ) -> None:
+        move, arguments = self._staged(attempt, written)
+        staged = connection.execute(move.count(), arguments).fetchone()
+        if staged is None or staged[0] != rows:
+            raise BatchFailedError(
+                f"the tasks have staged {rows} rows of commit {attempt.commit} for {self._table}, and "
+                f"{staged and staged[0]} are there: the server was restarted, or somebody removed them"
+            )
+        if self._sink.deleted is not None and connection.execute(move.ambiguous(), arguments).fetchone():
+            raise self._ambiguous(attempt, written)
+        statement = {"insert": move.insert, "upsert": move.upsert, "delete": move.delete}[self._sink.mode]
+        connection.execute(statement(), arguments)
+
+    def _staged(self, attempt: SinkAttempt, written: Sequence[Mapping[str, Any]]) -> tuple[Move, Mapping[str, Any]]:
+        columns = next(of["columns"] for of in written if of["rows"])
+        move = Move(
+            table=self._table,
+            stage=staging.stage_of(attempt, self._key),
+            columns=[name for name in columns if name != self._sink.deleted],
+            key=self._sink.key,
+            order=self._sink.order,
+            deleted=self._sink.deleted,
+            commit_column=self._sink.commit_column,
+        )
+        return move, {"writers": [of["writer"] for of in written], "commit": attempt.commit}
+
+    def _ambiguous(self, attempt: SinkAttempt, written: Sequence[Mapping[str, Any]]) -> DataError:
+        move, arguments = self._staged(attempt, written)
+        with told(f"commit {attempt.commit}", str(self._table)):
+            found = self._session().execute(move.ambiguous(), arguments).fetchone()
+        key = ", ".join(f"{name}={value!r}" for name, value in zip(self._sink.key, found or (), strict=False))
+        order = (
+            "rows; name the column that tells which is the last: PostgresSink(order=...)"
+            if self._sink.order is None
+            else f"rows with its greatest {self._sink.order}; let that column tell them apart"
+        )
+        times = found[-1] if found else "several"
+        return RecordRefusedError(f"commit {attempt.commit} has for {key} of table {self._table} {times} {order}")
+
+    @property
+    def _counted(self) -> str | None:
+        """The column that an audit counts rows by, which therefore has no other sink's; None when it counts none."""
+        return self._sink.commit_column if self._sink.mode == "insert" else None
+
+    def _rows_by_commit(self) -> dict[int, int] | None:
+        if self._counted is None:
+            return None
+        return dict(self._session().execute(Move.rows_by(self._table, self._counted)).fetchall())
+
+    def _drop_stages(self) -> None:
+        with told("removing staging tables", str(self._table)):
+            kept = staging.drop_stages(self._session(), self._key, self._run)
+        if kept:
+            log.info("still written to, and dropped later: %s", ", ".join(kept))
+
+    def _open_attempt(self) -> SinkAttempt:
+        invariant(self._attempt is not None, "an attempt is open")
+        return self._attempt  # type: ignore[return-value]

@@ -1,0 +1,107 @@
+"""Arrow batches as the CSV that PostgreSQL's COPY reads, by columns; only nested values are written row by row.
+
+Arrow quotes every text, and writes null as nothing: what COPY takes for text and for null.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import io
+import json
+from collections.abc import Callable, Collection
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
+from airflow_provider_exactlyonce.exceptions import RecordRefusedError
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
+
+_OPTIONS: Final = csv.WriteOptions(include_header=False, quoting_style="needed")
+
+
+def encode(writer: int, rows: pa.RecordBatch, json_columns: Collection[str]) -> bytes:
+    """Return rows as CSV.
+
+    :param writer: a number that each row begins with
+    :param json_columns: the columns whose values become JSON, when they are nested; other arrays become arrays
+    :raises RecordRefusedError: for a value that has no JSON, marked
+    """
+    columns = [pa.repeat(pa.scalar(writer, pa.int32()), rows.num_rows)]
+    columns += [_column(rows[name], name in json_columns) for name in rows.schema.names]
+    out = io.BytesIO()
+    csv.write_csv(pa.RecordBatch.from_arrays(columns, names=["", *rows.schema.names]), out, _OPTIONS)
+    return out.getvalue()
+
+
+def _column(values: pa.Array, as_json: bool) -> pa.Array:
+    kind = values.type
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return values.cast(pa.timestamp(kind.unit, "UTC"))  # the offsets of old times have seconds, which CSV drops
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return _hexadecimal(values)
+    if pa.types.is_nested(kind):
+        text = to_json if as_json else _array
+        return pa.array([None if one is None else text(one) for one in _python(values)], pa.string())
+    return values
+
+
+def _hexadecimal(values: pa.Array) -> pa.Array:
+    """Return bytes as PostgreSQL writes them: all of the column's at once."""
+    packed = pa.concat_arrays([values.cast(pa.large_binary())])
+    _, offsets, data = packed.buffers()
+    first = packed.offset
+    ends = pa.Array.from_buffers(pa.int64(), len(packed) + 1, [None, offsets], offset=first)
+    doubled = pc.multiply(ends, 2).buffers()[1]
+    digits = pa.py_buffer(data.hex() if data is not None else b"")
+    text = pa.Array.from_buffers(pa.large_string(), len(packed), [None, doubled, digits])
+    text = pc.binary_join_element_wise(pa.scalar("\\x", pa.large_string()), text, pa.scalar("", pa.large_string()))
+    return pc.if_else(packed.is_valid(), text, pa.scalar(None, pa.large_string()))
+
+
+def _python(values: pa.Array) -> list[Any]:
+    found: list[Any] = values.to_pylist(maps_as_pydicts="strict")
+    return found
+
+
+def to_json(value: Any) -> str:
+    """Return JSON in which decimals keep their digits, times are ISO 8601 and bytes are base64.
+
+    :raises RecordRefusedError: for what JSON lacks, not-a-number and infinities, marked
+    """
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(str(name))}:{to_json(of)}" for name, of in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(to_json, value)) + "]"
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, datetime.date | datetime.time):
+        return json.dumps(value.isoformat())
+    if isinstance(value, bytes):
+        return json.dumps(base64.b64encode(value).decode())
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise RecordRefusedError(
+            mark(RecordRefusedError, f"{value} has no JSON, for a column json or jsonb")
+        ) from error
+
+
+def _array(values: list[Any]) -> str:
+    return "{" + ",".join("NULL" if one is None else _element(one) for one in values) + "}"
+
+
+def _element(value: Any) -> str:
+    written = _TEXTS.get(type(value), str)(value)
+    return '"' + written.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+_TEXTS: Final[dict[type, Callable[[Any], str]]] = {
+    bytes: lambda value: f"\\x{value.hex()}",
+    float: repr,
+    Decimal: lambda value: format(value, "f"),
+    datetime.datetime: datetime.datetime.isoformat,
+}

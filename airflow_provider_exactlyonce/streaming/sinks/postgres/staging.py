@@ -1,0 +1,229 @@
+"""What the PostgreSQL sink keeps beside the target table, in a schema of its own: claims, ledger and staging tables."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks import places
+from airflow_provider_exactlyonce.streaming.sinks.postgres.table import Table
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkEntry
+
+SCHEMA: Final = "exactlyonce"
+WRITER_COLUMN: Final = "exactlyonce_writer"
+_LOCK_SECONDS: Final = 1
+
+_TABLES: Final = (
+    f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}",
+    f"CREATE TABLE IF NOT EXISTS {SCHEMA}.claims (pipeline text, sink text, run bigint NOT NULL, "
+    "claimed timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (pipeline, sink))",
+    f"CREATE TABLE IF NOT EXISTS {SCHEMA}.commits (pipeline text, sink text, number bigint, entry jsonb NOT NULL, "
+    "committed timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (pipeline, sink, number))",
+    # Whose commits a commit_column has; regclass, so that a restored dump finds its tables.
+    f"CREATE TABLE IF NOT EXISTS {SCHEMA}.places (relation regclass, commit_column text, pipeline text NOT NULL, "
+    "sink text NOT NULL, PRIMARY KEY (relation, commit_column))",
+)
+
+_LACKING: Final = f"""
+SELECT 'CREATE ON SCHEMA {SCHEMA}' WHERE NOT has_schema_privilege('{SCHEMA}', 'CREATE') UNION ALL
+SELECT held || ' ON {SCHEMA}.' || name FROM unnest(ARRAY['claims', 'commits', 'places']) name,
+unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) held WHERE NOT has_table_privilege('{SCHEMA}.' || name, held)
+"""
+
+#: The table, or the one whose partition it is.
+_ROOT: Final = "coalesce(pg_partition_root(to_regclass(%(table)s)), to_regclass(%(table)s))"
+_PLACE: Final = f"FROM {SCHEMA}.places WHERE relation = {_ROOT} AND commit_column = %(column)s"
+
+#: A pipeline's name and a sink's.
+Key = tuple[str, str]
+
+
+def identity(key: Key) -> str:
+    """Return what names of staging tables and sessions of one sink have in common; at most 16 characters."""
+    return hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
+
+
+def stage_of(attempt: SinkAttempt, key: Key) -> str:
+    """Return the name of an attempt's staging table."""
+    return f"stage_{identity(key)}_{attempt.run}_{attempt.name[:12]}"
+
+
+def make_tables(connection: psycopg.Connection[Any]) -> None:
+    """Make schema, claims and ledger, where they are not there.
+
+    :raises RefusedError: when a right is missing
+    """
+    exists = "SELECT bool_and(to_regclass(name) IS NOT NULL) FROM unnest(%s::text[]) name"
+    names = [f"{SCHEMA}.{name}" for name in ("claims", "commits", "places")]
+    with _rights_named(connection):
+        there = connection.execute(exists, [names]).fetchone()
+        if not (there and there[0]):
+            with connection.transaction():
+                connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [SCHEMA])  # two may be the first
+                for statement in _TABLES:
+                    connection.execute(statement)
+        if lacking := connection.execute(_LACKING).fetchall():
+            raise psycopg.errors.InsufficientPrivilege(f"lacking are {', '.join(right for (right,) in lacking)}")
+
+
+@contextmanager
+def _rights_named(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """Tell of a right that is missing what gives it.
+
+    :raises RefusedError: when one is missing
+    """
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        user = connection.info.user
+        raise RefusedError(
+            f"user {user} can't use the sink's own tables: {error}. CREATE SCHEMA {SCHEMA} AUTHORIZATION {user}; or, "
+            f"where somebody else has made it, GRANT USAGE, CREATE ON SCHEMA {SCHEMA} TO {user}; and GRANT SELECT, "
+            f"INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {SCHEMA} TO {user}"
+        ) from error
+
+
+def newest(connection: psycopg.Connection[Any], key: Key) -> SinkEntry | None:
+    """Return the ledger's newest entry, None when there is none.
+
+    :raises RefusedError: when a right is missing
+    """
+    ordered = f"SELECT entry::text FROM {SCHEMA}.commits WHERE (pipeline, sink) = (%s, %s) ORDER BY number DESC LIMIT 1"
+    with _rights_named(connection):
+        there = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [f"{SCHEMA}.commits"]).fetchone()
+        if not there or not there[0]:
+            return None
+        found = connection.execute(ordered, key).fetchone()
+    return None if found is None else SinkEntry.from_json(found[0])
+
+
+def entries(connection: psycopg.Connection[Any], key: Key) -> dict[int, SinkEntry]:
+    """Return the whole ledger by commit."""
+    rows = connection.execute(
+        f"SELECT number, entry::text FROM {SCHEMA}.commits WHERE (pipeline, sink) = (%s, %s)", key
+    )
+    return {number: SinkEntry.from_json(text) for number, text in rows}
+
+
+def forget(connection: psycopg.Connection[Any], key: Key, before: int) -> None:
+    """Remove the ledger's entries of commits before one, but for the newest."""
+    connection.execute(
+        f"DELETE FROM {SCHEMA}.commits WHERE (pipeline, sink) = (%s, %s) AND number < least(%s, "
+        f"(SELECT max(number) FROM {SCHEMA}.commits WHERE (pipeline, sink) = (%s, %s)))",
+        [*key, before, *key],
+    )
+
+
+def place_of(connection: psycopg.Connection[Any], table: Table) -> object:
+    """Return what tells a table from all others, in whatever cluster."""
+    name = table.quoted.as_string(connection)
+    try:
+        found = connection.execute(places.POSTGRESQL.format(table="%(table)s"), {"table": name}).fetchone()
+    except psycopg.errors.InsufficientPrivilege:
+        return "postgresql", connection.info.host, connection.info.port, connection.info.dbname, name
+    return "postgresql", *(found or ())
+
+
+def check_commit_column(connection: psycopg.Connection[Any], key: Key, table: Table, column: str) -> None:
+    """Check that a table's column has the commits of no other sink.
+
+    :raises RefusedError: naming that sink
+    """
+    there = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [f"{SCHEMA}.places"]).fetchone()
+    if not there or not there[0]:
+        return
+    found = connection.execute(f"SELECT pipeline, sink {_PLACE}", _place(connection, table, column)).fetchone()
+    if found is not None and found != key:
+        where = f"DELETE FROM {SCHEMA}.places WHERE (pipeline, sink) = ('{found[0]}', '{found[1]}')"
+        raise RefusedError(places.taken(str(table), column, found, where))
+
+
+def take_commit_column(connection: psycopg.Connection[Any], key: Key, table: Table, column: str | None) -> None:
+    """Note that a table's column has this sink's commits, and no other column of any.
+
+    :param column: None for none
+    :raises RefusedError: when it has another sink's
+    """
+    connection.execute(f"DELETE FROM {SCHEMA}.places WHERE (pipeline, sink) = (%s, %s)", key)
+    if column is None:
+        return
+    given = {**_place(connection, table, column), "pipeline": key[0], "sink": key[1]}
+    connection.execute(
+        f"INSERT INTO {SCHEMA}.places SELECT {_ROOT}, %(column)s, %(pipeline)s, %(sink)s ON CONFLICT DO NOTHING", given
+    )
+    check_commit_column(connection, key, table, column)
+
+
+def _place(connection: psycopg.Connection[Any], table: Table, column: str) -> dict[str, str]:
+    return {"table": table.quoted.as_string(connection), "column": column}
+
+
+def make_stage(connection: psycopg.Connection[Any], stage: str, table: Table, flag: str | None) -> None:
+    """Make an attempt's staging table: the target's columns without its constraints, and without its safety.
+
+    :param flag: a boolean column that only the rows have
+    """
+    columns = [
+        sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
+        for column in table.columns.values()
+        if not column.generated
+    ]
+    if flag is not None:
+        columns.append(sql.SQL("{} boolean").format(sql.Identifier(flag)))
+    statement = sql.SQL("CREATE UNLOGGED TABLE {} ({} integer, {}) WITH (autovacuum_enabled = off)")
+    place, writer = sql.Identifier(SCHEMA, stage), sql.Identifier(WRITER_COLUMN)
+    connection.execute(statement.format(place, writer, sql.SQL(", ").join(columns)))
+
+
+def drop_stages(connection: psycopg.Connection[Any], key: Key, run: int) -> Sequence[str]:
+    """Drop the staging tables of a run and of those before it; returns those that somebody still writes to."""
+    prefix = f"stage_{identity(key)}_"
+    rows = connection.execute(
+        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND c.relkind = 'r' AND starts_with(c.relname, %s)",
+        [SCHEMA, prefix],
+    ).fetchall()
+    kept = []
+    for (name,) in rows:
+        made_by = name.removeprefix(prefix).partition("_")[0]
+        if not made_by.isdecimal() or int(made_by) > run:  # a name that is none of ours is somebody else's
+            continue
+        try:
+            with connection.transaction():
+                connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
+                connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(SCHEMA, name)))
+        except psycopg.errors.LockNotAvailable:
+            kept.append(name)
+    return kept
+
+
+def lock_claim(connection: psycopg.Connection[Any], key: Key) -> int:
+    """Lock the claim until the transaction's end; returns the run that holds it, 0 for none.
+
+    Whoever commits holds this lock: with it, no other commit is under way.
+    """
+    found = connection.execute(
+        f"SELECT run FROM {SCHEMA}.claims WHERE (pipeline, sink) = (%s, %s) FOR UPDATE", key
+    ).fetchone()
+    return found[0] if found else 0
+
+
+def end_idle(connection: psycopg.Connection[Any], application: str) -> int:
+    """End our role's sessions that hold the lock and do nothing: of a driver that is gone, or stopped.
+
+    A session in which a commit is under way is active, and is let alone. Returns how many were ended.
+
+    :param application: the name that the sessions of this sink's drivers go by
+    """
+    ended = connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s AND usename = current_user "
+        "AND pid <> pg_backend_pid() AND state LIKE 'idle in transaction%%'",
+        [application],
+    ).fetchall()
+    return len(ended)

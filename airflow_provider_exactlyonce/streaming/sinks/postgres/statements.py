@@ -1,0 +1,112 @@
+"""The statements that move an attempt's staged rows into the target table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from airflow_provider_exactlyonce.streaming.sinks.postgres.staging import SCHEMA, WRITER_COLUMN
+from airflow_provider_exactlyonce.streaming.sinks.postgres.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """From a staging table to the target.
+
+    Every statement takes the arguments ``writers``, an array, and ``commit``.
+
+    :param columns: the rows' columns that are stored
+    :param key: what rows are updated or deleted by, nothing to insert only
+    :param order: the column by which the last row of a key is found, None when a key is there once
+    :param deleted: the boolean column of the rows to delete, None when there are none
+    :param commit_column: the column that gets the commit's number
+    """
+
+    table: Table
+    stage: str
+    columns: Sequence[str]
+    key: Sequence[str] = ()
+    order: str | None = None
+    deleted: str | None = None
+    commit_column: str | None = None
+
+    def count(self) -> sql.Composed:
+        """Return the statement that counts the staged rows."""
+        return sql.SQL("SELECT count(*) FROM {} WHERE {} = ANY(%(writers)s)").format(self._place, self._writer)
+
+    def ambiguous(self) -> sql.Composed:
+        """Return the statement that finds a key with two last rows."""
+        key = self._names(self.key)
+        text = "SELECT {}, count(*) FROM ({}) AS last GROUP BY {} HAVING count(*) > 1 LIMIT 1"
+        return sql.SQL(text).format(key, self._last(), key)
+
+    def insert(self) -> sql.Composed:
+        """Return the statement that inserts all rows."""
+        source = sql.SQL("SELECT * FROM {} WHERE {} = ANY(%(writers)s)").format(self._place, self._writer)
+        return self._into(source)
+
+    def upsert(self) -> sql.Composed:
+        """Return the statement that inserts or updates the last row of each key, and deletes those that say so."""
+        if self.deleted is None:
+            return self._into(self._last()) + self._on_conflict()
+        flag = sql.Identifier(self.deleted)
+        text = "WITH last AS MATERIALIZED ({}), gone AS (DELETE FROM {} AS target USING last WHERE last.{} AND {}) "
+        with_ = sql.SQL(text).format(self._last(), self.table.quoted, flag, self._same_key("last"))
+        kept = sql.SQL("SELECT * FROM last WHERE {} IS NOT TRUE").format(flag)
+        return with_ + self._into(kept) + self._on_conflict()
+
+    def delete(self) -> sql.Composed:
+        """Return the statement that deletes the rows of the staged keys."""
+        text = "DELETE FROM {} AS target USING {} AS staged WHERE staged.{} = ANY(%(writers)s) AND {}"
+        return sql.SQL(text).format(self.table.quoted, self._place, self._writer, self._same_key("staged"))
+
+    @staticmethod
+    def rows_by(table: Table, column: str) -> sql.Composed:
+        """Return the statement that counts the target's rows by commit."""
+        name = sql.Identifier(column)
+        text = "SELECT {0}, count(*) FROM {1} WHERE {0} IS NOT NULL GROUP BY {0}"
+        return sql.SQL(text).format(name, table.quoted)
+
+    @property
+    def _place(self) -> sql.Identifier:
+        return sql.Identifier(SCHEMA, self.stage)
+
+    @property
+    def _writer(self) -> sql.Identifier:
+        return sql.Identifier(WRITER_COLUMN)
+
+    def _names(self, columns: Sequence[str]) -> sql.Composed:
+        return sql.SQL(", ").join(map(sql.Identifier, columns))
+
+    def _last(self) -> sql.Composed:
+        rows = sql.SQL("SELECT * FROM {} WHERE {} = ANY(%(writers)s)").format(self._place, self._writer)
+        if self.order is None:
+            return rows
+        text = (
+            "SELECT * FROM (SELECT *, rank() OVER (PARTITION BY {} ORDER BY {} DESC NULLS LAST) AS exactlyonce_rank "
+            "FROM ({}) AS staged) AS ranked WHERE exactlyonce_rank = 1"
+        )
+        return sql.SQL(text).format(self._names(self.key), sql.Identifier(self.order), rows)
+
+    def _into(self, source: sql.Composed) -> sql.Composed:
+        targets, values = [*self.columns], self._names(self.columns)
+        if self.commit_column is not None:
+            targets.append(self.commit_column)
+            values = sql.SQL("{}, %(commit)s").format(values)
+        text = "INSERT INTO {} ({}) SELECT {} FROM ({}) AS moved"
+        return sql.SQL(text).format(self.table.quoted, self._names(targets), values, source)
+
+    def _on_conflict(self) -> sql.Composed:
+        updated = [name for name in (*self.columns, self.commit_column) if name is not None and name not in self.key]
+        if not updated:
+            return sql.SQL(" ON CONFLICT ({}) DO NOTHING").format(self._names(self.key))
+        set_ = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in updated)
+        return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}").format(self._names(self.key), set_)
+
+    def _same_key(self, source: str) -> sql.Composed:
+        equal = [
+            sql.SQL("target.{0} = {1}.{0}").format(sql.Identifier(name), sql.Identifier(source)) for name in self.key
+        ]
+        return sql.SQL(" AND ").join(equal)

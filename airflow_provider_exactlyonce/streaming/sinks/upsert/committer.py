@@ -1,0 +1,249 @@
+"""Both halves of the idempotent sink: tasks write over rows, the driver keeps a ledger in the same database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.exceptions import CommitUnknownError, FencedError, RecordRefusedError
+from airflow_provider_exactlyonce.streaming.sinks.spi import (
+    OpenWriter,
+    SinkAttempt,
+    SinkCommitter,
+    SinkContext,
+    SinkEntry,
+    SinkWriter,
+)
+from airflow_provider_exactlyonce.streaming.sinks.upsert import places
+from airflow_provider_exactlyonce.streaming.sinks.upsert import table as upsert_table
+from airflow_provider_exactlyonce.streaming.sinks.upsert.places import NAME
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from airflow_provider_exactlyonce.streaming.sinks.upsert.sink import UpsertSink
+
+_METADATA: Final = sa.MetaData()
+CLAIMS: Final = sa.Table(
+    "exactlyonce_claims",
+    _METADATA,
+    sa.Column("pipeline", NAME, primary_key=True),
+    sa.Column("sink", NAME, primary_key=True),
+    sa.Column("run", sa.BigInteger, nullable=False),
+)
+COMMITS: Final = sa.Table(
+    "exactlyonce_commits",
+    _METADATA,
+    sa.Column("pipeline", NAME, primary_key=True),
+    sa.Column("sink", NAME, primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("entry", sa.Text, nullable=False),
+)
+
+
+@dataclass(frozen=True)
+class OpenUpsertWriter:
+    """Opens the writer of a task; pickled."""
+
+    url: str = field(repr=False)
+    table: str
+    key: Sequence[str]
+    commit_column: str | None
+
+    def __call__(self, attempt: SinkAttempt, task: int) -> SinkWriter:
+        """Return the writer of a task."""
+        return UpsertWriter(self, attempt)
+
+
+class UpsertWriter(SinkWriter):
+    """Writes one task's rows in one transaction; a task without rows connects to nothing."""
+
+    def __init__(self, opened: OpenUpsertWriter, attempt: SinkAttempt) -> None:
+        self._opened: Final = opened
+        self._attempt: Final = attempt
+        self._closing: Final = ExitStack()
+        self._connection: sa.Connection | None = None
+        self._statements: list[Any] = []
+        self._rows = 0
+
+    @override
+    def write(self, rows: pa.RecordBatch) -> None:
+        opened = self._opened
+        with self._marked():
+            connection = self._connection or self._start(rows.schema.names)
+            given = upsert_table.parameters(rows.to_pylist(), opened.key, opened.commit_column, self._attempt.commit)
+            for statement in self._statements:
+                connection.execute(statement, given)
+        self._rows += rows.num_rows
+
+    @override
+    def finish(self) -> Mapping[str, Any]:
+        if self._connection is not None:
+            with self._marked():
+                self._connection.commit()
+        return {"rows": self._rows}
+
+    @override
+    def close(self) -> None:
+        self._closing.close()
+
+    def _start(self, columns: Sequence[str]) -> sa.Connection:
+        opened = self._opened
+        self._connection = self._closing.enter_context(upsert_table.connect(opened.url))
+        table = upsert_table.find(self._connection, opened.table)
+        all_columns = [*columns, *([opened.commit_column] if opened.commit_column else [])]
+        self._statements = upsert_table.statements(
+            self._connection.dialect.name, table, all_columns, opened.key, opened.commit_column
+        )
+        return self._connection
+
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        try:
+            with upsert_table.told(f"commit {self._attempt.commit}", self._opened.table):
+                yield
+        except RecordRefusedError as error:
+            raise RecordRefusedError(mark(RecordRefusedError, str(error))) from error
+
+
+class UpsertCommitter(SinkCommitter):
+    """Opens a connection for each step: nothing is held between them.
+
+    :raises RefusedError: when the table is missing
+    :raises BatchFailedError: when the database does not answer
+    """
+
+    def __init__(self, sink: UpsertSink, context: SinkContext) -> None:
+        self._sink: Final = sink
+        self._key: Final = {"pipeline": context.pipeline, "sink": sink.name}
+        self._run = 0
+        with upsert_table.connect(sink.url) as connection:
+            table = upsert_table.find(connection, sink.table)
+            if sink.commit_column is not None:
+                places.check(connection, self._key, table, sink.commit_column)
+
+    @property
+    @override
+    def place(self) -> object:
+        with self._connected("asking where it writes") as connection:
+            return places.identity(connection, upsert_table.find(connection, self._sink.table))
+
+    @override
+    def tail(self) -> SinkEntry | None:
+        with self._connected("reading the sink's ledger") as connection:
+            return self._newest(connection) if sa.inspect(connection).has_table(COMMITS.name) else None
+
+    @override
+    def claim(self, run: int) -> SinkEntry | None:
+        self._run = run
+        with self._connected(f"claiming it for run {run}") as connection:
+            _METADATA.create_all(connection)
+            places.PLACES.create(connection, checkfirst=True)
+            connection.commit()
+            self._lock(connection)
+            table = upsert_table.find(connection, self._sink.table)
+            places.take(connection, self._key, table, self._sink.commit_column)
+            connection.execute(CLAIMS.update().filter_by(**self._key), {"run": run})
+            newest = self._newest(connection)
+            connection.commit()
+            return newest
+
+    @override
+    def open_writer(self) -> OpenWriter:
+        sink = self._sink
+        return OpenUpsertWriter(sink.url, sink.table, sink.key, sink.commit_column)
+
+    @override
+    def begin(self, attempt: SinkAttempt) -> None:
+        """Do nothing: rows go straight to where they are read."""
+
+    @override
+    def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
+        """Do nothing: what a task has told of, it has committed."""
+
+    @override
+    def commit(self, entry: SinkEntry) -> None:
+        is_sent = False
+        try:
+            with self._connected(f"noting commit {entry.commit}") as connection:
+                self._lock(connection)
+                connection.execute(COMMITS.insert(), {**self._key, "number": entry.commit, "entry": entry.to_json()})
+                is_sent = True
+                connection.commit()
+        except Exception as error:
+            if not is_sent:
+                raise
+            raise CommitUnknownError(f"commit {entry.commit} of sink {self._sink.name}: {error}") from error
+
+    @override
+    def abort(self) -> None:
+        """Do nothing: the next attempt writes over what this one has written."""
+
+    @override
+    def settled(self, commit: int) -> None:
+        """Do nothing: nothing was staged."""
+
+    @override
+    def forget(self, before: int) -> None:
+        with self._connected("forgetting old commits") as connection:
+            newest = self._newest(connection)
+            if newest is not None:
+                old = COMMITS.delete().filter_by(**self._key).where(COMMITS.c.number < min(before, newest.commit))
+                connection.execute(old)
+                connection.commit()
+
+    @override
+    def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
+        with self._connected("auditing") as connection:
+            self._newest(connection)  # which is not another sink's
+            rows = connection.execute(sa.select(COMMITS.c.entry).filter_by(**self._key)).scalars()
+            known = {entry.commit: entry for entry in map(SinkEntry.from_json, rows)}
+        for commit in commits:
+            found = known.get(commit.commit)
+            if found is None:
+                yield f"commit {commit.commit}: {COMMITS.name} has no entry of it for sink {self._sink.name}"
+            elif not found.is_same_output(commit):
+                yield f"commit {commit.commit}: {COMMITS.name} has {found}, the pipeline's ledger {commit}"
+
+    @override
+    def close(self) -> None:
+        """Do nothing: no connection is held."""
+
+    @contextmanager
+    def _connected(self, what: str) -> Iterator[sa.Connection]:
+        with (
+            upsert_table.told(what, self._sink.table),
+            upsert_table.connect(self._sink.url) as connection,
+        ):
+            yield connection
+
+    def _lock(self, connection: sa.Connection) -> None:
+        """Lock the claim until the transaction's end, with an update that changes nothing.
+
+        :raises FencedError: when a higher run has it
+        """
+        claim = CLAIMS.update().filter_by(**self._key).values(run=CLAIMS.c.run)
+        if connection.execute(claim).rowcount == 0:
+            connection.execute(CLAIMS.insert(), {**self._key, "run": 0})
+        row = connection.execute(sa.select(CLAIMS).filter_by(**self._key)).mappings().one()
+        places.check_exact(row, self._key, CLAIMS)
+        found = row["run"]
+        if found > self._run:
+            raise FencedError(
+                f"run {self._run} of {self._key['pipeline']} is superseded by run {found}, which has claimed sink "
+                f"{self._sink.name}"
+            )
+
+    def _newest(self, connection: sa.Connection) -> SinkEntry | None:
+        newest = sa.select(COMMITS).filter_by(**self._key).order_by(COMMITS.c.number.desc()).limit(1)
+        row = connection.execute(newest).mappings().one_or_none()
+        if row is None:
+            return None
+        places.check_exact(row, self._key, COMMITS)
+        return SinkEntry.from_json(row["entry"])

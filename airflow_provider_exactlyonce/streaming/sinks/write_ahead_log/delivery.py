@@ -1,0 +1,279 @@
+"""The second half of a write-ahead log: what is committed in it is delivered, in order, and noted."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_exactlyonce import codec, failpoints
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, FencedError, invariant
+from airflow_provider_exactlyonce.streaming.sinks.files.log import COMMIT, FileLog, LogRecord
+from airflow_provider_exactlyonce.streaming.sinks.files.storage import Storage
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS: Final = 0.5
+_LONGEST_PAUSE_SECONDS: Final = 30.0
+_NOTES: Final = "delivered"
+_NOTE: Final = re.compile(r"(\d{20})-(\d+)\.json")
+
+
+class Target(ABC):
+    """What gets the rows. It is pickled with the job, and used by one thread of the driver."""
+
+    @abstractmethod
+    def deliver(self, entry: SinkEntry, rows: Iterator[pa.RecordBatch]) -> None:
+        """Hand over all rows of a commit; whatever is raised, it is tried again, for ever.
+
+        :param entry: which commit; its number is a good idempotency key
+        :param rows: in the order in which the tasks wrote them
+        """
+
+    def has(self, entry: SinkEntry) -> bool | None:
+        """Tell whether the target has a commit, whole; None when it can't be asked.
+
+        With an answer every commit is delivered exactly once. Without one, a commit whose delivery was cut short, by a
+        crash or a lost answer, is delivered again: at least once.
+        """
+        return None
+
+    @property
+    def can_be_asked(self) -> bool:
+        """Whether :meth:`has` is there."""
+        return type(self).has is not Target.has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """How far the delivery is: a file of its own for each, named by both numbers, so that the greatest counts.
+
+    A file that everybody replaces could go back: a driver that was frozen would write what its successor has passed.
+
+    :param commit: the newest commit that the target has, 0 for none
+    :param position: its position in the log
+    """
+
+    commit: int = 0
+    position: int = 0
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"{self.position:020d}-{self.commit}.json"
+
+
+class Delivery:
+    """Delivers in a thread of its own, from the claim of a run to its end.
+
+    :param folder: the sink's directory
+    :param keep_seconds: how long delivered commits stay in the log
+    """
+
+    def __init__(
+        self, target: Target, storage: Storage, file_log: FileLog, *, sink: str, folder: str, keep_seconds: float
+    ) -> None:
+        self._target: Final = target
+        self._storage: Final = storage
+        self._log: Final = file_log
+        self._sink: Final = sink
+        self._folder: Final = folder
+        self._keep_seconds: Final = keep_seconds
+        self._changed: Final = threading.Condition()
+        self._goal = 0
+        self._ending = False
+        self._note = Note()
+        self._place = 0  # up to here all is delivered
+        self._seen = 0  # up to here no higher run has claimed
+        self._oldest = 1  # the first position that is still there
+        self._thread: threading.Thread | None = None
+        self._is_over = False
+
+    def start(self, run: int) -> None:
+        """Go on from what is noted, until a higher run has claimed. Does nothing when it runs already."""
+        if self._thread is not None:
+            return
+        self._note = read_note(self._storage, self._folder)
+        self._oldest = min(self._log.positions(), default=1)
+        self._seen = self._note.position if self._has_noted() else self._oldest - 1
+        self._place = self._seen
+        self._thread = threading.Thread(target=self._work, args=(run,), name=f"delivery of {self._sink}", daemon=True)
+        self._thread.start()
+
+    def up_to(self, commit: int, seconds: float) -> None:
+        """Have commits delivered up to this one, and wait for it, but not for longer than this."""
+        with self._changed:
+            self._goal = max(self._goal, commit)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._note.commit >= commit or self._is_over, seconds)
+
+    @property
+    def behind(self) -> int:
+        """How many commits are to be delivered yet."""
+        return max(0, self._goal - self._note.commit)
+
+    def stop(self, seconds: float) -> None:
+        """Wait for what is to be delivered, but not for longer than this, and end."""
+        if self._thread is None:
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: not self.behind or self._is_over, seconds)
+            self._ending = True
+            self._changed.notify_all()
+        self._thread.join(seconds)
+        if behind := self.behind:
+            log.warning("sink %s: %d commits are not delivered yet; the next run does it", self._sink, behind)
+
+    def _work(self, run: int) -> None:
+        try:
+            self._deliver_until_the_end(run)
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+
+    def _deliver_until_the_end(self, run: int) -> None:
+        pause, in_doubt = _FIRST_PAUSE_SECONDS, True
+        while True:
+            self._wait(lambda: self.behind > 0)
+            if self._ending:
+                return
+            try:
+                self._check_superseded(run)
+                in_doubt = self._deliver(self._next(), run, in_doubt)
+            except FencedError as error:
+                log.warning("%s", error)
+                return
+            except Exception as error:  # whatever it is, the rows are in the log
+                what = f"{type(error).__name__}: {error}"
+                log.warning(
+                    "sink %s: nothing delivered after commit %d, tried again in %g s: %s",
+                    *(self._sink, self._note.commit, pause, what),
+                )
+                in_doubt = True
+                self._wait(lambda: False, pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            else:
+                pause = _FIRST_PAUSE_SECONDS
+
+    def _wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ending or condition(), seconds)
+
+    def _check_superseded(self, run: int) -> None:
+        """Look whether a higher run has claimed the log.
+
+        :raises FencedError: when one has
+        """
+        for record in self._log.following(self._seen):
+            if record.run > run:
+                raise FencedError(f"sink {self._sink}: run {record.run} has claimed it and delivers what follows")
+            self._seen = record.position
+
+    def _has_noted(self) -> bool:
+        """Tell whether the note is of this log: one that was set back goes on with other positions."""
+        if self._note.position == 0:
+            return False
+        try:
+            record = self._log.read(self._note.position)
+        except FileNotFoundError:
+            return False
+        return record.kind == COMMIT and record.entry is not None and record.entry.commit == self._note.commit
+
+    def _next(self) -> LogRecord:
+        """Return the commit after the one that is noted."""
+        for record in self._log.following(self._place):
+            if record.kind == COMMIT and record.entry is not None and record.entry.commit > self._note.commit:
+                return record
+        raise FileNotFoundError(f"no commit after {self._note.commit} follows {self._log.place(self._place)}")
+
+    def _deliver(self, record: LogRecord, run: int, in_doubt: bool) -> bool:
+        """Deliver a commit and note it. If we die in between, the next run asks the target, if it can.
+
+        :param in_doubt: the target may have this commit, and those after it: from a run that could not note it, or from
+            before the log was set back
+        :returns: whether that is so for the next one; commits are delivered in order, so a no counts for all after it
+        :raises FencedError: when a higher run has claimed the log meanwhile; it asks the target
+        """
+        invariant(record.entry is not None, "a commit has an entry")
+        entry: SinkEntry = record.entry  # type: ignore[assignment]
+        began = time.monotonic()
+        in_doubt = in_doubt and self._target.can_be_asked and self._has(entry)
+        if in_doubt:
+            log.info("sink %s: the target has commit %d already", self._sink, entry.commit)
+        else:
+            self._target.deliver(entry, self._rows(record))
+            failpoints.reach("after-delivery")
+        self._check_superseded(run)
+        passed, note = self._note, Note(commit=entry.commit, position=record.position)
+        with suppress(FileExistsError):  # of a log that was set back
+            self._storage.create(f"{self._folder}/{_NOTES}/{note.file}", b"{}")
+        self._place = record.position
+        self._forget(passed, record.position)
+        with self._changed:
+            self._note = note
+            self._changed.notify_all()
+        log.info(
+            "sink %s: commit %d delivered, %d rows in %.2f s, %d commits behind",
+            self._sink,
+            entry.commit,
+            entry.rows,
+            time.monotonic() - began,
+            self.behind,
+        )
+        return in_doubt
+
+    def _has(self, entry: SinkEntry) -> bool:
+        """Ask the target. What it does not know is asked again: taken for a no, it would be delivered twice."""
+        found = self._target.has(entry)
+        if found is None:
+            raise BatchFailedError(f"the target does not say whether it has commit {entry.commit}")
+        return found
+
+    def _rows(self, record: LogRecord) -> Iterator[pa.RecordBatch]:
+        import pyarrow.parquet as pq
+
+        for file in record.files:
+            with self._storage.open(file.name) as opened, pq.ParquetFile(opened) as parquet:
+                yield from parquet.iter_batches()
+
+    def _forget(self, passed: Note, before: int) -> None:
+        """Remove a note that was passed, and the oldest records with their files as far as they are delivered and old.
+
+        :param before: the position that was delivered last
+        """
+        try:
+            self._storage.remove(f"{self._folder}/{_NOTES}/{passed.file}")
+            for record in self._log.following(self._oldest - 1):
+                if record.position >= before or record.written > time.time() - self._keep_seconds:
+                    return
+                if record.attempt:
+                    self._storage.remove(f"{self._folder}/data/{record.attempt}")
+                self._log.remove(record.position)
+                self._oldest = record.position + 1
+        except OSError as error:  # what is delivered must not be delivered again for this
+            log.warning("sink %s: delivered commits could not be removed: %s", self._sink, error)
+
+
+def read_note(storage: Storage, folder: str) -> Note:
+    """Return how far the delivery is.
+
+    :param folder: the sink's directory
+    """
+    names = storage.names(f"{folder}/{_NOTES}")
+    notes = [Note(commit=int(found[2]), position=int(found[1])) for name in names if (found := _NOTE.fullmatch(name))]
+    with suppress(FileNotFoundError):  # where version 0.1.0 has noted it
+        body = json.loads(storage.read(f"{folder}/delivered.json"))
+        notes.append(codec.load(Note, body, storage.place(f"{folder}/delivered.json")))
+    return max(notes, key=lambda note: note.commit, default=Note())

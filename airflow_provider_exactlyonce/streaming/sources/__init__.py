@@ -1,1 +1,0 @@
-"""Sources whose offsets live in the checkpoint."""

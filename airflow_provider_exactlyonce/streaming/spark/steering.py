@@ -1,0 +1,179 @@
+"""The one adapter for what steering touches inside Spark: a running query's next micro-batch is told, not planned.
+
+Everything here is private to Spark 4.2. ``tests/integration/streaming/test_spark_steering.py`` is its contract: if that
+fails with another Spark, mend this module, or let :func:`missing_part` name what is gone: replays then go on with one
+start of the query per recorded batch, which needs nothing private.
+
+:class:`SteeredQuery` is used in the callback of ``foreachBatch`` only. That runs on the thread that plans the next
+batch, so nothing races.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import elements
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_RUNTIME: Final = "org.apache.spark.sql.execution.streaming.runtime"
+_KAFKA_STREAM: Final = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
+#: Class, field: what is read or set by name.
+_FIELDS: Final = (
+    (f"{_RUNTIME}.StreamExecution", "triggerClock"),
+    (f"{_RUNTIME}.StreamExecution", "uniqueSources"),
+    (f"{_RUNTIME}.MicroBatchExecution", "sources"),
+    (f"{_RUNTIME}.MicroBatchExecution", "triggerExecutor"),
+    (f"{_RUNTIME}.MicroBatchExecution", "watermarkTracker"),
+    (f"{_RUNTIME}.WatermarkTracker", "operatorToWatermarkMap"),
+    (f"{_RUNTIME}.ProcessingTimeExecutor", "intervalMs"),
+    (_KAFKA_STREAM, "allDataForTriggerAvailableNow"),
+    (_KAFKA_STREAM, "isTriggerAvailableNow"),
+)
+_ENDING_SECONDS: Final = 60.0
+_MANUAL_CLOCK: Final = "org.apache.spark.util.ManualClock"
+
+
+class SteeringError(ExactlyOnceError):
+    """A Spark, or a query, that can't be steered."""
+
+
+def missing_part(spark: SparkSession) -> str | None:
+    """Return what this Spark lacks of what steering touches, None when all is there."""
+    try:
+        for name, field in _FIELDS:
+            _class(spark, name).getDeclaredField(field)
+        for name in (_MANUAL_CLOCK, f"{_RUNTIME}.TERMINATED$"):
+            _class(spark, name)
+    except Exception as error:
+        cause = getattr(error, "java_exception", None)  # ClassNotFoundException or NoSuchFieldException
+        return str(error if cause is None else cause.toString())
+    return None
+
+
+def fixed_settings(spark: SparkSession) -> dict[str, str]:
+    """Return the settings that Spark fixes for the life of a new checkpoint, as this session has them."""
+    metadata = spark._jvm.org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata  # type: ignore[union-attr]
+    found: dict[str, str | None] = json.loads(metadata.apply(0, 0, spark._jsparkSession.conf()).json())["conf"]
+    return {name: value for name, value in found.items() if value is not None}  # some have no default
+
+
+class SteeredQuery:
+    """One running query whose batches are told; made in the callback of the first of them.
+
+    :param query: the query, running with Kafka sources
+    :raises SteeringError: when a source is of another kind
+    """
+
+    def __init__(self, spark: SparkSession, query: StreamingQuery) -> None:
+        self._spark: Final = spark
+        self._execution: Final = query._jsq.streamingQuery()
+        self._sources: Final = list(elements(self._execution.sources()))
+        for source in self._sources:
+            if source.getClass().getName() != _KAFKA_STREAM:
+                raise SteeringError(f"source {source.getClass().getName()} can't be steered; {_KAFKA_STREAM} can")
+        self._fields: Final = {field: _field(spark, name, field) for name, field in _FIELDS}
+        self._limits: Any = None
+        self._clock: Any = None
+        self._interval: int | None = None
+        self._caps: list[tuple[Any, Any]] = []
+        self._steered = False
+
+    def steer(self, ends: Sequence[str | None], *, timestamp: int, watermark: int | None) -> None:
+        """Tell where the next batch ends.
+
+        :param ends: per source, the line of ``offsets/N``
+        :param timestamp: the batch's timestamp, milliseconds since the epoch
+        :param watermark: the batch's watermark, milliseconds since the epoch; None leaves it to Spark
+        :raises SteeringError: when the query has another number of sources
+        """
+        if len(ends) != len(self._sources):
+            raise SteeringError(f"the query has {len(self._sources)} sources, and the record {len(ends)}")
+        if not self._steered:
+            self._hold()
+        for source, end in zip(self._sources, ends, strict=True):
+            if end is None:
+                raise SteeringError("the recorded batch has a source without an offset")
+            self._set(source, "allDataForTriggerAvailableNow", source.deserializeOffset(end).partitionToOffsets())
+            self._set(source, "isTriggerAvailableNow", True)
+        clock = self._spark._jvm.org.apache.spark.util.ManualClock(timestamp)  # type: ignore[union-attr]
+        self._set(self._execution, "triggerClock", clock)
+        if watermark is not None:
+            self.forget_operator_watermarks()
+            self._execution.watermarkTracker().setWatermark(watermark)
+
+    def end(self) -> None:
+        """Let the query end after this batch, as it does when all that was available is done."""
+        runtime = self._spark._jvm.org.apache.spark.sql.execution.streaming.runtime  # type: ignore[union-attr]
+        self._execution.state().set(getattr(getattr(runtime, "TERMINATED$"), "MODULE$"))
+
+    def release(self) -> None:
+        """Put back what was steered: the next batch is planned by Spark."""
+        if not self._steered:
+            return
+        for source, (data, available_now) in zip(self._sources, self._caps, strict=True):
+            self._set(source, "allDataForTriggerAvailableNow", data)
+            self._set(source, "isTriggerAvailableNow", available_now)
+        getattr(self._execution, "uniqueSources_$eq")(self._limits)
+        self._set(self._execution, "triggerClock", self._clock)
+        if self._interval is not None:
+            self._set(self._execution.triggerExecutor(), "intervalMs", self._interval)
+        self._steered = False
+
+    def _get(self, target: Any, name: str) -> Any:
+        return self._fields[name].get(target)
+
+    def _set(self, target: Any, name: str, value: Any) -> None:
+        self._fields[name].set(target, value)
+
+    def _hold(self) -> None:
+        """Remember what is put back, and lift what would cut or delay a recorded batch."""
+        self._limits = self._execution.uniqueSources()
+        self._clock = self._get(self._execution, "triggerClock")
+        self._caps = [
+            (self._get(source, "allDataForTriggerAvailableNow"), self._get(source, "isTriggerAvailableNow"))
+            for source in self._sources
+        ]
+        executor = self._execution.triggerExecutor()
+        if executor.getClass().getName() == f"{_RUNTIME}.ProcessingTimeExecutor":
+            self._interval = self._get(executor, "intervalMs")
+            self._set(executor, "intervalMs", 0)
+        jvm = self._spark._jvm
+        all_available = jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit.allAvailable()  # type: ignore[union-attr]
+        lifted = self._limits
+        for source in self._sources:
+            lifted = lifted.updated(source, all_available)
+        getattr(self._execution, "uniqueSources_$eq")(lifted)
+        self._steered = True
+
+    def forget_operator_watermarks(self) -> None:
+        """Forget what each ``withWatermark`` has seen, as a restart does: checkpoints don't hold it."""
+        seen = self._get(self._execution.watermarkTracker(), "operatorToWatermarkMap")
+        none = getattr(getattr(self._spark._jvm.scala, "None$"), "MODULE$")  # type: ignore[union-attr]
+        for operator in list(elements(seen.keys().toSeq())):
+            seen.update(operator, none)
+
+
+def wait_until_gone(spark: SparkSession, query: StreamingQuery) -> None:
+    """Wait until a query that has no further batch has put away everything, its name too."""
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while any(one.id == query.id for one in spark.streams.active):
+        if time.monotonic() > deadline:
+            raise ExactlyOnceError(f"the query has not ended within {_ENDING_SECONDS:.0f} s of its last batch")
+        time.sleep(0.02)
+
+
+def _class(spark: SparkSession, name: str) -> Any:
+    return spark._jvm.org.apache.spark.util.Utils.classForName(name, False, False)  # type: ignore[union-attr]
+
+
+def _field(spark: SparkSession, name: str, field: str) -> Any:
+    found = _class(spark, name).getDeclaredField(field)
+    found.setAccessible(True)
+    return found

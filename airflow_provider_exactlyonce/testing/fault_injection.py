@@ -1,0 +1,589 @@
+"""Faults at the seams of a running query: between it and a sink, its ledger, or what a sink is made of.
+
+Real are the commit coordinator, the order of commits, the group of sinks, the tasks' half, and the sink under test with
+its target. In place of Kafka is a ledger in memory, and in place of Spark a loop that plans batches and calls back, as
+``foreachBatch`` does. A run that fails is followed by the next one, as under a supervisor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
+from airflow_provider_exactlyonce.control.home import Lineage
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    ClaimFailedError,
+    CommitUnknownError,
+    ExactlyOnceError,
+    FencedError,
+)
+from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, TransactionSession
+from airflow_provider_exactlyonce.kafka.wire import Producer, UnansweredError, WireClient
+from airflow_provider_exactlyonce.ledger.reader import LedgerTail
+from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, CommitRecord
+from airflow_provider_exactlyonce.ledger.retention import Expired
+from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.commit.row_router import Tee
+from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.commit.sink_group import OtherSinks
+from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sinks.shares import DIGEST_FIELD, Shares, column_of
+from airflow_provider_exactlyonce.streaming.sinks.spi import (
+    OpenWriter,
+    Share,
+    Sink,
+    SinkAttempt,
+    SinkCommitter,
+    SinkContext,
+    SinkEntry,
+    SinkWriter,
+)
+from airflow_provider_exactlyonce.streaming.spark import typed_errors
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_T = TypeVar("_T")
+
+PIPELINE: Final = "conformance"
+TASKS: Final = 2
+#: Batches of a rehearsal; one of them is empty.
+BATCHES: Final = 4
+#: Runs that may follow each other until all batches are committed.
+_RUNS_MAXIMUM: Final = 40
+#: Attempts of a batch, and tries of a claim, within one run.
+_ATTEMPTS: Final = 3
+
+
+class Kind(Enum):
+    """How a call fails."""
+
+    REFUSED = "fails before it acts, and says so"
+    REQUEST_LOST = "fails before it acts, and nobody knows"
+    ANSWER_LOST = "acts, then fails"
+    REPEATED = "acts, and is repeated by a client that got no answer"
+    FROZEN = "is frozen until a successor has claimed, then goes on"
+    FROZEN_LONG = "is frozen until a successor has finished, then goes on"
+
+
+_FREEZING: Final = (Kind.FROZEN, Kind.FROZEN_LONG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault.
+
+    :param step: the call that it meets, such as ``sink.commit``
+    :param kind: what happens to it
+    :param call: which of these calls, from 1
+    :param following: how many of the calls after it, whichever they are, fail before they act
+    """
+
+    step: str
+    kind: Kind
+    call: int = 1
+    following: int = 0
+
+    def __str__(self) -> str:
+        more = f", and {self.following} calls after it fail" if self.following else ""
+        return f"{self.step} number {self.call} {self.kind.value}{more}"
+
+
+class InjectedFaultError(ConnectionError):
+    """What a call raises that gets no answer; none of the project's errors, as that of a database would be."""
+
+
+class Seam:
+    """Counts calls, and lets some of them fail.
+
+    :param faults: which
+    :param on_freeze: called while a call is frozen, with true when a successor has to finish meanwhile
+    """
+
+    def __init__(self, faults: Iterable[Fault] = (), on_freeze: Callable[[bool], None] = lambda long: None) -> None:
+        self._faults: Final = list(faults)
+        self._on_freeze: Final = on_freeze
+        self._unanswered = 0
+        self.calls: Counter[str] = Counter()
+        self.met: list[Fault] = []
+
+    def call(self, step: str, act: Callable[[], _T]) -> _T:
+        """Make a call, unless it fails before it acts. Meanwhile this seam is the one of :func:`target_call`.
+
+        :raises InjectedFaultError: when its fault is that it gets no answer
+        """
+        before, _active.seam = getattr(_active, "seam", None), self
+        try:
+            return self._call(step, act)
+        finally:
+            _active.seam = before
+
+    def _call(self, step: str, act: Callable[[], _T]) -> _T:
+        self.calls[step] += 1
+        if self._unanswered:
+            self._unanswered -= 1
+            raise InjectedFaultError(f"{step}: no answer")
+        fault = next((one for one in self._faults if (one.step, one.call) == (step, self.calls[step])), None)
+        if fault is None:
+            return act()
+        self.met.append(fault)
+        self._unanswered = fault.following
+        if fault.kind is Kind.REFUSED:
+            raise BatchFailedError(f"{step}: nothing was done")
+        if fault.kind is Kind.REQUEST_LOST:
+            raise InjectedFaultError(f"{step}: the request was lost")
+        if fault.kind in _FREEZING:
+            self._on_freeze(fault.kind is Kind.FROZEN_LONG)
+            return act()
+        if fault.kind is Kind.REPEATED:
+            act()
+            return act()
+        act()
+        raise InjectedFaultError(f"{step}: the answer was lost")
+
+
+_active = threading.local()
+
+
+def target_call(step: str, act: Callable[[], _T]) -> _T:
+    """Make a call to what a sink is made of: a file system, a database. Outside of a rehearsal nothing fails.
+
+    :raises InjectedFaultError: when it gets no answer
+    """
+    seam: Seam | None = getattr(_active, "seam", None)
+    if seam is None:
+        return act()
+    try:
+        return seam.call(step, act)
+    except BatchFailedError as error:
+        raise InjectedFaultError(str(error)) from error
+
+
+class FaultyWriter(SinkWriter):
+    """A task's writer behind a seam."""
+
+    def __init__(self, inner: SinkWriter, seam: Seam) -> None:
+        self._inner: Final = inner
+        self._seam: Final = seam
+
+    @override
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._seam.call("sink.write", lambda: self._inner.write(rows))
+
+    @override
+    def finish(self) -> Mapping[str, Any]:
+        return self._seam.call("sink.finish", self._inner.finish)
+
+    @override
+    def close(self) -> None:
+        self._inner.close()
+
+
+class FaultyCommitter(SinkCommitter):
+    """A committer behind a seam: each call that changes something can fail."""
+
+    def __init__(self, inner: SinkCommitter, seam: Seam) -> None:
+        self._inner: Final = inner
+        self._seam: Final = seam
+
+    @override
+    def tail(self) -> SinkEntry | None:
+        return self._inner.tail()
+
+    @override
+    def claim(self, run: int) -> SinkEntry | None:
+        return self._seam.call("sink.claim", lambda: self._inner.claim(run))
+
+    @override
+    def open_writer(self) -> OpenWriter:
+        opened = self._inner.open_writer()
+        return lambda attempt, task: FaultyWriter(opened(attempt, task), self._seam)
+
+    @override
+    def begin(self, attempt: SinkAttempt) -> None:
+        self._seam.call("sink.begin", lambda: self._inner.begin(attempt))
+
+    @override
+    def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
+        self._seam.call("sink.pre_commit", lambda: self._inner.pre_commit(written))
+
+    @override
+    def commit(self, entry: SinkEntry) -> None:
+        self._seam.call("sink.commit", lambda: self._inner.commit(entry))
+
+    @override
+    def abort(self) -> None:
+        self._seam.call("sink.abort", self._inner.abort)
+
+    @override
+    def settled(self, commit: int) -> None:
+        self._seam.call("sink.settled", lambda: self._inner.settled(commit))
+
+    @override
+    def forget(self, before: int) -> None:
+        self._seam.call("sink.forget", lambda: self._inner.forget(before))
+
+    @override
+    def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
+        return self._inner.audit(commits)
+
+    @override
+    def close(self) -> None:
+        self._inner.close()
+
+
+@dataclass
+class World:
+    """What outlives a run: the pipeline's ledger and Spark's checkpoint.
+
+    :ivar commits: the ledger's commits, in order
+    :ivar run: the newest run that has claimed
+    :ivar done: batches that Spark has noted as done
+    """
+
+    commits: list[CommitRecord] = field(default_factory=list)
+    run: int = 0
+    done: int = 0
+
+
+class _Session:
+    """The producer session of a run, against the ledger in memory."""
+
+    producer: Final = Producer(id=1, epoch=0)
+
+    def __init__(self, run: _MemoryRun) -> None:
+        self._run: Final = run
+        self._record: CommitRecord | None = None
+
+    def begin(self) -> None:
+        self._record = None
+        try:
+            self._run.seam.call("ledger.begin", lambda: None)
+        except InjectedFaultError as error:
+            raise UnansweredError(str(error)) from error
+        if self._run.is_superseded:
+            raise ProducerLostError("a higher run has claimed")
+
+    def write(self, *_: object, **__: object) -> int:
+        return len(self._run.world.commits)
+
+    def commit(self, give_up: Callable[[], bool]) -> None:
+        """Commit what was written; like Kafka's, it knows no answer but a clear one."""
+
+        def act() -> None:
+            if self._run.is_superseded:
+                raise CommitUnknownError("a higher run has claimed")
+            self._run.append()
+
+        try:
+            self._run.seam.call("ledger.commit", act)
+        except (InjectedFaultError, BatchFailedError) as error:
+            raise CommitUnknownError(str(error)) from error
+
+    def abort(self) -> None:
+        try:
+            self._run.seam.call("ledger.abort", lambda: None)
+        except (InjectedFaultError, BatchFailedError) as error:
+            raise ProducerLostError(str(error)) from error
+
+
+class _MemoryRun(Run):
+    """A run's hold on a ledger in memory."""
+
+    def __init__(self, world: World, seam: Seam) -> None:
+        self.world: Final = world
+        self.seam: Final = seam
+        self.pending: CommitRecord | None = None
+        self.pipeline = PIPELINE  # type: ignore[misc]
+        self.options = RunOptions(config={}, token="t", version="v", transaction_timeout_milliseconds=60_000)  # type: ignore[misc]
+        self.client = cast(WireClient, SimpleNamespace(admin=SimpleNamespace(describe_topics=lambda topics: [])))  # type: ignore[misc]
+        self.session = cast(TransactionSession, _Session(self))  # type: ignore[misc]
+        self.number, self.guarantee, self.lost = 0, EXACTLY_ONCE, {}
+
+    @property
+    def is_superseded(self) -> bool:
+        return self.world.run > self.number
+
+    @property
+    @override
+    def tail(self) -> LedgerTail:
+        commits = self.world.commits
+        newest = commits[-1] if commits else None
+        return LedgerTail(
+            cluster_id="c", topic_id="t", end_offset=len(commits), commit=newest, commit_offset=len(commits) - 1
+        )
+
+    @property
+    @override
+    def lineage(self) -> Lineage:
+        return Lineage(id="lineage")
+
+    @override
+    def start(self) -> None:
+        def act() -> None:
+            if self.number and self.is_superseded:
+                raise FencedError(f"run {self.number} is superseded by run {self.world.run}")
+            self.number = self.number or self.world.run + 1
+            self.world.run = self.number
+
+        try:
+            self.seam.call("ledger.claim", act)
+        except (InjectedFaultError, BatchFailedError) as error:
+            raise ClaimFailedError(str(error)) from error
+
+    @override
+    def reclaim(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                self.start()
+            except ClaimFailedError:
+                if attempt == _ATTEMPTS:
+                    raise
+            else:
+                return
+
+    @override
+    def expired(self) -> Expired:
+        return Expired(oldest=1)
+
+    def append(self) -> None:
+        if self.pending is None or self.pending.commit != len(self.world.commits) + 1:
+            raise AssertionError(f"the ledger ends at {len(self.world.commits)}, and gets {self.pending}")
+        self.world.commits.append(self.pending)
+
+    @override
+    def committed(self, record: CommitRecord, offset: int) -> None:
+        """Do nothing: :meth:`append` has noted it."""
+
+
+class _Stage:
+    """In place of the stage of a batch's tasks: takes what the tasks are told."""
+
+    def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
+        self.batches: Final = batches
+        self.told: dict[str, str | None] = {}
+        self.sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=self.told.__setitem__))
+
+
+class _Sinks(KafkaTransaction):
+    """The real order of commits, with tasks in this process, and no Kafka sink."""
+
+    def __init__(self, run: _MemoryRun, sinks: OtherSinks, shares: Shares) -> None:
+        super().__init__(
+            None,
+            run,
+            targets={},
+            listener=cast(SequencerListener, None),
+            stop_requested=lambda: False,
+            shares=shares,
+            others=sinks,
+        )
+        self._tasks: Final = sinks.tasks()
+        self._memory: Final = run
+
+    @override
+    def pre_commit(self, started_milliseconds: int) -> CommitRecord:
+        record = super().pre_commit(started_milliseconds)
+        self._memory.pending = record
+        return record
+
+    @override
+    def _run_job(self, stage: Any, *_: object, **__: object) -> list[Any]:
+        (described,) = stage.told.values() or (None,)
+        answers = []
+        try:
+            for task, rows in enumerate(stage.batches):
+                with Tee(self._tasks, described, task) as tee:
+                    list(tee.passing(iter([rows])))
+                    answers.append(tee.finish())
+        except Exception as error:
+            raise typed_errors.find(str(error)) or BatchFailedError(f"the job failed: {error}") from error
+        self._others.answered(answers)
+        return [{} for _ in answers]
+
+
+#: Gives a task's rows of a commit, see ``SinkConformance.make_rows``.
+MakeRows = Callable[[int, int], "pa.RecordBatch"]
+
+
+class Rehearsal:
+    """A pipeline of a few batches into one sink, with faults.
+
+    :param sink: the sink under test
+    :param folder: where the pipeline's home is
+    :param make_rows: (commit, task) to rows
+    :param batches: how many are committed; one of them is empty
+    """
+
+    def __init__(self, sink: Sink, folder: Path, make_rows: MakeRows, *, batches: int = BATCHES) -> None:
+        self._sink: Final = sink
+        self._folder: Final = folder
+        self._make_rows: Final = make_rows
+        self._batches: Final = batches
+        self.world = World()
+
+    @staticmethod
+    def is_empty(commit: int) -> bool:
+        """Tell whether a commit has no rows."""
+        return commit == 3
+
+    def run(self, faults: Iterable[Fault] = (), *, until: int | None = None) -> Seam:
+        """Commit all batches, whatever happens; returns the seam.
+
+        :param until: only so many batches
+        :raises AssertionError: when it takes too many runs
+        """
+        batches = self._batches if until is None else until
+        seam = Seam(faults, on_freeze=lambda long: self._succeed(batches if long else self.world.done))
+        for _ in range(_RUNS_MAXIMUM):
+            if self._live(seam, batches):
+                return seam
+        raise AssertionError(f"{_RUNS_MAXIMUM} runs did not commit {batches} batches")
+
+    def entries(self) -> list[SinkEntry]:
+        """Return what the pipeline's ledger has for the sink."""
+        return [
+            SinkEntry(
+                commit=record.commit,
+                run=record.run,
+                lineage=record.lineage,
+                batch=record.batch,
+                source=record.source,
+                rows=record.others[self._sink.name].rows,
+                digest=record.others[self._sink.name].digest,
+            )
+            for record in self.world.commits
+        ]
+
+    def _succeed(self, batches: int) -> None:
+        """Let a successor claim, and finish so many batches, while another run is frozen."""
+        if not self._live(Seam(), batches):
+            raise AssertionError("a successor without faults did not finish")
+
+    def _live(self, seam: Seam, batches: int) -> bool:
+        """Live one run: a claim, and the batches that are left; false when it failed, or was superseded."""
+        world, run = self.world, _MemoryRun(self.world, seam)
+        first, share = world.done, Share(self._sink)
+        committer = FaultyCommitter(self._sink.open(context_in(self._folder)), seam)
+        with closing(OtherSinks(run.pipeline, {self._sink.name: committer})) as sinks:
+            transaction = _Sinks(run, sinks, Shares(kafka=None, others=(share,)))
+            coordinator = CommitCoordinator(
+                transaction,
+                Callbacks(plan=self._plan, stop_reason=lambda: None, committed=lambda *_: None),
+                max_batch_attempts=_ATTEMPTS,
+                first_pause_seconds=0,
+            )
+            try:
+                sinks.check(run.tail.commit, first + 1)
+                run.start()
+                sinks.claim(run.number, run.tail.commit, first + 1)
+                while world.done < batches and not (run.is_superseded and seam.met):
+                    self._process(coordinator, world.done, run)
+            except ExactlyOnceError as error:
+                if error.exit_code not in (1, FencedError.exit_code):
+                    raise
+                return False
+            return not run.is_superseded
+
+    def _process(self, coordinator: CommitCoordinator, number: int, run: _MemoryRun) -> None:
+        """Do what Spark does: call back, and note that the batch is done, unless somebody else has."""
+        coordinator.process(cast(Any, _Stage(self._rows(number + 1))), number)
+        if not run.is_superseded:
+            self.world.done = max(self.world.done, number + 1)
+
+    def _plan(self, number: int) -> Batch:
+        commits = self.world.commits
+        header = {"batchWatermarkMs": 0, "batchTimestampMs": number}
+        text = "\n".join(("v1", json.dumps(header), json.dumps({"events": {"0": 100 * (number + 1)}})))
+        return Batch(
+            lineage="lineage",
+            number=number,
+            offsets=parse_offsets(text),
+            source={"events": {0: (100 * number, 100 * (number + 1))}},
+            source_topic_ids={},
+            recorded=commits[number] if number < len(commits) else None,
+        )
+
+    def _rows(self, commit: int) -> list[pa.RecordBatch]:
+        """Return the tasks' rows as the query's plan gives them: a struct of the sink's columns and their digest."""
+        import numpy as np
+        import pyarrow as pa
+
+        stage = []
+        for task in range(TASKS):
+            rows = self._make_rows(commit, task)
+            rows = rows.slice(0, 0) if self.is_empty(commit) else rows
+            # Equal sums in every batch: what is committed is told by its number, not by its rows.
+            digest = pa.array(np.arange(rows.num_rows, dtype=np.int64))
+            struct = pa.StructArray.from_arrays([*rows.columns, digest], names=[*rows.schema.names, DIGEST_FIELD])
+            stage.append(pa.RecordBatch.from_arrays([struct], names=[column_of(0)]))
+        return stage
+
+
+def context_in(folder: Path) -> SinkContext:
+    """Return where a sink under test is used.
+
+    :param folder: the pipeline's home lies in it
+    """
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    return SinkContext(pipeline=PIPELINE, home=home)
+
+
+def single_faults(seam: Seam, *, following: Sequence[int] = (0,)) -> list[Fault]:
+    """Return every fault at the first, middle and last of each kind of call, and at calls that only follow a failure.
+
+    :param seam: of a run without faults
+    :param following: how many calls after the one that fails, fail too
+    """
+    met = {step: {1, (calls + 1) // 2, calls} for step, calls in seam.calls.items()}
+    for step in ("sink.claim", "sink.abort", "ledger.claim", "ledger.abort"):  # which another fault leads to
+        met[step] = {1, 2}
+    return [
+        Fault(step=step, kind=kind, call=call, following=more)
+        for step, calls in sorted(met.items())
+        for call in sorted(calls)
+        for kind in Kind
+        if kind is not Kind.REPEATED or step.startswith("storage.")  # whose clients repeat requests
+        for more in (following[:1] if kind in _FREEZING else following)
+    ]
+
+
+def doubts() -> list[tuple[Fault, Fault]]:
+    """Return the faults that leave a commit in doubt, each with one of the claim that would settle it."""
+    lost = (Kind.REQUEST_LOST, Kind.ANSWER_LOST)
+    return [
+        (Fault(step="sink.commit", kind=commit, call=2), Fault(step="sink.claim", kind=claim, call=2))
+        for commit in lost
+        for claim in lost
+    ]
+
+
+def pairs(faults: Sequence[Fault]) -> Iterator[tuple[Fault, Fault]]:
+    """Yield all pairs of faults at two different calls."""
+    return (
+        (one, two) for one, two in itertools.combinations(faults, 2) if (one.step, one.call) != (two.step, two.call)
+    )
+
+
+def triples(faults: Sequence[Fault], seed: int) -> Iterator[tuple[Fault, ...]]:
+    """Yield three random faults, for ever."""
+    generator = random.Random(seed)
+    while True:
+        yield tuple(generator.sample(list(faults), 3))

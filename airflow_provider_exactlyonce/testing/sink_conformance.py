@@ -1,0 +1,668 @@
+"""The tests that every sink has to pass: a user runs them on a sink of their own with pytest, without Kafka and Spark.
+
+    class TestMySink(SinkConformance):
+        def make_sink(self, folder): ...
+        def visible(self, sink): ...
+        def staged(self, sink): ...
+
+Crashes are real: a forked process goes through a batch and is killed after each step, and at function calls spread over
+each step that decides something. A frozen process is stopped there, and goes on when the next run has claimed the sink.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+import unittest
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    CommitUnknownError,
+    ExactlyOnceError,
+    FencedError,
+    RefusedError,
+)
+from airflow_provider_exactlyonce.streaming.sinks.spi import (
+    IDEMPOTENT,
+    IDEMPOTENT_UNFENCED,
+    OpenWriter,
+    Sink,
+    SinkAttempt,
+    SinkCommitter,
+    SinkEntry,
+)
+from airflow_provider_exactlyonce.testing.fault_injection import (
+    BATCHES,
+    PIPELINE,
+    TASKS,
+    Fault,
+    Rehearsal,
+    context_in,
+    doubts,
+    single_faults,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+_ROWS: Final = 40  # of a commit
+_CHILD_SECONDS: Final = 60.0
+_HELD_SECONDS: Final = 0.3  # how long a claim may wait for a frozen commit before that goes on
+_REFUSED: Final = 3  # exit codes of a child, besides 0
+_FAILED: Final = 4
+#: What a commit raises that has not taken place, or does not know: a claim follows, and tells.
+_NOT_COMMITTED: Final = (FencedError, BatchFailedError, CommitUnknownError)
+#: The steps of a life, in order.
+_STEPS: Final = ("open", "claim", "begin", "write", "finish", "pre_commit", "commit", "settled")
+#: Those in which something is decided.
+_DECIDING: Final = ("claim", "commit", "settled")
+
+
+class SinkConformance:
+    """Derive from it in a test file, and say how to make the sink and how to look at what it has.
+
+    ``kills`` is how many calls within a deciding step a process is killed at, each in a test of its own sink.
+    ``faults`` is how many combinations of failing calls a pipeline goes through, and ``seed`` picks them.
+    ``secrets`` are texts that the sink knows and must not show.
+    """
+
+    kills: ClassVar[int] = 8
+    faults: ClassVar[int] = 12
+    seed: ClassVar[int] = 1
+    secrets: ClassVar[tuple[str, ...]] = ()
+    #: Columns that :meth:`Sink.check_columns` refuses, and the one that the message names.
+    refused_columns: ClassVar[tuple[StructType, str] | None] = None
+
+    def make_sink(self, folder: Path) -> Sink:
+        """Return a sink whose target is new, with all that it needs in place.
+
+        :param folder: an empty directory of its own, which can name what is elsewhere
+        """
+        raise NotImplementedError
+
+    def visible(self, sink: Sink) -> Iterable[Mapping[str, Any]]:
+        """Return the rows that a reader of the target sees now, in any order."""
+        raise NotImplementedError
+
+    def staged(self, sink: Sink) -> Iterable[str]:
+        """Return the names of what is staged in the target for attempts that are not committed."""
+        raise NotImplementedError
+
+    def make_rows(self, commit: int, task: int) -> pa.RecordBatch:
+        """Return what a task has for a commit; no two rows are equal. By default ``id``, ``k`` and ``v``."""
+        import pyarrow as pa
+
+        first = commit * 1000 + task * 100
+        ids = list(range(first, first + _ROWS // TASKS))
+        return pa.RecordBatch.from_pydict(
+            {"id": pa.array(ids, pa.int64()), "k": [f"k{one % 5}" for one in ids], "v": [one / 4 for one in ids]}
+        )
+
+    # A commit and what it makes visible
+
+    def test_rows_are_visible_once_after_the_commit_and_never_before(self, tmp_path: Path) -> None:
+        sink = self.make_sink(tmp_path)
+        with closing(sink.open(context_in(tmp_path))) as committer:
+            _same(committer.tail(), None, "the newest entry of a new sink")
+            _same(committer.claim(1), None, "what the claim of a new sink returns")
+            for commit in (1, 2, 3):
+                self._stage(committer, run=1, commit=commit)
+                self._expect(sink, commit - 1, "before the commit")
+                committer.commit(self._entry(commit, 1))
+                committer.settled(commit)
+                self._expect(sink, commit, "after the commit")
+                _same(committer.tail(), self._entry(commit, 1), "the newest entry")
+
+    def test_an_aborted_attempt_is_never_visible_and_leaves_nothing(self, tmp_path: Path) -> None:
+        sink = self.make_sink(tmp_path)
+        with closing(sink.open(context_in(tmp_path))) as committer:
+            committer.claim(1)
+            committer.abort()  # nothing is open
+            self._stage(committer, run=1, commit=1)
+            committer.abort()
+            self._expect(sink, 0, "after an abort")
+            committer.begin(_attempt(1, 1))
+            committer.abort()
+            self._commit(committer, run=1, commit=1)
+            self._expect(sink, 1, "after the attempt that followed")
+        self._next_run(sink, tmp_path, run=2, has=1)
+
+    def test_only_what_the_driver_was_told_is_committed_when_a_task_runs_twice(self, tmp_path: Path) -> None:
+        sink = self.make_sink(tmp_path)
+        with closing(sink.open(context_in(tmp_path))) as committer:
+            committer.claim(1)
+            open_writer, attempt = committer.open_writer(), _attempt(1, 1)
+            committer.begin(attempt)
+            self._write(open_writer, attempt, 0)
+            told = [self._write(open_writer, attempt, task) for task in range(TASKS)]
+            lost = open_writer(attempt, 1)
+            lost.write(self.make_rows(1, 1))
+            lost.close()
+            committer.pre_commit(told)
+            committer.commit(self._entry(1, 1))
+            committer.settled(1)
+            self._expect(sink, 1, "after a batch whose first task ran twice")
+        self._next_run(sink, tmp_path, run=2, has=1)
+
+    def test_a_batch_without_rows_has_its_entry(self, tmp_path: Path) -> None:
+        sink = self.make_sink(tmp_path)
+        with closing(sink.open(context_in(tmp_path))) as committer:
+            committer.claim(1)
+            for commit, tasks in ((1, 0), (2, TASKS)):
+                empty = replace(self._entry(commit, 1), rows=0, digest=0)
+                attempt = _attempt(1, commit)
+                committer.begin(attempt)
+                told = []
+                for task in range(tasks):
+                    writer = committer.open_writer()(attempt, task)
+                    told.append(writer.finish())
+                    writer.close()
+                committer.pre_commit(told)
+                committer.commit(empty)
+                committer.settled(commit)
+                _same(committer.tail(), empty, "the newest entry after a batch without rows")
+        self._expect(sink, 0, "after batches without rows")
+
+    def test_what_the_pipeline_has_forgotten_may_go_and_the_newest_entry_stays(self, tmp_path: Path) -> None:
+        sink = self.make_sink(tmp_path)
+        entries = [self._entry(commit, 1) for commit in (1, 2, 3)]
+        with closing(sink.open(context_in(tmp_path))) as committer:
+            _same(committer.claim(1), None, "what the claim of a new sink returns")
+            committer.forget(1)
+            for entry in entries:
+                self._commit(committer, run=1, commit=entry.commit)
+            for before in (2, 99):
+                committer.forget(before)
+                _same(committer.tail(), entries[-1], "the newest entry when older ones are forgotten")
+                kept = [entry for entry in entries if entry.commit >= min(before, 3)]
+                _same(list(committer.audit(kept)), [], "what the audit of the others finds")
+            self._expect(sink, 3, "after older entries are forgotten")
+        self._next_run(sink, tmp_path, run=2, has=3)
+
+    # Claims
+
+    def test_a_claim_can_be_repeated_and_says_what_is_committed(self, tmp_path: Path) -> None:
+        sink = self.make_sink(tmp_path)
+        with closing(sink.open(context_in(tmp_path))) as committer:
+            for _ in range(2):
+                _same(committer.claim(1), None, "what a claim returns before the first commit")
+            self._commit(committer, run=1, commit=1)
+            for _ in range(2):
+                _same(committer.claim(1), self._entry(1, 1), "what a claim returns after a commit")
+            self._stage(committer, run=1, commit=2)
+            committer.abort()
+            _same(committer.claim(1), self._entry(1, 1), "what a claim returns after an abort")
+            self._commit(committer, run=1, commit=2)
+        self._expect(sink, 2, "after claims in between")
+
+    def test_a_superseded_run_commits_nothing_any_more(self, tmp_path: Path) -> None:
+        sink = self.make_sink(tmp_path)
+        with (
+            closing(sink.open(context_in(tmp_path))) as old,
+            closing(sink.open(context_in(tmp_path))) as new,
+        ):
+            old.claim(1)
+            self._commit(old, run=1, commit=1)
+            self._stage(old, run=1, commit=2)
+            _same(new.claim(2), self._entry(1, 1), "what the next run's claim returns")
+            _refused(lambda: old.commit(self._entry(2, 1)))
+            self._expect(sink, 1, "after a superseded run's commit")
+            _fenced(lambda: old.claim(1))
+            self._commit(new, run=2, commit=2)
+            self._expect(sink, 2, "after the new run's commit")
+            _fenced(lambda: old.claim(1))
+        self._next_run(sink, tmp_path, run=3, has=2)
+
+    def test_a_superseded_run_cannot_even_note_a_batch_of_no_tasks(self, tmp_path: Path) -> None:
+        sink = self.make_sink(tmp_path)
+        with (
+            closing(sink.open(context_in(tmp_path))) as old,
+            closing(sink.open(context_in(tmp_path))) as new,
+        ):
+            old.claim(1)
+            new.claim(2)
+
+            def note() -> None:
+                old.begin(_attempt(1, 1))
+                old.pre_commit([])
+                old.commit(replace(self._entry(1, 1), rows=0, digest=0))
+
+            _refused(note)
+            _same(new.tail(), None, "the newest entry after a superseded run's batch of no tasks")
+        self._next_run(sink, tmp_path, run=3, has=0)
+
+    def test_pipelines_that_share_a_target_do_not_meet(self, tmp_path: Path) -> None:
+        sink = self.make_sink(tmp_path)
+        other = replace(context_in(tmp_path), pipeline="conformance-other", home=tmp_path / "other")
+        with closing(sink.open(context_in(tmp_path))) as one, closing(sink.open(other)) as two:
+            one.claim(5)
+            self._commit(one, run=5, commit=1)
+            _same(two.claim(1), None, "what another pipeline's claim returns")
+            self._stage(one, run=5, commit=2)
+            two.claim(2)
+            one.commit(self._entry(2, 5))
+            one.settled(2)
+        self._expect(sink, 2, "after another pipeline's claim")
+
+    # Calls that fail
+
+    def set_back(self, sink: Sink, folder: Path) -> Callable[[], None]:
+        """Back the target up as it is now; returns what puts the backup back. Override it where that can be done."""
+        raise unittest.SkipTest("how this sink is set back is not said")
+
+    def test_rows_are_there_once_whichever_calls_fail(self, tmp_path: Path) -> None:
+        for number, faults in enumerate(self._faults(tmp_path)):
+            self.rehearse(tmp_path, f"{number}", faults)
+
+    def test_rows_are_there_once_whichever_calls_fail_while_a_sink_that_was_set_back_gets_what_it_lacks(
+        self, tmp_path: Path
+    ) -> None:
+        for number, faults in enumerate(self._faults(tmp_path)):
+            self.rehearse(tmp_path, f"{number}", faults, set_back=True)
+
+    def rehearse(self, tmp_path: Path, name: str, faults: Sequence[Fault], *, set_back: bool = False) -> None:
+        """Commit a few batches into a new sink through some faults, and compare row by row what is there then.
+
+        :param set_back: the sink is set back by two commits before
+        """
+        folder = _folder(tmp_path, name)
+        sink = self.make_sink(folder)
+        rehearsal = Rehearsal(sink, folder, self.make_rows)
+        if set_back:
+            rehearsal.run(until=1)
+            put_back = self.set_back(sink, folder)
+            rehearsal.run(until=BATCHES - 1)
+            put_back()
+            rehearsal.world.done = 1
+        try:
+            rehearsal.run(faults)
+            rehearsal.run()  # the next claim settles what the last run could not
+            kept = [
+                self.make_rows(commit, task)
+                for commit in range(1, BATCHES + 1)
+                for task in range(TASKS)
+                if not rehearsal.is_empty(commit)
+            ]
+            _same_rows(self.visible(sink), kept, "in the end")
+            with closing(sink.open(context_in(folder))) as committer:
+                _same(list(committer.audit(rehearsal.entries())), [], "what the audit finds")
+        except Exception as error:
+            raise AssertionError(f"seed {self.seed}, {'; '.join(map(str, faults))}: {error}") from error
+
+    def _faults(self, tmp_path: Path) -> list[Sequence[Fault]]:
+        """Return the doubts, and so many random combinations of one to three faults."""
+        folder = _folder(tmp_path, "counted")
+        counted = Rehearsal(self.make_sink(folder), folder, self.make_rows).run()
+        faults, generator = single_faults(counted, following=(0, 2, 7)), random.Random(self.seed)
+        return [*doubts(), *(generator.sample(faults, 1 + number % 3) for number in range(self.faults))]
+
+    # Crashes
+
+    def test_a_batch_is_there_once_whichever_step_its_process_dies_after(self, tmp_path: Path) -> None:
+        for step in _STEPS:
+            folder = _folder(tmp_path, f"after-{step}")
+            sink = self.make_sink(folder)
+            self._die(sink, folder, step, None)
+            self._recovered(sink, folder, f"killed after {step}")
+
+    def test_a_batch_is_there_once_wherever_within_a_step_its_process_dies(self, tmp_path: Path) -> None:
+        for step in _DECIDING:
+            for call in self._calls(tmp_path, step):
+                folder = _folder(tmp_path, f"in-{step}-{call}")
+                sink = self.make_sink(folder)
+                self._die(sink, folder, step, call)
+                self._recovered(sink, folder, f"killed at call {call} of {step}")
+
+    def test_a_process_that_is_frozen_in_its_commit_never_adds_to_what_the_next_claim_saw(self, tmp_path: Path) -> None:
+        for call in self._calls(tmp_path, "commit"):
+            folder = _folder(tmp_path, f"frozen-{call}")
+            sink = self.make_sink(folder)
+            entry, ended = self._frozen(sink, folder, call)
+            where = f"frozen at call {call} of commit"
+            if entry is None and ended == 0:
+                raise AssertionError(f"the process that was {where} committed what the next claim had not seen")
+            self._recovered(sink, folder, where, run=3)
+
+    # What it says
+
+    def test_the_audit_finds_what_differs_and_nothing_else(self, tmp_path: Path) -> None:
+        sink = self.make_sink(tmp_path)
+        entries = [self._entry(commit, 1) for commit in (1, 2, 3)]
+        with closing(sink.open(context_in(tmp_path))) as committer:
+            committer.claim(1)
+            for commit in (1, 2, 3):
+                self._commit(committer, run=1, commit=commit)
+            _same(list(committer.audit(iter(entries))), [], "what the audit of a sound sink finds")
+            changed = replace(entries[1], digest=entries[1].digest + 1)
+            _names(committer.audit([entries[0], changed, entries[2]]), "2", "a commit with another digest")
+            _names(committer.audit([*entries, self._entry(4, 1)]), "4", "a commit that the sink lacks")
+
+    def test_it_travels_to_the_tasks(self, tmp_path: Path) -> None:
+        from pyspark import cloudpickle
+
+        sink = self.make_sink(tmp_path)
+        copy = pickle.loads(cloudpickle.dumps(sink))
+        with closing(copy.open(context_in(tmp_path))) as committer:
+            committer.claim(1)
+            attempt = _attempt(1, 1)
+            committer.begin(attempt)
+            sent = pickle.loads(cloudpickle.dumps(committer.open_writer()))
+            committer.pre_commit([self._write(sent, attempt, task) for task in range(TASKS)])
+            committer.commit(self._entry(1, 1))
+            committer.settled(1)
+        self._expect(sink, 1, "after a batch by a copy of the sink")
+
+    def test_no_secret_is_shown(self, tmp_path: Path) -> None:
+        if not self.secrets:
+            raise unittest.SkipTest("this sink has no secrets")
+        sink = self.make_sink(tmp_path)
+        for shown in (repr(sink), str(sink), repr(dict(sink.facts))):
+            for secret in self.secrets:
+                if secret in shown:
+                    raise AssertionError(f"a secret is in {shown.replace(secret, '<the secret>')}")
+
+    def test_columns_that_do_not_fit_are_refused_by_name(self, tmp_path: Path) -> None:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        sink = self.make_sink(tmp_path)
+        sink.check_columns(from_arrow_schema(self.make_rows(1, 0).schema))
+        if self.refused_columns is None:
+            raise unittest.SkipTest("this sink takes any columns")
+        columns, named = self.refused_columns
+        try:
+            sink.check_columns(columns)
+        except RefusedError as error:
+            if named not in str(error):
+                raise AssertionError(f"the message does not name {named}: {error}") from error
+        else:
+            raise AssertionError(f"{columns.simpleString()} was not refused")
+
+    # Their parts
+
+    def _entry(self, commit: int, run: int) -> SinkEntry:
+        ends = {0: (commit * _ROWS - _ROWS, commit * _ROWS)}
+        return SinkEntry(
+            commit=commit,
+            run=run,
+            lineage="lineage",
+            batch=commit - 1,
+            source={"events": ends},
+            rows=sum(self.make_rows(commit, task).num_rows for task in range(TASKS)),
+            digest=commit * 2**60 + 7919,
+        )
+
+    def _write(self, open_writer: OpenWriter, attempt: SinkAttempt, task: int) -> Mapping[str, Any]:
+        rows = self.make_rows(attempt.commit, task)
+        writer = open_writer(attempt, task)
+        try:
+            writer.write(rows.slice(0, rows.num_rows // 2))
+            writer.write(rows.slice(rows.num_rows // 2))
+            return writer.finish()
+        finally:
+            writer.close()
+
+    def _stage(self, committer: SinkCommitter, *, run: int, commit: int) -> None:
+        attempt = _attempt(run, commit)
+        committer.begin(attempt)
+        committer.pre_commit([self._write(committer.open_writer(), attempt, task) for task in range(TASKS)])
+
+    def _commit(self, committer: SinkCommitter, *, run: int, commit: int) -> None:
+        self._stage(committer, run=run, commit=commit)
+        committer.commit(self._entry(commit, run))
+        committer.settled(commit)
+
+    def _expect(self, sink: Sink, commits: int, when: str) -> None:
+        """Compare what is visible with the rows of so many commits, row by row."""
+        given = [self.make_rows(commit, task) for commit in range(1, commits + 1) for task in range(TASKS)]
+        _same_rows(self.visible(sink), given, when, early=sink.guarantee in (IDEMPOTENT, IDEMPOTENT_UNFENCED))
+
+    def _next_run(self, sink: Sink, folder: Path, *, run: int, has: int) -> None:
+        """Let the next run claim the sink, which has so many commits, and commit once more."""
+        with closing(sink.open(context_in(folder))) as committer:
+            claimed = committer.claim(run)
+            _same(claimed.commit if claimed else 0, has, f"the commit that the claim of run {run} returns")
+            _same(list(self.staged(sink)), [], f"what is still staged after the claim of run {run}")
+            committer.settled(has)
+            self._expect(sink, has, f"after the claim of run {run}")
+            self._commit(committer, run=run, commit=has + 1)
+            self._expect(sink, has + 1, f"after a commit of run {run}")
+
+    def _recovered(self, sink: Sink, folder: Path, where: str, run: int = 2) -> None:
+        """After a crash in commit 1: the next run finishes it, and goes on."""
+        try:
+            with closing(sink.open(context_in(folder))) as committer:
+                entry = committer.claim(run)
+                _same(list(self.staged(sink)), [], "what is still staged after the next claim")
+                if entry is None:
+                    self._expect(sink, 0, "before the batch is attempted again")
+                    self._commit(committer, run=run, commit=1)
+                else:
+                    _same(replace(entry, run=1), self._entry(1, 1), "the entry that is there")
+                    committer.settled(1)
+                self._expect(sink, 1, "after the recovery")
+                self._commit(committer, run=run, commit=2)
+                self._expect(sink, 2, "after the next commit")
+                entries = [self._entry(commit, run) for commit in (1, 2)]
+                _same(list(committer.audit(entries)), [], "what the audit finds")
+        except AssertionError as error:
+            raise AssertionError(f"{where}: {error}") from error
+
+    def _life(self, sink: Sink, folder: Path) -> Iterator[str]:
+        """Go through run 1 and its commit 1; yields each step when it is done."""
+        committer = sink.open(context_in(folder))
+        yield "open"
+        committer.claim(1)
+        yield "claim"
+        attempt = _attempt(1, 1)
+        committer.begin(attempt)
+        yield "begin"
+        writer = committer.open_writer()(attempt, 0)
+        writer.write(self.make_rows(1, 0))
+        yield "write"
+        told = [writer.finish()]
+        writer.close()
+        told += [self._write(committer.open_writer(), attempt, task) for task in range(1, TASKS)]
+        yield "finish"
+        committer.pre_commit(told)
+        yield "pre_commit"
+        committer.commit(self._entry(1, 1))
+        yield "commit"
+        committer.settled(1)
+        yield "settled"
+
+    def _live(self, sink: Sink, folder: Path, step: str, at: Callable[[], Any]) -> None:
+        """Live up to a step, with the profiler on within it."""
+        life = self._life(sink, folder)
+        for before in _STEPS[: _STEPS.index(step)]:
+            _same(next(life), before, "the step")
+        at()
+        try:
+            next(life)
+        finally:
+            sys.setprofile(None)
+
+    def _die(self, sink: Sink, folder: Path, step: str, call: int | None) -> None:
+        """Be killed at a call within a step, or after it."""
+
+        def live() -> None:
+            self._live(sink, folder, step, lambda: _at_call(call, signal.SIGKILL) if call else None)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        status = _wait(_forked(live, folder))
+        if not os.WIFSIGNALED(status):
+            raise AssertionError(f"the process failed before {step}: {_told(folder)}")
+
+    def _calls(self, tmp_path: Path, step: str) -> list[int]:
+        """Return some of the calls that a step makes, spread over it: the first, the last, and between."""
+        folder = _folder(tmp_path, f"count-{step}")
+        sink = self.make_sink(folder)
+        counted = folder / "calls"
+        made = [0]
+
+        def live() -> None:
+            def count(*_: object) -> None:
+                made[0] += 1
+
+            self._live(sink, folder, step, lambda: sys.setprofile(count))
+            counted.write_text(str(made[0]))
+
+        status = _wait(_forked(live, folder))
+        if status != 0:
+            raise AssertionError(f"{step} failed without a crash: {_told(folder)}")
+        calls = int(counted.read_text())
+        some = min(self.kills, calls)
+        return sorted({1 + round(number * (calls - 1) / max(1, some - 1)) for number in range(some)})
+
+    def _frozen(self, sink: Sink, folder: Path, call: int) -> tuple[SinkEntry | None, int]:
+        """Freeze a commit at a call, claim, let it go on; returns what the claim saw and how the commit ended.
+
+        A claim may wait for a commit under way, so the process is thawed when the claim does not come back soon.
+        """
+        child = _forked(lambda: self._live(sink, folder, "commit", lambda: _at_call(call, signal.SIGSTOP)), folder)
+        status = _wait(child, os.WUNTRACED)
+        claimed: list[SinkEntry | ExactlyOnceError | None] = []
+        thread = threading.Thread(target=lambda: claimed.append(_claim(sink, folder, 2)))
+        thread.start()
+        thread.join(_HELD_SECONDS)
+        if os.WIFSTOPPED(status):  # now and then a commit makes fewer calls, and has ended
+            os.kill(child, signal.SIGCONT)
+            status = _wait(child)
+        thread.join(_CHILD_SECONDS)
+        if not claimed or isinstance(claimed[0], ExactlyOnceError):
+            raise AssertionError(f"the claim beside a commit that is frozen at call {call} gave {claimed}")
+        ended = os.waitstatus_to_exitcode(status)
+        if ended not in (0, _REFUSED):
+            raise AssertionError(f"the commit that was frozen at call {call} failed: {_told(folder)}")
+        return claimed[0], ended
+
+
+def _attempt(run: int, commit: int) -> SinkAttempt:
+    return SinkAttempt(name=os.urandom(16).hex(), pipeline=PIPELINE, commit=commit, run=run)
+
+
+def _folder(tmp_path: Path, name: str) -> Path:
+    folder = tmp_path / name
+    folder.mkdir()
+    return folder
+
+
+def _row(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, repr(value)) for name, value in row.items()))
+
+
+def _same(found: object, expected: object, what: str) -> None:
+    if found != expected:
+        raise AssertionError(f"{what} is {found!r}, not {expected!r}")
+
+
+def _same_rows(
+    found: Iterable[Mapping[str, Any]], given: Iterable[pa.RecordBatch], when: str, *, early: bool = False
+) -> None:
+    """Compare rows, whatever their order.
+
+    :param early: rows that are not committed may be seen, too, by their keys once
+    """
+    expected = Counter(_row(row) for rows in given for row in rows.to_pylist())
+    counted = Counter(_row(row) for row in found)
+    if early and expected <= counted:
+        return
+    missing, more = expected - counted, counted - expected
+    if missing or more:
+        raise AssertionError(
+            f"{when}: {missing.total()} rows are missing, such as {list(missing)[:2]}, and {more.total()} are too "
+            f"many, such as {list(more)[:2]}"
+        )
+
+
+def _names(found: Iterable[str], commit: str, what: str) -> None:
+    texts = list(found)
+    if not any(commit in text for text in texts):
+        raise AssertionError(f"the audit of {what} does not name it: {texts}")
+
+
+def _fenced(claim: Callable[[], object]) -> None:
+    try:
+        claim()
+    except FencedError:
+        return
+    raise AssertionError("a superseded run claims, and is not told that it is superseded")
+
+
+def _refused(commit: Callable[[], object]) -> None:
+    """Check that a commit fails; who claims next is told why, if this one can't tell."""
+    try:
+        commit()
+    except _NOT_COMMITTED:
+        return
+    raise AssertionError("a superseded run commits")
+
+
+def _claim(sink: Sink, folder: Path, run: int) -> SinkEntry | ExactlyOnceError | None:
+    try:
+        with closing(sink.open(context_in(folder))) as committer:
+            return committer.claim(run)
+    except ExactlyOnceError as error:
+        return error
+
+
+def _at_call(call: int, number: signal.Signals) -> None:
+    """Send this process a signal at a call from now on: of a function in Python or C, or its return."""
+    made = 0
+
+    def profile(*_: object) -> None:
+        nonlocal made
+        made += 1
+        if made == call:
+            os.kill(os.getpid(), number)
+
+    sys.setprofile(profile)
+
+
+def _forked(work: Callable[[], object], folder: Path) -> int:
+    """Do the work in a forked process; returns its id."""
+    child = os.fork()
+    if child:
+        return child
+    code = _FAILED
+    try:
+        work()
+        code = 0
+    except _NOT_COMMITTED:
+        (folder / "child.txt").write_text(traceback.format_exc())
+        code = _REFUSED
+    except BaseException:
+        (folder / "child.txt").write_text(traceback.format_exc())
+    finally:
+        os._exit(code)
+
+
+def _wait(child: int, options: int = 0) -> int:
+    """Wait for a child's end, or stop; kills it when it takes too long."""
+    until = time.monotonic() + _CHILD_SECONDS
+    while True:
+        found, status = os.waitpid(child, options | os.WNOHANG)
+        if found:
+            return status
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise AssertionError(f"the process did not end within {_CHILD_SECONDS:g} s")
+        time.sleep(0.002)
+
+
+def _told(folder: Path) -> str:
+    file = folder / "child.txt"
+    return file.read_text() if file.exists() else "it said nothing"

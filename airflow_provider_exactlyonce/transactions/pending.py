@@ -1,0 +1,159 @@
+"""Whether everything that was in topics at a point of time is decided, and who keeps it from being so.
+
+Everybody's producers count. No group is joined and nothing is committed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError, Place, StableOffsets
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.kafka.cluster_transactions import Hanging, Transaction
+
+#: {topic: {partition: high watermark}}, as JSON has it
+Targets = Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undecided:
+    """A partition in which something below the target is not decided."""
+
+    topic: str
+    partition: int
+    last_stable: int
+    target: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} is decided up to offset {self.last_stable} of {self.target}"
+
+
+def present(config: Mapping[str, Any], topics: Iterable[str]) -> dict[str, dict[str, int]]:
+    """Return the high watermarks of all partitions of topics.
+
+    :param config: client configuration in librdkafka's names
+    :raises ExactlyOnceError: when a topic does not exist
+    """
+    offsets = StableOffsets(config)
+    found: dict[str, dict[str, int]] = {}
+    for (topic, partition), end in offsets.ends(offsets.partitions(topics)).items():
+        found.setdefault(topic, {})[str(partition)] = end
+    return found
+
+
+class Decisions:
+    """What is decided in topics of one cluster, for many who ask at once.
+
+    :param config: client configuration in librdkafka's names
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config: Final = config
+        self._offsets: Final = StableOffsets(config)
+
+    def undecided(self, wanted: Mapping[str, Targets]) -> dict[str, list[Undecided] | ExactlyOnceError]:
+        """Return the partitions whose last stable offset has not passed the target.
+
+        :param wanted: targets by who asks
+        :return: by who asks; an error where a topic is gone, or ends before the target: it is not the one that was
+            looked at
+        """
+        try:
+            return self._undecided(wanted)
+        except MissingPartitionError as error:
+            if len(wanted) == 1:
+                return dict.fromkeys(wanted, error)
+        return {name: found for one in wanted for name, found in self.undecided({one: wanted[one]}).items()}
+
+    def blockers(self, waiting: Iterable[Undecided]) -> Blockers:
+        """Find out who holds partitions back."""
+        return Blockers(self._config, waiting)
+
+    def _undecided(self, wanted: Mapping[str, Targets]) -> dict[str, list[Undecided] | ExactlyOnceError]:
+        places = {name: _places(targets) for name, targets in wanted.items()}
+        stable = self._offsets.last_stable({place for of in places.values() for place in of})
+        behind = {name: [place for place in sorted(of) if stable[place] < of[place]] for name, of in places.items()}
+        ends = self._offsets.ends({place for of in behind.values() for place in of})
+        found: dict[str, list[Undecided] | ExactlyOnceError] = {}
+        for name, of in behind.items():
+            targets = places[name]
+            short = [place for place in of if ends[place] < targets[place]]
+            if short:
+                found[name] = _other_topic(short[0], ends[short[0]], targets[short[0]])
+            else:
+                found[name] = [
+                    Undecided(topic=place[0], partition=place[1], last_stable=stable[place], target=targets[place])
+                    for place in of
+                ]
+        return found
+
+
+class Blockers:
+    """Which transactions hold partitions back, found out once for all who wait.
+
+    :param config: client configuration in librdkafka's names
+    :param waiting: for what all of them wait
+    """
+
+    def __init__(self, config: Mapping[str, Any], waiting: Iterable[Undecided]) -> None:
+        from airflow_provider_exactlyonce.kafka.cluster_transactions import Transactions
+        from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
+
+        self._unknown = ""
+        self._inside: list[Hanging] = []
+        self._known: dict[int, Transaction] = {}
+        places = {(one.topic, one.partition) for one in waiting}
+        if not places:
+            return
+        try:
+            with WireClient(config) as client:
+                transactions = Transactions(client, config)
+                self._inside = transactions.open_in(places)
+                self._known = {one.producer_id: one for one in transactions.open()}
+        except (ExactlyOnceError, UnansweredError) as error:
+            self._unknown = f"who holds it back can't be said: {error}"
+
+    def of(self, waiting: Sequence[Undecided]) -> list[str]:
+        """Say who holds these partitions back, and for how long, a sentence each, oldest first."""
+        if self._unknown:
+            return [self._unknown]
+        targets: dict[Place, int] = {(one.topic, one.partition): one.target for one in waiting}
+        held: dict[int, list[Hanging]] = {}
+        for one in self._inside:
+            if one.first_offset < targets.get((one.topic, one.partition), 0):
+                held.setdefault(one.producer_id, []).append(one)
+        order = sorted(
+            held, key=lambda number: self._known[number].started_milliseconds if number in self._known else 0
+        )
+        return [_sentence(self._known.get(number), held[number]) for number in order]
+
+
+def _places(targets: Targets) -> dict[Place, int]:
+    return {(topic, int(number)): end for topic, of in targets.items() for number, end in of.items()}
+
+
+def _other_topic(place: Place, end: int, wanted: int) -> RefusedError:
+    return RefusedError(
+        f"{place[0]}-{place[1]} ends at offset {end} and has ended at {wanted} before: the topic was deleted and made "
+        "again, or has lost records; start over with what is in it now: clear the task"
+    )
+
+
+def _sentence(transaction: Transaction | None, parts: Sequence[Hanging]) -> str:
+    where = ", ".join(f"{one.topic}-{one.partition} from offset {one.first_offset}" for one in parts)
+    if transaction is not None:
+        age = transaction.age_seconds()
+        since = "just opened" if age is None else f"open for {age:.0f} s"
+        ends = f"it times out after {transaction.timeout_milliseconds / 1000:.0f} s"
+        return f"transactional id {transaction.transactional_id} ({since}, {transaction.state}; {ends}) holds {where}"
+    written = max(one.written_milliseconds for one in parts)
+    silent = f"has not written for {max(0.0, time.time() - written / 1000):.0f} s"
+    return (
+        f"producer id {parts[0].producer_id}, which {silent} and whose transactional id can't be seen, holds {where}: "
+        "it hangs (exactlyonce transactions hanging), or the Kafka user may not describe it"
+    )

@@ -1,0 +1,91 @@
+"""What an upgrade starts processes with, as operators and the command give it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.control.launching import Launch
+
+_CHECK_SECONDS: Final = 600.0
+_SHOWN_CHARACTERS: Final = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """How to reach the cluster, and how to start what needs Spark.
+
+    :param config: returns client configuration in librdkafka's names
+    :param launch: how spark-submit runs a file with arguments: the drivers, and the shadow run
+    :param driver_arguments: further arguments of the job
+    :param conf: Spark settings of the new version
+    :param tell: is told what is going on
+    """
+
+    config: Callable[[], Mapping[str, Any]]
+    launch: Callable[[str, Sequence[str]], Launch]
+    driver_arguments: Sequence[str] = ()
+    conf: Mapping[str, str] = field(default_factory=dict)
+    tell: Callable[[str], None] = lambda _: None
+
+
+def check_version(tools: Tools, application: str, pipeline: str, savepoint: Path) -> dict[str, Any]:
+    """Compare a version with a savepoint, in a process of its own; returns the answer of ``exactlyonce check``.
+
+    :param savepoint: its directory
+    :raises RefusedError: when the job can't be loaded or planned
+    :raises ExactlyOnceError: when the process failed
+    """
+    # Only what changes a plan: the rest may hold passwords, and a command line is seen by all.
+    asked = {name: value for name, value in tools.conf.items() if name.startswith("spark.sql.")}
+    conf = [part for name, value in asked.items() for part in ("--conf", f"{name}={value}")]
+    arguments = ["check", application, "--against", str(savepoint), "--pipeline", pipeline, "--json", *conf]
+    environment = {**os.environ, **tools.launch(application, []).environment}
+    done = subprocess.run(
+        [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", *arguments],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_CHECK_SECONDS,
+        check=False,
+    )
+    if done.returncode in (0, RefusedError.exit_code) and done.stdout.strip():
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+    said = done.stderr.strip()[-_SHOWN_CHARACTERS:]
+    if done.returncode == RefusedError.exit_code:
+        # The command's last line is the error's name, its message, and the command that prints its page.
+        last = said.splitlines()[-1] if said else f": {application} was refused"
+        raise RefusedError(last.partition(": ")[2].rpartition(" (exactlyonce help ")[0] or last)
+    raise ExactlyOnceError(f"the check of {application} ended with exit code {done.returncode}: {said}")
+
+
+def run_to_end(launch: Launch, log: Path) -> int:
+    """Run a program in a session of its own to its end; returns its exit code.
+
+    :param log: receives its output
+    """
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        done = subprocess.run(
+            list(launch.command),
+            env={**os.environ, **launch.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    finally:
+        os.close(descriptor)
+    return done.returncode

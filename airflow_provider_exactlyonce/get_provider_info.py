@@ -37,15 +37,15 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "triggers": [
             _modules(
-                "triggers.chatter",
                 "triggers.commit_gate",
                 "triggers.committed_ranges",
                 "triggers.driver",
                 "triggers.kafka_transactions",
-                "triggers.looking",
+                "triggers.log_throttle",
                 "triggers.pipeline",
                 "triggers.pipeline_state",
                 "triggers.polling",
+                "triggers.shared_poller",
                 "triggers.upgrade",
             )
         ],

@@ -39,9 +39,9 @@ from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
+from airflow_provider_exactlyonce.streaming.declaration import Pipeline
 from airflow_provider_exactlyonce.streaming.driver.driver import Driver
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
-from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
 
 PARTITIONS = 2
 SETTINGS = {

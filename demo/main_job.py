@@ -45,7 +45,7 @@ class DagResult:
 
     started: float
     gate_opened: float
-    restart_log: Sequence[Restart]
+    restarts: Sequence[Restart]
     labels: Sequence[str]
 
     @property

@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.ledger.home import never_started
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.ledger.records import CommitRecord
-    from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
+    from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
     from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 
 _SHOWN: Final = 100
@@ -37,7 +37,7 @@ def add_audit_sinks_parser(subparsers: Any) -> None:
     parser.set_defaults(func=_audit)
 
 
-def audit_sinks(job: Pipeline, config: Mapping[str, Any]) -> dict[str, list[str]]:
+def audit_sinks(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return what contradicts the pipeline's ledger, by sink.
 
     :param config: client configuration of the ledger's cluster in librdkafka's names

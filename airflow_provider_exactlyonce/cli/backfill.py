@@ -12,7 +12,7 @@ from typing import Any
 from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.backfill.application import application_of
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output
-from airflow_provider_exactlyonce.cli.output import pairs, print_answer
+from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments
 from airflow_provider_exactlyonce.control import progress
 from airflow_provider_exactlyonce.control.home import Home
@@ -24,6 +24,7 @@ from airflow_provider_exactlyonce.ledger.home import home_path
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from airflow_provider_exactlyonce.policies.termination import AVAILABLE
 from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.text_tables import pairs
 
 #: As :func:`airflow_provider_exactlyonce.cli.main.submit_command`.
 Submit = Callable[..., list[str]]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
-from airflow_provider_exactlyonce.cli.output import print_answer, table
+from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.state import state_of
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger import listing
 from airflow_provider_exactlyonce.ledger.reader import LedgerConnections, LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import RunRecord, backfilled
+from airflow_provider_exactlyonce.text_tables import table
 
 #: What a state is shown as when the home is not on this machine, or can't be read.
 _UNKNOWN = "unknown"

@@ -22,7 +22,7 @@ from airflow_provider_exactlyonce.cli.check import add_check_parser
 from airflow_provider_exactlyonce.cli.doctor import add_doctor_parser
 from airflow_provider_exactlyonce.cli.explain import add_explain_parser
 from airflow_provider_exactlyonce.cli.list_pipelines import add_list_parser
-from airflow_provider_exactlyonce.cli.output import pairs, print_answer, table
+from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.cli.rescale import add_rescale_parser
 from airflow_provider_exactlyonce.cli.restore import add_restore_parser
 from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments, add_savepoint_parser, with_action
@@ -43,6 +43,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, RunRecord, shown
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.driver import options
+from airflow_provider_exactlyonce.text_tables import pairs, table
 
 _RESTARTS_SHOWN: Final = 5
 

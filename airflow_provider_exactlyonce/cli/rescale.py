@@ -6,10 +6,11 @@ import argparse
 import sys
 from typing import Any
 
-from airflow_provider_exactlyonce.cli.output import pairs, print_answer
+from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments, home_of
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.streaming.replay.rescale import Rescaled, rescale
+from airflow_provider_exactlyonce.text_tables import pairs
 
 
 def add_rescale_parser(subparsers: Any) -> None:

@@ -13,12 +13,13 @@ from airflow_provider_exactlyonce.checkpoint import lineages, request
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint, encode
 from airflow_provider_exactlyonce.checkpoint.savepoints import DEFAULT_RETENTION, SavepointRetention, Savepoints
 from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
-from airflow_provider_exactlyonce.cli.output import pairs, print_answer
+from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger.home import home_path
+from airflow_provider_exactlyonce.text_tables import pairs
 
 _TAKE: Final = "take"
 _ACTIONS: Final = (_TAKE, "list", "show", "verify", "delete", "pin", "unpin", "clean-up")

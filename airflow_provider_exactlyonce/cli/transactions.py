@@ -11,9 +11,10 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
-from airflow_provider_exactlyonce.cli.output import pairs, print_answer, table
+from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import pipeline_of
+from airflow_provider_exactlyonce.text_tables import pairs, table
 from airflow_provider_exactlyonce.transactions.liveness import why_taken_for_alive
 
 if TYPE_CHECKING:

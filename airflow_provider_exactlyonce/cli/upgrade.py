@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.checkpoint.restore import check_restore
-from airflow_provider_exactlyonce.cli.output import pairs, print_answer
+from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments, home_of
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.text_tables import pairs
 from airflow_provider_exactlyonce.upgrade import shadow_run
 from airflow_provider_exactlyonce.upgrade.begin import begin_rollback, begin_upgrade, what_to_compare
 from airflow_provider_exactlyonce.upgrade.environment import Tools

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.state.base import Shape
 from airflow_provider_exactlyonce.state.ddl import parse
 from airflow_provider_exactlyonce.state.function import Context, KeyedProcessFunction
+from airflow_provider_exactlyonce.state.shape import Shape
 from airflow_provider_exactlyonce.state.value_states import AggregatingState
 
 

@@ -1,41 +1,16 @@
-"""What a state is declared with, and what the five kinds have in common."""
+"""What the five kinds of state have in common."""
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
 from datetime import timedelta
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, StateValueError
 from airflow_provider_exactlyonce.state import values
-from airflow_provider_exactlyonce.state.ddl import DataType, parse
+from airflow_provider_exactlyonce.state.shape import Shape
 from airflow_provider_exactlyonce.state.stores import Handle
-
-
-class Shape:
-    """How values of a type lie in the store: as rows, whose one field is called ``value`` unless fields were declared.
-
-    :param text: the type, in Spark's DDL
-    """
-
-    def __init__(self, text: str) -> None:
-        self.type: DataType = parse(text)
-        self.is_row = self.type.name == "STRUCT"
-        #: What the store is declared with.
-        self.ddl = text if self.is_row else f"value {text}"
-        self.fit = values.fit(self.type)
-        self.copies = values.is_mutable(self.type)
-        self._load = values.load(self.type)
-
-    def pack(self, value: Any) -> tuple[Any, ...]:
-        """Return a fitted value as a row."""
-        return cast("tuple[Any, ...]", value) if self.is_row else (value,)
-
-    def unpack(self, row: Any) -> Any:
-        """Return the value of a row."""
-        value = row if self.is_row else row[0]
-        return value if self._load is None else self._load(value)
 
 
 class State(ABC):

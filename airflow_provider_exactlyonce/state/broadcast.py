@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, StateValueError
 from airflow_provider_exactlyonce.state import values
-from airflow_provider_exactlyonce.state.base import Shape, State
+from airflow_provider_exactlyonce.state.base import State
 from airflow_provider_exactlyonce.state.ddl import parse
 from airflow_provider_exactlyonce.state.function import Context, KeyedProcessFunction, states_of
 from airflow_provider_exactlyonce.state.record import record_maker
+from airflow_provider_exactlyonce.state.shape import Shape
 from airflow_provider_exactlyonce.state.stores import Handle, ValueStore
 
 K = TypeVar("K")

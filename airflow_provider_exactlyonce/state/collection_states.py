@@ -8,7 +8,8 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from airflow_provider_exactlyonce.exceptions import StateValueError
 from airflow_provider_exactlyonce.state import values
-from airflow_provider_exactlyonce.state.base import Shape, State
+from airflow_provider_exactlyonce.state.base import State
+from airflow_provider_exactlyonce.state.shape import Shape
 from airflow_provider_exactlyonce.state.stores import Handle, ListStore, MapStore
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_exactlyonce.state.base import Shape
+from airflow_provider_exactlyonce.state.shape import Shape
 from airflow_provider_exactlyonce.state.stores import Row
 
 Key = tuple[Any, ...]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from airflow_provider_exactlyonce.state.base import Shape
+    from airflow_provider_exactlyonce.state.shape import Shape
 
 Row = tuple[Any, ...]
 

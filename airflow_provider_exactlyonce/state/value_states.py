@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import Any, Final, Generic, TypeVar, cast
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.state.base import Shape, State
+from airflow_provider_exactlyonce.state.base import State
+from airflow_provider_exactlyonce.state.shape import Shape
 from airflow_provider_exactlyonce.state.stores import Handle, ValueStore
 
 T = TypeVar("T")

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
     from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
+    from airflow_provider_exactlyonce.streaming.declaration import Pipeline, pipeline
     from airflow_provider_exactlyonce.streaming.job.checkpoint_config import (
         CheckpointConfig,
         CheckpointingMode,
         OnCancellation,
     )
     from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
-    from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline, pipeline
     from airflow_provider_exactlyonce.streaming.job.state_backend import StateBackend
     from airflow_provider_exactlyonce.streaming.keyed.connected_stream import ConnectedStream, connect
     from airflow_provider_exactlyonce.streaming.keyed.keyed_stream import KeyedStream, key_by, spread
     from airflow_provider_exactlyonce.streaming.sinks.files.file_table import FileTable
     from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileSink
-    from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import AvroFormat
+    from airflow_provider_exactlyonce.streaming.sinks.kafka.avro_format import AvroFormat
     from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
     from airflow_provider_exactlyonce.streaming.sinks.postgres.sink import PostgresSink
     from airflow_provider_exactlyonce.streaming.sinks.spi import Share, Sink
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "AvroFormat": "sinks.kafka.columns",
+    "AvroFormat": "sinks.kafka.avro_format",
     "CheckpointConfig": "job.checkpoint_config",
     "CheckpointingMode": "job.checkpoint_config",
     "ConnectedStream": "keyed.connected_stream",
@@ -65,9 +65,9 @@ _HOMES: Final = {
     "KafkaSink": "sinks.kafka.sink",
     "KafkaSource": "job.kafka_source",
     "KeyedStream": "keyed.keyed_stream",
-    "LedgerRetention": "job.pipeline",
+    "LedgerRetention": "job.definition",
     "OnCancellation": "job.checkpoint_config",
-    "Pipeline": "job.pipeline",
+    "Pipeline": "declaration",
     "PostgresSink": "sinks.postgres.sink",
     "SavepointRetention": "job.checkpoint_config",
     "Share": "sinks.spi",
@@ -78,7 +78,7 @@ _HOMES: Final = {
     "WriteAheadLogSink": "sinks.write_ahead_log.sink",
     "connect": "keyed.connected_stream",
     "key_by": "keyed.keyed_stream",
-    "pipeline": "job.pipeline",
+    "pipeline": "declaration",
     "spread": "keyed.keyed_stream",
 }
 

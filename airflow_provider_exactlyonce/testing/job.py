@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError
 from airflow_provider_exactlyonce.streaming.analysis import determinism
+from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
 from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
-from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
 from airflow_provider_exactlyonce.streaming.sinks.kafka import columns as kafka_columns
 from airflow_provider_exactlyonce.streaming.spark import typed_errors
 from airflow_provider_exactlyonce.testing import records
@@ -81,7 +81,7 @@ class JobBatch:
 
 
 def run_job(
-    pipeline: Pipeline,
+    pipeline: PipelineDefinition,
     batches: Sequence[BatchInput],
     spark: SparkSession,
     *,
@@ -116,7 +116,7 @@ class _Query:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: PipelineDefinition,
         given: Sequence[Mapping[str, Sequence[Given]]],
         spark: SparkSession,
         timeout_seconds: float,
@@ -218,7 +218,7 @@ class _Query:
         return found
 
 
-def _by_source(pipeline: Pipeline, batch: BatchInput) -> Mapping[str, Sequence[Given]]:
+def _by_source(pipeline: PipelineDefinition, batch: BatchInput) -> Mapping[str, Sequence[Given]]:
     names = list(pipeline.sources)
     if not isinstance(batch, Mapping):
         if len(names) != 1:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from airflow_provider_exactlyonce.kafka.wire import WireClient
-    from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
+    from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
     from airflow_provider_exactlyonce.streaming.replay.replay import Replay
 
 _WAIT_SECONDS: Final = 0.2
@@ -103,7 +103,7 @@ class Repeat:
     :param config: client configuration in librdkafka's names
     """
 
-    def __init__(self, home: Home, pipeline: Pipeline, config: Mapping[str, str], directory: Path) -> None:
+    def __init__(self, home: Home, pipeline: PipelineDefinition, config: Mapping[str, str], directory: Path) -> None:
         self._home: Final = home
         self._pipeline: Final = pipeline
         self._config: Final = dict(config)

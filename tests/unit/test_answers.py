@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from airflow_provider_exactlyonce.cli.output import pairs, print_answer, table
+from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.text_tables import pairs, table
 
 
 def test_people_get_lines_and_programs_get_json(capsys: pytest.CaptureFixture[str]) -> None:

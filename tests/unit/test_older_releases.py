@@ -372,15 +372,15 @@ def test_every_file_of_a_release_has_a_reader(release: Path) -> None:
 #: Where a document is written, by the part of the fixtures that has it; None where only the process that wrote it, or
 #: one that it has started, reads it.
 WRITTEN: Mapping[str, str | None] = {
-    "doctor.mending._identity": "home/home.json",
-    "streaming.replay.write_report": "replay.json",
-    "streaming.goal.begin": "goal-",
+    "doctor.repairs._identity": "home/home.json",
+    "streaming.replay.replay.write_report": "replay.json",
+    "streaming.driver.stop_condition.begin": "goal-",
     "backfill.progress.write": "steps.json",
-    "backfill.homes.adopt": "backfills/identity.json",
-    "backfill.homes.note_ledger": "backfills/ledger.json",
-    "backfill.homes.make": "backfills/identity.json",
-    "backfill.homes.begin": "resolved.json",
-    "backfill.homes.write_result": "result.json",
+    "backfill.workspace.adopt": "backfills/identity.json",
+    "backfill.workspace.note_ledger": "backfills/ledger.json",
+    "backfill.workspace.make": "backfills/identity.json",
+    "backfill.workspace.begin": "resolved.json",
+    "backfill.workspace.write_result": "result.json",
     "control.home.use": "current",
     "control.home.create": "home.json",
     "control.home.remember": "lineage.json",
@@ -391,7 +391,7 @@ WRITTEN: Mapping[str, str | None] = {
     "control.commands.answer_savepoint": ".done.json",
     "control.task_request.done": "task-",
     "control.status.write": "status.json",
-    "control.restarts._write": "restarts.json",
+    "control.restart_log._write": "restarts.json",
     "control.intent.write": "intent.json",
     "control.upgrade_plan.write": "upgrade.json",
     "control.stop_request._record": "stop-",
@@ -451,13 +451,13 @@ def has_fixture(part: str | None) -> bool:
 
 
 def test_every_place_that_writes_a_document_has_a_fixture_of_it() -> None:
-    found = {place for place, _ in calls("documents.write")}
+    found = {place for place, _ in calls("json_store.write")}
     assert found == set(WRITTEN), "add what it writes to tests/releases, and to KINDS and WRITTEN"
     assert all(map(has_fixture, WRITTEN.values()))
 
 
 def test_every_class_that_is_read_from_what_was_stored_has_a_fixture() -> None:
-    read = [call.args[0] for _, call in calls("codec.load")] + [call.args[1] for _, call in calls("documents.load")]
+    read = [call.args[0] for _, call in calls("codec.load")] + [call.args[1] for _, call in calls("json_store.load")]
     names = {ast.unparse(one) for one in read} - {"kind", "cls"}
     assert names <= set(LOADED), "add what it is read from to tests/releases, and to KINDS and LOADED"
     assert all(map(has_fixture, LOADED.values()))

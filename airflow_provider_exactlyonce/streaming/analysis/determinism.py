@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.streaming.analysis.logical_plans import elements, text, tree
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import text
+from airflow_provider_exactlyonce.streaming.spark.jvm import elements, tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.ledger.records import LateRows
-from airflow_provider_exactlyonce.streaming.analysis.logical_plans import tree
+from airflow_provider_exactlyonce.streaming.spark.jvm import tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

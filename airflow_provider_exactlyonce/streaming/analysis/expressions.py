@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.streaming.analysis.logical_plans import elements, tree
+from airflow_provider_exactlyonce.streaming.spark.jvm import elements, tree
 
 _INFIX: Final = {
     "Add": "+",

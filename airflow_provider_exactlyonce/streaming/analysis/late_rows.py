@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import LateRowsError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import LateRows
-from airflow_provider_exactlyonce.streaming.analysis.logical_plans import elements, text
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import text
+from airflow_provider_exactlyonce.streaming.spark.jvm import elements
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming.job.kafka_source import topic_of_mark
+from airflow_provider_exactlyonce.streaming.analysis.source_mark import topic_of_mark
+from airflow_provider_exactlyonce.streaming.spark.jvm import elements, tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -87,19 +88,6 @@ def runs_python(frame: DataFrame) -> bool:
         for plan in tree(frame._jdf.queryExecution().analyzed())
         for part in (plan, *(one for expression in elements(plan.expressions()) for one in tree(expression)))
     )
-
-
-def tree(node: Any) -> Iterator[Any]:
-    """Yield a plan or an expression and all below it."""
-    yield node
-    for child in elements(node.children()):
-        yield from tree(child)
-
-
-def elements(sequence: Any) -> Iterator[Any]:
-    """Yield what a Scala sequence holds."""
-    for index in range(sequence.size()):
-        yield sequence.apply(index)
 
 
 def text(node: Any) -> str:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.checkpoint.plan import OperatorPlan, Plan, SourcePlan, Watermark
 from airflow_provider_exactlyonce.streaming.analysis.expressions import Expressions, simple_name
-from airflow_provider_exactlyonce.streaming.analysis.logical_plans import elements
-from airflow_provider_exactlyonce.streaming.job.kafka_source import topic_of_mark
+from airflow_provider_exactlyonce.streaming.analysis.source_mark import topic_of_mark
+from airflow_provider_exactlyonce.streaming.spark.jvm import elements
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -49,24 +49,25 @@ from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
 from airflow_provider_exactlyonce.streaming.analysis import determinism, feedback
 from airflow_provider_exactlyonce.streaming.analysis.executed_batch import ExecutedBatch
 from airflow_provider_exactlyonce.streaming.analysis.late_rows import LateRowsPolicy
-from airflow_provider_exactlyonce.streaming.analysis.logical_plans import check_sources, tree
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import check_sources
+from airflow_provider_exactlyonce.streaming.analysis.source_mark import topic_of_mark
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids
 from airflow_provider_exactlyonce.streaming.driver.driver import Driver, sequencer_endpoint
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
-from airflow_provider_exactlyonce.streaming.job.kafka_source import topic_of_mark
 from airflow_provider_exactlyonce.streaming.replay.backfill_batches import BackfillBatches
 from airflow_provider_exactlyonce.streaming.replay.backfill_steps import BackfillSteps
 from airflow_provider_exactlyonce.streaming.replay.replay import OneStartPerBatchError
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
+from airflow_provider_exactlyonce.streaming.spark.jvm import tree
 from airflow_provider_exactlyonce.streaming.spark.steering import missing_part, wait_until_gone
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
+    from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
 
 log = logging.getLogger("exactlyonce")
 
@@ -77,7 +78,7 @@ _KEEP_ALL: Final = LedgerRetention(commits=10**12)
 class BackfillDriver(Driver):
     """Runs one backfill; :meth:`run` is called once."""
 
-    def __init__(self, pipeline: Pipeline, options: DriverOptions) -> None:
+    def __init__(self, pipeline: PipelineDefinition, options: DriverOptions) -> None:
         super().__init__(pipeline, replace(options, until="available"))
         self._report.tell(pipeline=backfill_pipeline(pipeline.name))
         self._asked: Final = workspace.asked_of(options.home)
@@ -398,7 +399,7 @@ class BackfillDriver(Driver):
             )
 
 
-def _sink(pipeline: Pipeline, request: BackfillRequest) -> KafkaSink:
+def _sink(pipeline: PipelineDefinition, request: BackfillRequest) -> KafkaSink:
     """Return where the rows go; offsets of a consumer group follow the pipeline's alone.
 
     :raises RefusedError: when the pipeline has sinks that a backfill can't serve
@@ -421,7 +422,7 @@ def _sink(pipeline: Pipeline, request: BackfillRequest) -> KafkaSink:
     return other
 
 
-def _late(pipeline: Pipeline, sink: KafkaSink) -> LateRowsPolicy:
+def _late(pipeline: PipelineDefinition, sink: KafkaSink) -> LateRowsPolicy:
     """Return what becomes of late rows: those that go to a topic stand beside the backfill's rows."""
     declared = pipeline.late_rows
     if declared.topic is None or sink.topic == pipeline.kafka_sink("a backfill").topic:

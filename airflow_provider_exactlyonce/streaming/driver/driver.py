@@ -6,13 +6,12 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
@@ -44,12 +43,11 @@ from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks,
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.commit.sink_group import OtherSinks
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids, first_repeated, reconcile
-from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions, parse_arguments
+from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from airflow_provider_exactlyonce.streaming.driver.savepoint_service import SavepointService
 from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
 from airflow_provider_exactlyonce.streaming.driver.stop_condition import Goal
 from airflow_provider_exactlyonce.streaming.job import driver_log, guarantees, mistakes
-from airflow_provider_exactlyonce.streaming.job import process as job_process
 from airflow_provider_exactlyonce.streaming.job.checkpoint_config import CheckpointingMode, OnCancellation, Pause
 from airflow_provider_exactlyonce.streaming.job.guarantees import Plan
 from airflow_provider_exactlyonce.streaming.replay import owed_batch
@@ -71,7 +69,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
+    from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
 
 log = logging.getLogger("exactlyonce")
 
@@ -83,22 +81,6 @@ SINKS: Final[Mapping[CheckpointingMode, Callable[..., KafkaTransaction]]] = {
     CheckpointingMode.AT_MOST_ONCE: KafkaAtMostOnce,
 }
 _LOG_UPDATE_CONFLICT: Final = "CONCURRENT_STREAM_LOG_UPDATE"
-
-
-def main(pipeline: Pipeline, arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a pipeline and exit with the code of what happened; see :mod:`airflow_provider_exactlyonce.exceptions`."""
-    job_process.driver_begins()
-    driver_log.configure()
-    try:
-        options = parse_arguments(pipeline.name, arguments)
-    except RefusedError as error:
-        log.error("RefusedError: %s", error)
-        sys.exit(error.exit_code)
-    if options.backfill:
-        from airflow_provider_exactlyonce.streaming.driver.backfill_driver import BackfillDriver
-
-        sys.exit(BackfillDriver(pipeline, options).run())
-    sys.exit(Driver(pipeline, options).run())
 
 
 class Batches(Protocol):
@@ -116,7 +98,7 @@ class Batches(Protocol):
 class Driver:
     """Runs one pipeline; :meth:`run` is called once."""
 
-    def __init__(self, pipeline: Pipeline, options: DriverOptions) -> None:
+    def __init__(self, pipeline: PipelineDefinition, options: DriverOptions) -> None:
         self._pipeline: Final = pipeline
         self._options: Final = options
         self._report: Final = DriverReport(options.home, options.token, pipeline.name)

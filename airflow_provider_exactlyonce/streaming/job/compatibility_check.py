@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
 from airflow_provider_exactlyonce.checkpoint.versions import Report, Version
 from airflow_provider_exactlyonce.streaming.analysis.planned_state import PlanRefusedError, stateful_operators
 from airflow_provider_exactlyonce.streaming.job import loader
-from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
+from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,7 +23,11 @@ _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 
 def check_compatibility(
-    job: Pipeline, savepoint: Savepoint, checkpoint: Path, spark: SparkSession, asked: Mapping[str, str] | None = None
+    job: PipelineDefinition,
+    savepoint: Savepoint,
+    checkpoint: Path,
+    spark: SparkSession,
+    asked: Mapping[str, str] | None = None,
 ) -> Report:
     """Tell whether a job can go on from a savepoint.
 
@@ -57,7 +61,7 @@ def check_compatibility(
 
 
 def _planned(
-    job: Pipeline, result: DataFrame, conf: Mapping[str, str], file: str
+    job: PipelineDefinition, result: DataFrame, conf: Mapping[str, str], file: str
 ) -> tuple[tuple[StatefulOperator, ...] | None, str | None]:
     """Return the operators with state, or why Spark would not plan them."""
     try:

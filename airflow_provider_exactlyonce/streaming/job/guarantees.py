@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.cli.output import pairs, table
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.analysis import feedback
 from airflow_provider_exactlyonce.streaming.analysis.logical_plans import Stream, undeclared_streams
@@ -25,12 +24,13 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
     WRITE_AHEAD_LOG_ASKED,
     Sink,
 )
+from airflow_provider_exactlyonce.text_tables import pairs, table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
     from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
-    from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
 
 #: What is left when some records may be lost and others doubled.
 NO_GUARANTEE: Final = "none"
@@ -209,7 +209,7 @@ class Plan:
         return "\n\n".join(filter(None, lines))
 
 
-def examine(pipeline: Pipeline, result: DataFrame, unsure: Sequence[str], asked: Mapping[str, str]) -> Plan:
+def examine(pipeline: PipelineDefinition, result: DataFrame, unsure: Sequence[str], asked: Mapping[str, str]) -> Plan:
     """Return what a pipeline's links give.
 
     :param result: the stream that goes to the sinks, or the one for planning only
@@ -266,7 +266,7 @@ def _undeclared(stream: Stream) -> Link:
     return Link(link="source", name=stream.source, reason=reason, replayable=False, checkpointed=False, loses=True)
 
 
-def _engine(pipeline: Pipeline, unsure: Sequence[str], asked: Mapping[str, str]) -> Link:
+def _engine(pipeline: PipelineDefinition, unsure: Sequence[str], asked: Mapping[str, str]) -> Link:
     name = "Spark micro-batches"
     options = [one for source in pipeline.sources.values() for one in source.options.items()]
     for setting, value in (*asked.items(), *options):
@@ -288,7 +288,7 @@ def _engine(pipeline: Pipeline, unsure: Sequence[str], asked: Mapping[str, str])
     return Link(link="engine", name=name, reason=reason, checkpointed=True)
 
 
-def _sinks(pipeline: Pipeline) -> Iterator[Link]:
+def _sinks(pipeline: PipelineDefinition) -> Iterator[Link]:
     if pipeline.sink is not None:
         name = f"kafka {', '.join(pipeline.sink.topics) or 'by row'}"
         if pipeline.mode is CheckpointingMode.EXACTLY_ONCE:

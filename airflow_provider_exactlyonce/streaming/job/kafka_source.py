@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.exceptions import BadRecordError, RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka.config import for_spark
 from airflow_provider_exactlyonce.state import ddl
+from airflow_provider_exactlyonce.streaming.analysis.source_mark import mark
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import CLOSE, OPEN
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ _PARSED: Final = "_exactlyonce_parsed"
 _WIDE_SCALE: Final = 18
 
 _STARTS: Final = ("earliest", "latest")
-_MARK: Final = "exactlyonce source "
 _HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 #: What Spark's source gives.
 _KAFKA_COLUMNS: Final = (
@@ -118,7 +118,7 @@ class KafkaSource:
         :param records: a frame of :attr:`columns`
         :param leave_out_bad: leave out records that do not fit, instead of raising
         """
-        return self._marked(self.fitted(records, leave_out_bad=leave_out_bad))
+        return mark(self.fitted(records, leave_out_bad=leave_out_bad), self.topic)
 
     def stand_in(self, spark: SparkSession) -> DataFrame:
         """Return a stream of the same columns for planning only: without Spark's connector, a broker, or records."""
@@ -126,11 +126,8 @@ class KafkaSource:
         if self.offset_column is not None:
             schema += f", `{self.offset_column}` BIGINT"
         # A path with a wildcard need not exist.
-        return self._marked(spark.readStream.format("parquet").schema(schema).load("/exactlyonce/planning/only/*"))
-
-    def _marked(self, records: DataFrame) -> DataFrame:
-        """Mark where the source ends in a plan and the user's function begins."""
-        return records.alias(f"{_MARK}{self.topic}")
+        stream = spark.readStream.format("parquet").schema(schema).load("/exactlyonce/planning/only/*")
+        return mark(stream, self.topic)
 
     def bad_records(
         self, spark: SparkSession, config: Mapping[str, str], ranges: Mapping[int, tuple[int, int]]
@@ -237,15 +234,6 @@ class KafkaSource:
         if not isinstance(schema, StructType):
             raise RefusedError(f"schema of KafkaSource({self.topic!r}): {self.schema!r} names no fields")
         return schema
-
-
-def topic_of_mark(plan: Any, name: str) -> str | None:
-    """Return the topic whose source a plan node marks the end of, None for any other node.
-
-    :param name: the simple name of the node's class
-    """
-    alias = str(plan.alias()) if name == "SubqueryAlias" else ""
-    return alias.removeprefix(_MARK) if alias.startswith(_MARK) else None
 
 
 def _reading_schema(schema: StructType) -> StructType:

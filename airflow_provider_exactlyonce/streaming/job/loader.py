@@ -12,13 +12,13 @@ from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.streaming.job import job_file
+from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
 from airflow_provider_exactlyonce.streaming.job.mistakes import first_line, place
-from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
 
 _MODULE: Final = "exactlyonce_job"
 
 
-def load(job: str, name: str | None = None) -> Pipeline:
+def load(job: str, name: str | None = None) -> PipelineDefinition:
     """Return the pipeline that a file declares.
 
     :param job: the file
@@ -28,7 +28,7 @@ def load(job: str, name: str | None = None) -> Pipeline:
     file = Path(job).resolve()
     if not file.is_file():
         raise RefusedError(f"there is no job file {job!r}")
-    found = {one.name: one for one in vars(_module(file)).values() if isinstance(one, Pipeline)}
+    found = {one.name: one for one in vars(_module(file)).values() if isinstance(one, PipelineDefinition)}
     if name in found:
         return found[name]
     if len(found) == 1:

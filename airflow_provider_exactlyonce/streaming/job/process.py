@@ -128,9 +128,9 @@ def _not_run(job: str, names: Mapping[str, Any]) -> RefusedError:
 
 def _pipelines(names: Mapping[str, Any]) -> dict[str, str]:
     """Return {variable: pipeline's name} of a module."""
-    from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
+    from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
 
-    return {variable: one.name for variable, one in names.items() if isinstance(one, Pipeline)}
+    return {variable: one.name for variable, one in names.items() if isinstance(one, PipelineDefinition)}
 
 
 def _say(error: ExactlyOnceError) -> None:

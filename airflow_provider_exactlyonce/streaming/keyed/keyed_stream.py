@@ -14,7 +14,6 @@ from pyspark.sql.types import ArrayType, MapType, Row, StructType, TimestampType
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.state import values
 from airflow_provider_exactlyonce.state.aggregation import Aggregation, function_of
-from airflow_provider_exactlyonce.state.base import Shape
 from airflow_provider_exactlyonce.state.broadcast import COPY
 from airflow_provider_exactlyonce.state.function import (
     KeyedProcessFunction,
@@ -25,6 +24,7 @@ from airflow_provider_exactlyonce.state.function import (
 )
 from airflow_provider_exactlyonce.state.operator import KeyedOperator
 from airflow_provider_exactlyonce.state.record import record_maker
+from airflow_provider_exactlyonce.state.shape import Shape
 from airflow_provider_exactlyonce.streaming.keyed import partial_aggregation
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
 

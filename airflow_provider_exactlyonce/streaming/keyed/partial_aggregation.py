@@ -12,8 +12,8 @@ from pyspark.sql.types import StructField, StructType
 from airflow_provider_exactlyonce.exceptions import StateValueError
 from airflow_provider_exactlyonce.state import values
 from airflow_provider_exactlyonce.state.aggregation import Aggregation
-from airflow_provider_exactlyonce.state.base import Shape
 from airflow_provider_exactlyonce.state.record import record_maker
+from airflow_provider_exactlyonce.state.shape import Shape
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
 
 if TYPE_CHECKING:

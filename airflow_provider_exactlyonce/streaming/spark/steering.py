@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.streaming.analysis.logical_plans import elements
+from airflow_provider_exactlyonce.streaming.spark.jvm import elements
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, StateBackend, pipeline
-from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
+from airflow_provider_exactlyonce.streaming.declaration import Pipeline
 
 SCHEMA = "id BIGINT, k STRING, j STRING, t BIGINT, u BIGINT, a BIGINT, b BIGINT"
 AVRO = {"spark.sql.streaming.stateStore.encodingFormat": "avro"}

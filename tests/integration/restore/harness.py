@@ -19,9 +19,9 @@ from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.streaming.declaration import Pipeline
 from airflow_provider_exactlyonce.streaming.driver.driver import Driver
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
-from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
 from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Input, Shape, declare
 from tests.integration.streaming.harness import read_committed
 

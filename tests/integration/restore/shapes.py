@@ -35,7 +35,7 @@ from airflow_provider_exactlyonce.streaming import (
     pipeline,
     spread,
 )
-from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
+from airflow_provider_exactlyonce.streaming.declaration import Pipeline
 
 SCHEMA = "id BIGINT NOT NULL, k STRING NOT NULL, t BIGINT NOT NULL"
 ROWS_A_BATCH = 40

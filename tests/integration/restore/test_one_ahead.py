@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control.status import Status
 from airflow_provider_exactlyonce.exceptions import DivergedError
 from airflow_provider_exactlyonce.streaming.commit import sink_group
-from airflow_provider_exactlyonce.streaming.job.pipeline import Pipeline
+from airflow_provider_exactlyonce.streaming.declaration import Pipeline
 from airflow_provider_exactlyonce.streaming.sinks.spi import Share
 from dags.jobs.own_sink import SqliteSink
 from tests.integration.restore.harness import Bench, Case

@@ -41,7 +41,7 @@ from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
-from airflow_provider_exactlyonce.streaming.job.pipeline import pipeline
+from airflow_provider_exactlyonce.streaming.declaration import pipeline
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.settings import ARROW_BYTES, DEFAULTS, SequencerEndpoint
 

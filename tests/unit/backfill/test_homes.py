@@ -26,9 +26,9 @@ from tests.waiting import HANG_SECONDS
 COMMIT = commit(1, at(0), at(10))
 HOLD = """
 import sys, time
-from airflow_provider_exactlyonce.backfill import homes
+from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.control.home import Home
-with homes.turn(Home(sys.argv[1]), lambda: None):
+with workspace.turn(Home(sys.argv[1]), lambda: None):
     print("has it", flush=True)
     time.sleep(60)
 """

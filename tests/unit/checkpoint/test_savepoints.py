@@ -132,8 +132,8 @@ def test_immutable_files_that_a_savepoint_has_summed_are_not_read_again(
 ) -> None:
     store.take(made, 1, crafted.record(1), JOB)
     read: list[str] = []
-    original = module.sums.read
-    monkeypatch.setattr(module.sums, "read", lambda file, *like: read.append(file.name) or original(file, *like))
+    original = module.checksums.read
+    monkeypatch.setattr(module.checksums, "read", lambda file, *like: read.append(file.name) or original(file, *like))
     store.take(made, 2, crafted.record(2), JOB)
     tables = [name for name in read if name.endswith(".sst")]
     assert sorted(name[:6] for name in tables) == ["000002", "000002"]
@@ -145,8 +145,8 @@ def test_of_files_without_another_checksum_older_savepoints_are_asked_too(
     store.take(made, 1, crafted.record(1, commit=2), JOB)
     store.take(made, 0, crafted.record(0, commit=9), JOB)  # as after a restore: the newest lacks what an older one has
     read: list[str] = []
-    original = module.sums.read
-    monkeypatch.setattr(module.sums, "read", lambda file, *like: read.append(file.name) or original(file, *like))
+    original = module.checksums.read
+    monkeypatch.setattr(module.checksums, "read", lambda file, *like: read.append(file.name) or original(file, *like))
     taken = store.take(made, 2, crafted.record(2, commit=10), JOB)
     assert sorted(name[:6] for name in read if name.endswith(".sst")) == ["000002", "000002"]
     assert store.verify(taken.id) == []
@@ -164,7 +164,7 @@ def test_without_hard_links_files_are_copied(
         raise OSError(storage.errno.EPERM, "no hard links here")
 
     monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(module.documents, "_create", os.replace)
+    monkeypatch.setattr(module.json_store, "_create", os.replace)
     copied = store.take(made, 2, crafted.record(2), JOB)
     assert not (store.checkpoint(copied.id).path / relative).samefile(table)
     assert store.verify(copied.id) == []

@@ -390,7 +390,7 @@ def test_encoding_imports_no_pandas() -> None:
     """It would cost every driver's first batch a second of CPU per worker."""
     program = (
         "import sys, pyarrow as pa;"
-        "from airflow_provider_exactlyonce.streaming.sinks import kafka_routing as r, kafka_writer as w;"
+        "from airflow_provider_exactlyonce.streaming.commit import topic_routing as r, write_stage as w;"
         "keys = pa.BinaryArray.from_buffers(pa.binary(), 2, [pa.py_buffer(bytes([1])),"
         " pa.py_buffer((0).to_bytes(4, 'little') + (1).to_bytes(4, 'little') * 2), pa.py_buffer(b'k')]);"
         "digests = pa.Int64Array.from_buffers(pa.int64(), 2, [None, pa.py_buffer(bytes(16))]);"

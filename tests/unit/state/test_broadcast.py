@@ -16,8 +16,8 @@ from airflow_provider_exactlyonce.state import (
     Context,
     ValueState,
 )
-from airflow_provider_exactlyonce.state.base import Shape
 from airflow_provider_exactlyonce.state.memory import Memory, MemoryValueStore
+from airflow_provider_exactlyonce.state.shape import Shape
 
 
 class Limits(BroadcastProcessFunction[Any, Any, Any]):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.digest import BACKFILL_HEADER
+from airflow_provider_exactlyonce.streaming.sinks.kafka.avro_format import AvroFormat
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -27,32 +27,6 @@ _ROUTING_TYPES: Final[Mapping[str, frozenset[str]]] = {
 #: At most this many bytes of a record batch of one record are neither key nor value nor a header's content.
 _OVERHEAD_BYTES: Final = 61 + 40
 _HEADER_OVERHEAD_BYTES: Final = 10
-_MAGIC_BYTE: Final = 0
-
-
-@dataclass(frozen=True)
-class AvroFormat:
-    """Values as Avro in the wire format of schema registries: a zero byte, the schema's id, the Avro binary.
-
-    The job needs Spark's ``spark-avro`` package; ``exactlyonce run`` brings it.
-
-    :param schema: the Avro schema, JSON; the result's columns are matched with its fields by name
-    :param schema_id: the id that the registry has given to the schema
-    """
-
-    schema: str
-    schema_id: int
-
-    def encode(self, value: Column) -> Column:
-        """Return the value's bytes.
-
-        :param value: a struct
-        """
-        from pyspark.sql import functions as F
-        from pyspark.sql.avro.functions import to_avro
-
-        prefix = bytes([_MAGIC_BYTE]) + self.schema_id.to_bytes(4, "big")
-        return F.concat(F.lit(prefix), to_avro(value, self.schema))
 
 
 def encode(

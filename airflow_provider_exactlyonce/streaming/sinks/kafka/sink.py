@@ -6,8 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.compression import Compression
-from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
-from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import AvroFormat
+from airflow_provider_exactlyonce.streaming.sinks.kafka.avro_format import AvroFormat
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class KafkaSink:
                 raise RefusedError(f"KafkaSink({name}={value!r}): a name, or None")
         if self.topic is None and self.topic_column is None:
             raise RefusedError("KafkaSink needs a topic, or a topic_column")
-        if not (self.value_format in (None, "json", "raw") or isinstance(self.value_format, columns.AvroFormat)):
+        if not (self.value_format in (None, "json", "raw") or isinstance(self.value_format, AvroFormat)):
             raise RefusedError(f"KafkaSink(value_format={self.value_format!r}): 'json', 'raw' or an AvroFormat")
         if self.bad_records not in ("stop", "topic"):
             raise RefusedError(f"KafkaSink(bad_records={self.bad_records!r}): 'stop' or 'topic'")

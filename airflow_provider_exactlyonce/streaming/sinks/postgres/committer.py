@@ -43,7 +43,7 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_exactlyonce.streaming.sinks.postgres.sink import PostgresSink
+    from airflow_provider_exactlyonce.streaming.sinks.postgres.declaration import PostgresDeclaration
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class PostgresCommitter(SinkCommitter):
     """
 
     def __init__(
-        self, sink: PostgresSink, context: SinkContext, *, patience_seconds: float = _PATIENCE_SECONDS
+        self, sink: PostgresDeclaration, context: SinkContext, *, patience_seconds: float = _PATIENCE_SECONDS
     ) -> None:
         self._sink: Final = sink
         self._key: Final = (context.pipeline, sink.name)

@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_provider_exactlyonce.streaming.sinks.upsert.sink import UpsertSink
+    from airflow_provider_exactlyonce.streaming.sinks.upsert.declaration import UpsertDeclaration
 
 _METADATA: Final = sa.MetaData()
 CLAIMS: Final = sa.Table(
@@ -119,7 +119,7 @@ class UpsertCommitter(SinkCommitter):
     :raises BatchFailedError: when the database does not answer
     """
 
-    def __init__(self, sink: UpsertSink, context: SinkContext) -> None:
+    def __init__(self, sink: UpsertDeclaration, context: SinkContext) -> None:
         self._sink: Final = sink
         self._key: Final = {"pipeline": context.pipeline, "sink": sink.name}
         self._run = 0

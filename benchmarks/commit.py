@@ -26,7 +26,7 @@ from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.ledger.records import SinkRange
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
-from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
@@ -38,7 +38,7 @@ PIPELINE = "bench-commit"
 WARM_UP = 50
 
 
-class OneRow(KafkaTransaction):
+class OneRow(BatchTransaction):
     """The sink with one row in place of what tasks write; the frame is its number."""
 
     def write(self, frame: int) -> None:  # type: ignore[override]

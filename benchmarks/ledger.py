@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.kafka.transaction import TransactionSession, a
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, RunRecord, SinkRange
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Place, SinkRange
 
 PIPELINE = "bench"
 CHUNK = 20_000
@@ -47,7 +47,7 @@ class Filler:
         """Start a run."""
         self.session.initialise()
         self.session.begin()
-        claim = RunRecord(
+        claim = ClaimRecord(
             pipeline=PIPELINE,
             run=self.place.run + 1,
             host="localhost",

@@ -31,7 +31,7 @@ from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
-from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
@@ -230,7 +230,7 @@ class Bench:
         reader = self.spark.readStream.schema("key STRING, value STRING, batch INT")
         return reader.parquet(str(directory)).select(*columns)
 
-    def _start(self, case: Case, folder: Path, variant: str, topic: str, sink: KafkaTransaction) -> StreamingQuery:
+    def _start(self, case: Case, folder: Path, variant: str, topic: str, sink: BatchTransaction) -> StreamingQuery:
         frame, checkpoint = self._stream(case, folder, variant), folder / f"checkpoint-{variant}"
         if variant == OURS:
             writer = sink.prepare(frame).writeStream.foreachBatch(self._coordinator(sink, checkpoint).process)
@@ -243,13 +243,13 @@ class Bench:
         options |= {"kafka.compression.type": case.codec, **(TUNED if tuned else {})}
         return writer.format("kafka").options(**options)
 
-    def _sink(self, case: Case, name: str, topic: str, folder: Path) -> tuple[Run, KafkaTransaction]:
+    def _sink(self, case: Case, name: str, topic: str, folder: Path) -> tuple[Run, BatchTransaction]:
         run = Run(
             Home(folder / "home"),
             name,
             RunOptions(config=self.config, token=name, version="bench", transaction_timeout_milliseconds=300_000),
         )
-        sink = KafkaTransaction(
+        sink = BatchTransaction(
             KafkaSink(topic, **sink_options(case)),
             run,
             targets=preflight.check_topics(run.client, sinks=[topic]),
@@ -260,7 +260,7 @@ class Bench:
         self.lineage = run.lineage.id
         return run, sink
 
-    def _coordinator(self, sink: KafkaTransaction, checkpoint: Path) -> CommitCoordinator:
+    def _coordinator(self, sink: BatchTransaction, checkpoint: Path) -> CommitCoordinator:
         def plan(number: int) -> Batch:
             offsets = Checkpoint(checkpoint).offsets(number)
             assert offsets is not None

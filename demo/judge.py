@@ -14,7 +14,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Final
 
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Record, RunRecord
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Record
 from demo.history import SOURCE_TOPIC, Event, Expectation, History, Update
 from demo.purchases import Purchase, totals
 
@@ -167,7 +167,7 @@ def ledger_problems(
     commits = [record for record in records if isinstance(record, CommitRecord)]
     return [
         *_numbers("commit", [commit.commit for commit in commits]),
-        *_numbers("run", list(dict.fromkeys(record.run for record in records if isinstance(record, RunRecord)))),
+        *_numbers("run", list(dict.fromkeys(record.run for record in records if isinstance(record, ClaimRecord)))),
         *_tiling(commits, source_ends),
         *_deliveries(commits, events, updates, sink_topic),
     ]

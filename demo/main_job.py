@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.restart_log import Restart
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Record, RunRecord, ledger_topic
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Record, ledger_topic
 from demo import processes, topics
 from demo.dag_run import DAGS
 from demo.history import SOURCE_TOPIC, History, Kill, batches_of, read_updates
@@ -187,7 +187,7 @@ def history(config: Mapping[str, Any], result: DagResult) -> tuple[History, list
     """
     with LedgerReader({**config, **topics.QUIET}, PIPELINE) as reader:
         records = [record for _, record in reader.records()]
-    claims = {record.run: record.claimed / 1000 for record in reversed(records) if isinstance(record, RunRecord)}
+    claims = {record.run: record.claimed / 1000 for record in reversed(records) if isinstance(record, ClaimRecord)}
     launches = {1: result.started, **{entry.run + 1: entry.relaunched for entry in result.restarts if entry.relaunched}}
     return History(
         batches=batches_of(record for record in records if isinstance(record, CommitRecord)),

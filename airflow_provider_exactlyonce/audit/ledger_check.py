@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from airflow_provider_exactlyonce.audit.findings import Violation
 from airflow_provider_exactlyonce.kafka.digest import MODULUS
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Record, RunRecord, SourceRanges
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Record, SourceRanges
 
 #: (topic, partition)
 Place = tuple[str, int]
@@ -53,12 +53,12 @@ class LedgerCheck:
 
     def add(self, offset: int, record: Record) -> None:
         """Look at the next record."""
-        if isinstance(record, RunRecord):
+        if isinstance(record, ClaimRecord):
             self._add_claim(offset, record)
         elif record.commit >= self.oldest:
             self._add_commit(offset, record)
 
-    def _add_claim(self, offset: int, claim: RunRecord) -> None:
+    def _add_claim(self, offset: int, claim: ClaimRecord) -> None:
         if claim.run < self._run:
             self._say("I5", self.last, f"run {claim.run} claimed the pipeline after run {self._run} had")
         if self._before is not None and claim.base_commit != self.last:

@@ -14,7 +14,7 @@ from typing import Any
 from airflow_provider_exactlyonce.backfill import progress, results, workspace
 from airflow_provider_exactlyonce.backfill.progress import Done
 from airflow_provider_exactlyonce.backfill.resolve import Resolver
-from airflow_provider_exactlyonce.backfill.workspace import Asked, Begun
+from airflow_provider_exactlyonce.backfill.workspace import Begun, SavedRequest
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control.home import Home
@@ -71,7 +71,7 @@ def begin(home: Home, config: Mapping[str, Any], version: str, topics: Sequence[
     return Start(begun=known, done=done)
 
 
-def _check_ledger(home: Home, asked: Asked, config: Mapping[str, Any]) -> None:
+def _check_ledger(home: Home, asked: SavedRequest, config: Mapping[str, Any]) -> None:
     """Check that the ledger of backfills is the one that this home belongs to.
 
     :raises RefusedError: when it is another one, or has lost records

@@ -40,7 +40,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class PlanInputs:
     """What besides the range decides the batches.
 
     :param limits: {topic: records a batch}, for batches that no commit gives
@@ -53,7 +53,7 @@ class Terms:
     limits: Mapping[str, int]
 
 
-def plan(resolved: Resolved, terms: Terms, commits: Iterable[CommitRecord]) -> list[Step]:
+def plan(resolved: Resolved, terms: PlanInputs, commits: Iterable[CommitRecord]) -> list[Step]:
     """Return the batches in their order.
 
     :param commits: what the ledger has after ``resolved.base_commit``, oldest first; none are needed with empty state
@@ -93,7 +93,7 @@ def _known(resolved: Resolved, commits: Iterable[CommitRecord]) -> Iterator[Comm
 class _Planner:
     """Makes one plan."""
 
-    def __init__(self, resolved: Resolved, terms: Terms) -> None:
+    def __init__(self, resolved: Resolved, terms: PlanInputs) -> None:
         self.steps: list[Step] = []
         self._resolved = resolved
         self._terms = terms

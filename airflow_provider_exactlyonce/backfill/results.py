@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.backfill.resolve import Positions, Resolved, S
 from airflow_provider_exactlyonce.backfill.workspace import Begun
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord, backfill_pipeline
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, backfill_pipeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +85,10 @@ def written_of(config: Mapping[str, Any], pipeline: str, name: str) -> Written:
         if reader.tail() is None:
             return Written()
         own: list[CommitRecord] = []
-        claims: dict[int, RunRecord] = {}
+        claims: dict[int, ClaimRecord] = {}
         expected = 1
         for _, record in reader.records():
-            if isinstance(record, RunRecord):
+            if isinstance(record, ClaimRecord):
                 claims[record.run] = record
                 continue
             if record.commit != expected:

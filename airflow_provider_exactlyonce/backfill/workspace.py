@@ -41,7 +41,7 @@ _REMIND_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SavedRequest:
     """What a request's home is for.
 
     :param pipeline: the pipeline whose source is run again
@@ -149,7 +149,7 @@ def note_ledger(home: Home, tail: LedgerTail) -> None:
     json_store.write(home.path.parent / "ledger.json", {"schema": SCHEMA, **asdict(seen)})
 
 
-def asked_of(home: Home) -> Asked:
+def asked_of(home: Home) -> SavedRequest:
     """Return what a request's home is for.
 
     :raises RefusedError: when it is no such home
@@ -157,7 +157,9 @@ def asked_of(home: Home) -> Asked:
     body = json_store.read(home.path / "request.json")
     if body is None:
         raise RefusedError(f"{home.path} is no home of a backfill; exactlyonce backfill and the operator make one")
-    return Asked(pipeline=body["pipeline"], home=body["home"], request=BackfillRequest.from_json(body["request"]))
+    return SavedRequest(
+        pipeline=body["pipeline"], home=body["home"], request=BackfillRequest.from_json(body["request"])
+    )
 
 
 def begun(home: Home) -> Begun | None:

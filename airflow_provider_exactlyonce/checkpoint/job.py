@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce.checkpoint.plan import Plan
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.ledger.commit_range import Stretch
+from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def read(home: Home, lineage: str, version: str) -> JobDescription | None:
     return codec.load(JobDescription, {**body, "plan": plan}, str(path))
 
 
-def check_deterministic(home: Home, stretch: Stretch, *, following: str | None = None) -> None:
+def check_deterministic(home: Home, stretch: CommitSpan, *, following: str | None = None) -> None:
     """Check that the jobs whose commits are going to be replayed give the same rows each time, as far as they said.
 
     :param following: the version that replays them: what others have committed is not compared; None when that isn't

@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.control import commands, drivers
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.commands import SavepointRequest
 from airflow_provider_exactlyonce.control.home import Home, Lineage, read_lineage
-from airflow_provider_exactlyonce.control.waiting import Wait
+from airflow_provider_exactlyonce.control.waiting import WaitCondition
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     ExactlyOnceError,
@@ -30,7 +30,7 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord
 _POLL_SECONDS: Final = 0.2
 
 
-class Taking:
+class SavepointTaker:
     """One savepoint that is asked for: under the same request it is taken once, whoever asks again.
 
     :param config: returns client configuration in librdkafka's names, for the ledger of a pipeline that is stopped
@@ -56,7 +56,7 @@ class Taking:
         self._label: Final = label
         self._stops: Final = stops
 
-    def advance(self) -> Savepoint | Wait:
+    def advance(self) -> Savepoint | WaitCondition:
         """Ask the driver if that is to be done, and return what it has answered, or what has to happen before.
 
         Never waits for an answer. Of a pipeline that is stopped the savepoint is taken here.
@@ -73,7 +73,7 @@ class Taking:
             return Savepoints(self._home.savepoints).get(answer.savepoint)
         asked = commands.savepoint_request(self._home, self._request)
         if asked is not None and drivers.is_there(self._home, asked.token):
-            return Wait(token=asked.token, request=self._request)
+            return WaitCondition(token=asked.token, request=self._request)
         taken = self._taken()
         if taken is not None:
             self.forget()
@@ -81,7 +81,7 @@ class Taking:
         driver = drivers.find(self._home)
         if driver is None:
             if drivers.restarts_soon(self._home):  # it would fail if we held the pipeline meanwhile
-                return Wait(token=None, request=self._request)
+                return WaitCondition(token=None, request=self._request)
             return self._take_without_driver()
         if driver.silent and driver.token == self._holder:  # an earlier try of ours, on a host that is lost
             return self._take_without_driver()
@@ -94,7 +94,7 @@ class Taking:
             request=self._request, token=driver.token, label=self._label, stop=self._stops(driver.token)
         )
         commands.request_savepoint(self._home, asked)
-        return Wait(token=driver.token, request=self._request)
+        return WaitCondition(token=driver.token, request=self._request)
 
     def forget(self) -> None:
         """Ask no longer."""
@@ -129,11 +129,13 @@ def take(
     :raises NotAnsweredError: when the driver does not answer in time
     :raises ExactlyOnceError: when it could not take it
     """
-    taking = Taking(home, pipeline, lambda: config, request=uuid.uuid4().hex[:8], label=label, stops=lambda _: stop)
+    taking = SavepointTaker(
+        home, pipeline, lambda: config, request=uuid.uuid4().hex[:8], label=label, stops=lambda _: stop
+    )
     deadline = time.monotonic() + timeout_seconds
     asked: str | None = None
     try:
-        while isinstance(taken := taking.advance(), Wait):
+        while isinstance(taken := taking.advance(), WaitCondition):
             asked = taken.token or asked
             if time.monotonic() > deadline:
                 raise not_answered(home, taken.token)

@@ -25,9 +25,9 @@ from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
-from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits, Stretch, check_input
+from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
 
 
 class RestoreMode(StrEnum):
@@ -77,7 +77,7 @@ class Restored:
     lineage: Lineage
     directory: Path
     last_commit: int
-    stretch: Stretch | None
+    stretch: CommitSpan | None
 
 
 def restore(home: Home, pipeline: str, config: Mapping[str, Any], request: RestoreRequest) -> Restored:
@@ -116,7 +116,7 @@ def check_restore(home: Home, pipeline: str, config: Mapping[str, Any], request:
 
 def _examine(
     home: Home, reader: LedgerReader, config: Mapping[str, Any], request: RestoreRequest
-) -> tuple[Savepoint, LedgerTail, RunRecord, Stretch | None]:
+) -> tuple[Savepoint, LedgerTail, ClaimRecord, CommitSpan | None]:
     """Return the savepoint, the ledger's end with its newest claim, and what has to be replayed."""
     if home.pipeline() != reader.pipeline:
         raise RefusedError(f"{home.path} is the home of {home.pipeline() or 'no pipeline'}, not of {reader.pipeline}")
@@ -152,7 +152,7 @@ def _chosen(savepoints: Savepoints, request: RestoreRequest) -> Savepoint:
 
 def _check(
     savepoint: Savepoint, reader: LedgerReader, tail: LedgerTail, config: Mapping[str, Any], mode: RestoreMode
-) -> Stretch | None:
+) -> CommitSpan | None:
     """Check the savepoint against the ledger; returns what has to be replayed, None for nothing."""
     newest = tail.place.commit
     if savepoint.pipeline != reader.pipeline:
@@ -195,7 +195,7 @@ def _check_positions(savepoint: Savepoint, positions: Mapping[str, Mapping[int, 
                 )
 
 
-def _lineage(savepoint: Savepoint, tail: LedgerTail, claim: RunRecord, request: RestoreRequest) -> Lineage:
+def _lineage(savepoint: Savepoint, tail: LedgerTail, claim: ClaimRecord, request: RestoreRequest) -> Lineage:
     again = request.mode is RestoreMode.REEMIT and savepoint.commit < tail.place.commit
     return Lineage(
         id=str(uuid.uuid4()),

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
-from airflow_provider_exactlyonce.checkpoint.request import Taking
+from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker
 from airflow_provider_exactlyonce.control import drivers
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.stop_request import StopRequest
-from airflow_provider_exactlyonce.control.waiting import Wait
+from airflow_provider_exactlyonce.control.waiting import WaitCondition
 from airflow_provider_exactlyonce.exceptions import NotAnsweredError
 
 _POLL_SECONDS: Final = 0.2
@@ -57,15 +57,15 @@ class Stop:
         self._savepoint: Final = savepoint
         self._stop: Final = StopRequest(home, request, reason=reason)
 
-    def advance(self) -> Stopped | Wait:
+    def advance(self) -> Stopped | WaitCondition:
         """Do what can be done now; never waits.
 
         :raises ExactlyOnceError: when the savepoint can't be taken
         """
         target = self._stop.target()
-        taken: Savepoint | Wait | None = None
+        taken: Savepoint | WaitCondition | None = None
         if self._savepoint is not False:  # asked for before the stop, so that the driver saves before it ends
-            taking = Taking(
+            taking = SavepointTaker(
                 self._home,
                 self._pipeline,
                 self._config,
@@ -75,9 +75,9 @@ class Stop:
             )
             taken = taking.advance()
         ended = self._stop.advance()
-        if isinstance(taken, Wait):
+        if isinstance(taken, WaitCondition):
             return taken
-        return Stopped(token=target, savepoint=taken) if ended else Wait(token=self._stop.target())
+        return Stopped(token=target, savepoint=taken) if ended else WaitCondition(token=self._stop.target())
 
 
 def stop(
@@ -94,7 +94,7 @@ def stop(
         home, pipeline, lambda: config, request=uuid.uuid4().hex[:16], reason="exactlyonce stop", savepoint=savepoint
     )
     deadline = time.monotonic() + timeout_seconds
-    while isinstance(found := stopping.advance(), Wait):
+    while isinstance(found := stopping.advance(), WaitCondition):
         if time.monotonic() >= deadline:
             raise not_stopped(home, pipeline, found.token, timeout_seconds)
         time.sleep(_POLL_SECONDS)

@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedErr
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger import listing
 from airflow_provider_exactlyonce.ledger.reader import LedgerConnections, LedgerReader, LedgerTail
-from airflow_provider_exactlyonce.ledger.records import RunRecord, backfilled
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, backfilled
 from airflow_provider_exactlyonce.text_tables import table
 
 #: What a state is shown as when the home is not on this machine, or can't be read.
@@ -86,7 +86,7 @@ def _facts(connections: LedgerConnections, name: str) -> dict[str, Any]:
     }
 
 
-def _state(claim: RunRecord) -> str:
+def _state(claim: ClaimRecord) -> str:
     """Return the state that the home tells of; the lease of a copy, or of an equal path elsewhere, tells nothing."""
     try:
         home = Home(claim.home_path)

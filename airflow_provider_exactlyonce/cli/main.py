@@ -40,7 +40,7 @@ from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger import listing
 from airflow_provider_exactlyonce.ledger.home import never_started
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
-from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, RunRecord, shown
+from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, ClaimRecord, shown
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.driver import options
 from airflow_provider_exactlyonce.text_tables import pairs, table
@@ -274,7 +274,7 @@ def _lost(reader: LedgerReader, tail: LedgerTail | None) -> list[str]:
     """Return the commits whose rows may be lost, which can be in a pipeline that delivers at most once only."""
     if tail is None or tail.claim is None or tail.claim.guarantee == EXACTLY_ONCE:
         return []
-    claims = (record for _, record in reader.records() if isinstance(record, RunRecord))
+    claims = (record for _, record in reader.records() if isinstance(record, ClaimRecord))
     found = {commit: source for claim in claims for commit, source in claim.lost.items()}
     return [f"commit {commit}: {shown(source)}" for commit, source in sorted(found.items())]
 

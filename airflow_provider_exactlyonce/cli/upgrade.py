@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.text_tables import pairs
 from airflow_provider_exactlyonce.upgrade import shadow_run
 from airflow_provider_exactlyonce.upgrade.begin import begin_rollback, begin_upgrade, what_to_compare
-from airflow_provider_exactlyonce.upgrade.environment import Tools
+from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 from airflow_provider_exactlyonce.upgrade.machine import Upgrade, facts_of, raise_outcome
 
 #: As :func:`airflow_provider_exactlyonce.cli.main.submit_command`.
@@ -177,7 +177,9 @@ def _carry_out(given: argparse.Namespace, home: Home, plan: Plan, submit: Submit
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    tools = Tools(config=lambda: config, launch=launch, driver_arguments=given.job_argument, conf=conf, tell=tell)
+    tools = UpgradeEnvironment(
+        config=lambda: config, launch=launch, driver_arguments=given.job_argument, conf=conf, tell=tell
+    )
     done = Upgrade(home, plan, tools, dry_run=dry_run).run()
     facts = facts_of(done)
     shown = {name: value for name, value in facts.items() if name not in ("check", "shadow")}

@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.control.clusters import Cluster, ClusterDriver
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Lease, Life
-from airflow_provider_exactlyonce.control.processes import Driver, Ended, FoundDriver, GoneDriver, RemoteDriver
+from airflow_provider_exactlyonce.control.processes import Driver, Ended, ExitedDriver, FoundDriver, RemoteDriver
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.policies import termination as untils
 
@@ -37,7 +37,7 @@ class IfRunning(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attached:
+class DriverAttachment:
     """A driver, and whether its end is the end of our work."""
 
     driver: Driver
@@ -45,7 +45,7 @@ class Attached:
     ours: bool
 
 
-class Finder:
+class DriverLocator:
     """Who we are, and how to tell our driver from others.
 
     :param owner: who we are; a driver of the same owner is ours
@@ -86,7 +86,7 @@ class Finder:
         self._stop_driver: Final = stop_driver
         self._stop_timeout_seconds: Final = stop_timeout_seconds
 
-    def find(self) -> Attached | None:
+    def find(self) -> DriverAttachment | None:
         """Return a living driver, None when there is certainly none.
 
         :raises AlreadyRunningError: when a driver lives that this supervisor can't take over
@@ -147,7 +147,7 @@ class Finder:
             raise StopRequestedError(f"stopped before a driver was started: {reason}")
         time.sleep(self._poll_seconds)
 
-    def _find_here(self, intent: Intent, silent: Lease | None) -> Attached | None:
+    def _find_here(self, intent: Intent, silent: Lease | None) -> DriverAttachment | None:
         driver = processes.leader(intent.token)
         if driver is not None and silent is not None and silent.token == intent.token:
             _log.warning("the driver (pid %s) gives no sign of life; it is killed and replaced", driver.pid)
@@ -158,7 +158,7 @@ class Finder:
             return self._ended_unseen(intent)
         return self._adopt(intent, driver)
 
-    def _ended_unseen(self, intent: Intent) -> Attached | None:
+    def _ended_unseen(self, intent: Intent) -> DriverAttachment | None:
         """Return a driver of ours that has done its work while nobody watched. Of a failure the next start tells."""
         same = (intent.owner, intent.until, intent.clears) == (self._owner, self._until, self._clears)
         if not same or self.was_killed(intent):
@@ -166,7 +166,7 @@ class Finder:
         done = exit_classification.status_of(self._home, intent.token) is not None and (
             exit_classification.failure(self._home, intent.token, Ended(exit_code=None), Path(intent.log)) is None
         )
-        return Attached(driver=GoneDriver(intent.token), intent=intent, ours=True) if done else None
+        return DriverAttachment(driver=ExitedDriver(intent.token), intent=intent, ours=True) if done else None
 
     def _driver_of(self, intent: Intent, held: Lease) -> Driver:
         if not intent.is_here:
@@ -187,7 +187,7 @@ class Finder:
             return False
         return processes.leader(intent.token) is not None or cluster.state(intent.token) is not ClusterState.GONE
 
-    def _adopt(self, intent: Intent, driver: Driver) -> Attached | None:
+    def _adopt(self, intent: Intent, driver: Driver) -> DriverAttachment | None:
         """Return the driver to watch, None when it was replaced.
 
         :raises AlreadyRunningError: when it is to be left alone
@@ -207,12 +207,12 @@ class Finder:
             )
         if ours and self.was_killed(intent):
             _log.info("the driver of an earlier try is being stopped; waiting for its end before ours is started")
-            return Attached(driver=driver, intent=intent, ours=False)
+            return DriverAttachment(driver=driver, intent=intent, ours=False)
         if ours:
             _log.info("taking over the living driver of %s, output in %s", intent.owner, intent.log)
         else:
             _log.info("a driver of %s runs; waiting for its end before ours is started", intent.owner)
-        return Attached(driver=driver, intent=intent, ours=ours)
+        return DriverAttachment(driver=driver, intent=intent, ours=ours)
 
     def _replace_stranger(self, held: Lease) -> None:
         if self._if_running is not IfRunning.REPLACE:

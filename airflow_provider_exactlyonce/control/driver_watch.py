@@ -11,9 +11,9 @@ from typing import Final
 from airflow_provider_exactlyonce.control import exit_classification, health, progress
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control.driver_locator import Attached
+from airflow_provider_exactlyonce.control.driver_locator import DriverAttachment
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.lease import Life, Pulse
+from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life
 from airflow_provider_exactlyonce.control.processes import Ended
 from airflow_provider_exactlyonce.control.status import ENDED, Status
 from airflow_provider_exactlyonce.exceptions import StopRequestedError, UnhealthyError
@@ -38,7 +38,7 @@ class Watch:
     def __init__(
         self,
         home: Home,
-        attached: Attached,
+        attached: DriverAttachment,
         *,
         rules: HealthRules,
         poll_seconds: float,
@@ -53,7 +53,7 @@ class Watch:
         self._look_up: Final = look_up
         self._stopping: Final = stopping
         self._stop: Final = stop
-        self._pulse: Final = Pulse(attached.driver.token)
+        self._pulse: Final = HeartbeatMonitor(attached.driver.token)
         self._shown: Status | None = None
         self._over_since: float | None = None
         self._warned = False

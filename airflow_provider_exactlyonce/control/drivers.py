@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Lease, Life
 from airflow_provider_exactlyonce.control.status import ENDED, DriverState
-from airflow_provider_exactlyonce.control.waiting import Wait
+from airflow_provider_exactlyonce.control.waiting import WaitCondition
 
 _START_GRACE_SECONDS: Final = 120.0  # from intent to lease on another host: submit, JVM, Spark session
 #: A supervisor that was lost between death and restart leaves its trace, too.
@@ -125,7 +125,7 @@ def restarts_soon(home: Home) -> bool:
     return dead is not None and time.time() - dead.died < RESTART_GRACE_SECONDS
 
 
-def has_happened(home: Home, wait: Wait) -> bool:
+def has_happened(home: Home, wait: WaitCondition) -> bool:
     """Whether what somebody waits for has happened, or never will. Cheap, and never waits."""
     if wait.request is not None and commands.savepoint_answer(home, wait.request) is not None:
         return True

@@ -221,7 +221,7 @@ def life(lease: Lease | None, *, now: float | None = None) -> Life:
     return Life.SILENT if silence > STALE_SECONDS else Life.ALIVE
 
 
-class Pulse:
+class HeartbeatMonitor:
     """Whether the holder of a lease beats, by our clock: its host may have another.
 
     :param token: its start token

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control.lease import Life, Pulse
+from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life
 
 #: Environment variable with the start token; the driver's settings read the same name.
 TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"
@@ -109,14 +109,14 @@ class RemoteDriver(Driver):
     def __init__(self, token: str, lease: Path) -> None:
         super().__init__(token)
         self.lease: Final = lease
-        self._pulse: Final = Pulse(token)
+        self._pulse: Final = HeartbeatMonitor(token)
 
     def ended(self) -> Ended | None:
         """Ask the lease."""
         return None if self._pulse.life(leases.read(self.lease)) is Life.ALIVE else Ended(exit_code=None)
 
 
-class GoneDriver(Driver):
+class ExitedDriver(Driver):
     """A driver that has ended while nobody watched."""
 
     def ended(self) -> Ended | None:

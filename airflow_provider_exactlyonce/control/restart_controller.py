@@ -21,7 +21,7 @@ _POLL_SECONDS: Final = 0.1
 _log = logging.getLogger(__name__)
 
 
-class Restarting:
+class RestartController:
     """How drivers that die are started again.
 
     :param strategy: when

@@ -32,13 +32,13 @@ from airflow_provider_exactlyonce.control import (
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.clusters import Cluster, ClusterDriver
-from airflow_provider_exactlyonce.control.driver_locator import Attached, Finder, IfRunning
+from airflow_provider_exactlyonce.control.driver_locator import DriverAttachment, DriverLocator, IfRunning
 from airflow_provider_exactlyonce.control.driver_watch import EXIT_GRACE_SECONDS, PROCESS_POLL_SECONDS, Watch
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
-from airflow_provider_exactlyonce.control.processes import Driver, Ended, GoneDriver, RemoteDriver
-from airflow_provider_exactlyonce.control.restart_controller import Restarting
+from airflow_provider_exactlyonce.control.processes import Driver, Ended, ExitedDriver, RemoteDriver
+from airflow_provider_exactlyonce.control.restart_controller import RestartController
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.policies import termination as untils
@@ -102,10 +102,10 @@ class Supervisor:
         self._stop_timeout_seconds: Final = stop_timeout_seconds
         self._look_up: Final = look_up
         self._left = left
-        self._attached: Attached | None = None
+        self._attached: DriverAttachment | None = None
         self._watch: Watch | None = None
         self._previous: Intent | None = None  # the driver of ours that died last
-        self._finder: Final = Finder(
+        self._finder: Final = DriverLocator(
             home,
             owner=owner,
             until=until,
@@ -118,7 +118,7 @@ class Supervisor:
             stop_driver=self._stop_driver,
             stop_timeout_seconds=stop_timeout_seconds,
         )
-        self._restarting: Final = Restarting(
+        self._restarting: Final = RestartController(
             home,
             strategy=strategy,
             rules=self._health,
@@ -168,7 +168,7 @@ class Supervisor:
         if self._attached is not None:
             self._end(self._attached)
 
-    def _end(self, attached: Attached) -> None:
+    def _end(self, attached: DriverAttachment) -> None:
         if not attached.ours:
             return
         commands.note_killed(self.home, attached.driver.token, self.owner)
@@ -187,7 +187,7 @@ class Supervisor:
 
     # -- the next driver ------------------------------------------------------------------------------------------
 
-    def _take_up(self) -> Attached | None:
+    def _take_up(self) -> DriverAttachment | None:
         """Return the driver that was left and has ended, so that it is judged; None when there is none.
 
         :raises StopRequestedError: when somebody wants no restart
@@ -199,9 +199,13 @@ class Supervisor:
         if self._restarting.is_recorded(left):  # we have waited for the next start
             self._await_restart(left)
             return None
-        return Attached(driver=GoneDriver(left.token), intent=left, ours=True) if self._finder.has_ended(left) else None
+        return (
+            DriverAttachment(driver=ExitedDriver(left.token), intent=left, ours=True)
+            if self._finder.has_ended(left)
+            else None
+        )
 
-    def _start(self) -> Attached:
+    def _start(self) -> DriverAttachment:
         self._look_up()
         if self.stopping is not None:
             raise StopRequestedError(f"stopped before a driver was started: {self.stopping}")
@@ -228,20 +232,20 @@ class Supervisor:
         _log.info("pid %s, output in %s", driver.process.pid, log)
         if self._cluster is not None:
             remote = ClusterDriver(token, self.home.lease, self._cluster, submission=driver)
-            return Attached(driver=remote, intent=intent, ours=True)
-        return Attached(driver=driver, intent=intent, ours=True)
+            return DriverAttachment(driver=remote, intent=intent, ours=True)
+        return DriverAttachment(driver=driver, intent=intent, ours=True)
 
     def _heed_stop(self) -> None:
         if self._previous is not None:
             self._restarting.heed_stop(self._previous)
 
-    def _attach(self, attached: Attached) -> None:
+    def _attach(self, attached: DriverAttachment) -> None:
         self.log = Path(attached.intent.log)
         if attached.ours:
             self.restarts, self.series = attached.intent.restarts, attached.intent.series
         self._attached = attached
 
-    def _new_watch(self, attached: Attached) -> Watch:
+    def _new_watch(self, attached: DriverAttachment) -> Watch:
         return Watch(
             self.home,
             attached,
@@ -254,7 +258,7 @@ class Supervisor:
 
     # -- its end --------------------------------------------------------------------------------------------------
 
-    def _is_over(self, attached: Attached, ended: Ended, died: float) -> bool:
+    def _is_over(self, attached: DriverAttachment, ended: Ended, died: float) -> bool:
         """Judge our driver's end; returns whether the work is done, after the delay of a restart when it is not.
 
         :raises ExactlyOnceError: as :meth:`run` does

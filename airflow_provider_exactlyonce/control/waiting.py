@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wait:
+class WaitCondition:
     """What has to happen before there is something to do.
 
     :param token: start token of the driver that is asked; None between a driver's death and its restart: the next

@@ -14,10 +14,10 @@ from airflow_provider_exactlyonce.control.lease import Lease, Life
 from airflow_provider_exactlyonce.control.status import Status
 from airflow_provider_exactlyonce.doctor.findings import Finding
 from airflow_provider_exactlyonce.exceptions import SettingRefusedError
-from airflow_provider_exactlyonce.ledger.commit_range import MissingInput, Stretch
+from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, MissingInput
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
-from airflow_provider_exactlyonce.streaming.commit.start_checks import Misfit, misfit
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
+from airflow_provider_exactlyonce.streaming.commit.start_checks import HomeMismatch, misfit
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.audit.topics import SinkTopic
@@ -88,10 +88,10 @@ class HistoryFacts:
     """
 
     contradictions: Sequence[str] = ()
-    stretches: Mapping[int, Stretch] = field(default_factory=dict)
+    stretches: Mapping[int, CommitSpan] = field(default_factory=dict)
     incomplete: Mapping[int, int] = field(default_factory=dict)
     producer_ids: frozenset[int] = frozenset()
-    runs: Sequence[RunRecord] = ()
+    runs: Sequence[ClaimRecord] = ()
     done: CommitRecord | None = None
     settings: Mapping[str, SettingRefusedError] = field(default_factory=dict)
 
@@ -109,7 +109,7 @@ class DriverFacts:
     life: Life = Life.NONE
     status: Status | None = None
     told_by_another: bool = False
-    superseded: Sequence[RunRecord] = ()
+    superseded: Sequence[ClaimRecord] = ()
 
 
 @dataclass(kw_only=True)
@@ -189,7 +189,7 @@ class Facts:
             return None
         return found.lineage.commit_of(found.restart.batch)
 
-    def misfit(self, lineage: Lineage | None) -> Misfit | None:
+    def misfit(self, lineage: Lineage | None) -> HomeMismatch | None:
         """Return why a start would refuse the home with this lineage, None when it would not, or there is no home."""
         if self.home is None:
             return None
@@ -208,7 +208,7 @@ class Facts:
         successors = self.home.successors if self.home else ()
         return next((one for one in successors if self.misfit(one) is None), None)
 
-    def missing_input(self, stretch: Stretch) -> MissingInput | None:
+    def missing_input(self, stretch: CommitSpan) -> MissingInput | None:
         """Return the first of a stretch's source records that are gone; what can't be looked at now is not gone."""
         topics = self.topics
         if topics is None:

@@ -26,9 +26,9 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedErr
 from airflow_provider_exactlyonce.kafka.config import for_confluent
 from airflow_provider_exactlyonce.ledger import listing
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
-from airflow_provider_exactlyonce.ledger.commit_range import Stretch
+from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.audit.findings import Violation
@@ -250,15 +250,15 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
     newest = facts.newest
     told: list[Violation] = []
     check = LedgerCheck(facts.pipeline, facts.tail.place.oldest, told.append)
-    stretches = {start: Stretch(first=start + 1, last=newest) for start in _starts(facts)}
+    stretches = {start: CommitSpan(first=start + 1, last=newest) for start in _starts(facts)}
     expected = {start: start + 1 for start in stretches}
-    runs: list[RunRecord] = []
+    runs: list[ClaimRecord] = []
     done: CommitRecord | None = None
     for offset, record in reader.records():
         if offset >= facts.tail.end_offset:
             break
         check.add(offset, record)
-        if isinstance(record, RunRecord):
+        if isinstance(record, ClaimRecord):
             runs.append(record)
             continue
         if record.commit == facts.done:

@@ -32,7 +32,7 @@ class MissingInput:
 
 
 @dataclass(kw_only=True)
-class Stretch:
+class CommitSpan:
     """What a stretch of commits adds up to.
 
     :param first: its first commit
@@ -98,7 +98,7 @@ class Stretch:
         return min(gone, key=lambda one: (one.commit, one.topic, one.partition), default=None)
 
 
-def check_input(config: Mapping[str, Any], stretch: Stretch) -> None:
+def check_input(config: Mapping[str, Any], stretch: CommitSpan) -> None:
     """Check that everything that a stretch has read is still there to be read again.
 
     :param config: client configuration in librdkafka's names
@@ -140,12 +140,12 @@ class RecordedCommits:
         """Close the reader."""
         self._reader.close()
 
-    def check(self) -> Stretch:
+    def check(self) -> CommitSpan:
         """Read all of them once.
 
         :raises RefusedError: when one isn't in the ledger any more
         """
-        stretch = Stretch(first=self.first, last=self.last)
+        stretch = CommitSpan(first=self.first, last=self.last)
         expected = self.first
         for record in self._from(0):
             if record.commit != expected:

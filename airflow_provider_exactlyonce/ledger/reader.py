@@ -16,10 +16,10 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.config import for_confluent
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger.records import (
+    ClaimRecord,
     CommitRecord,
     Place,
     Record,
-    RunRecord,
     decode,
     ledger_topic,
 )
@@ -45,7 +45,7 @@ class LedgerTail:
     cluster_id: str
     topic_id: str
     end_offset: int
-    claim: RunRecord | None = None
+    claim: ClaimRecord | None = None
     claim_offset: int = -1
     commit: CommitRecord | None = None
     commit_offset: int = -1
@@ -130,7 +130,7 @@ class LedgerReader:
         if newest is None:
             return tail
         offset, record = newest
-        if isinstance(record, RunRecord):
+        if isinstance(record, ClaimRecord):
             claim, claim_offset = record, offset
             commit_offset = record.before.commit_offset
             commit = self._at(commit_offset, begin, end)
@@ -138,7 +138,7 @@ class LedgerReader:
             commit, commit_offset = record, offset
             claim_offset = record.before.run_offset
             found = self._at(claim_offset, begin, end)
-            if not isinstance(found, RunRecord):
+            if not isinstance(found, ClaimRecord):
                 raise self._damaged(claim_offset, "a claim", found)
             claim = found
         if not (commit is None or isinstance(commit, CommitRecord)):

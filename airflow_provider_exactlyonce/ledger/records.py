@@ -250,7 +250,7 @@ class CommitRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class ClaimRecord:
     """The claim of one run.
 
     :param run: counter, highest seen + 1
@@ -291,7 +291,7 @@ class RunRecord:
         return f"run/{self.run}".encode()
 
 
-Record = CommitRecord | RunRecord
+Record = CommitRecord | ClaimRecord
 
 
 def commit_key(commit: int) -> bytes:
@@ -348,11 +348,11 @@ def decode(value: bytes) -> Record:
     if not isinstance(body, dict):
         raise RefusedError(f"{value[:80]!r} is no record of a ledger: something else writes to its topic")
     kind = body.get("kind")
-    number = body.get("run" if kind == RunRecord.kind else "commit")
+    number = body.get("run" if kind == ClaimRecord.kind else "commit")
     what = f"the ledger record of {kind} {number} of pipeline {body.get('pipeline')}"
     codec.check_schema(body, what, (SCHEMA,))
-    if kind == RunRecord.kind:
-        return codec.load(RunRecord, body, what)
+    if kind == ClaimRecord.kind:
+        return codec.load(ClaimRecord, body, what)
     if kind not in (_COMMIT, _BACKFILL):
         raise RefusedError(
             f"ledger record of kind {kind!r}; this release reads 'commit', 'backfill' and 'run'. Upgrade it"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_exactlyonce.control.waiting import Wait
+from airflow_provider_exactlyonce.control.waiting import WaitCondition
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, NotAnsweredError
 from airflow_provider_exactlyonce.hooks import arguments
 from airflow_provider_exactlyonce.links.pipeline import SavepointLink
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
 
     from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
-    from airflow_provider_exactlyonce.checkpoint.request import Taking
+    from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker
     from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.task_request import TaskRequest
@@ -101,7 +101,7 @@ class _AskingOperator(_PipelineOperator):
         try:
             home, pipeline = self._home()
             request = _request_of(home, context)
-            while isinstance(found := self._step(home, pipeline, request.name), Wait):
+            while isinstance(found := self._step(home, pipeline, request.name), WaitCondition):
                 if time.time() >= deadline:
                     raise self._too_late(home, pipeline, request.name, found)
                 if self.deferrable:
@@ -115,7 +115,7 @@ class _AskingOperator(_PipelineOperator):
             self.pushed_links[SavepointLink().xcom_key] = xcom_page(context["ti"])
         return found
 
-    def _defer(self, home: Home, wait: Wait, deadline: float) -> NoReturn:
+    def _defer(self, home: Home, wait: WaitCondition, deadline: float) -> NoReturn:
         self.defer(
             trigger=DriverTrigger(
                 home=str(home.path),
@@ -130,11 +130,11 @@ class _AskingOperator(_PipelineOperator):
         raise AssertionError("defer() raises")
 
     @abstractmethod
-    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | Wait:
+    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | WaitCondition:
         """Do what can be done now; returns the task's result, or what has to happen first."""
 
     @abstractmethod
-    def _too_late(self, home: Home, pipeline: str, request: str, wait: Wait) -> NotAnsweredError:
+    def _too_late(self, home: Home, pipeline: str, request: str, wait: WaitCondition) -> NotAnsweredError:
         """Return the error of a driver that has not answered in time."""
 
 
@@ -162,21 +162,21 @@ class SavepointOperator(_AskingOperator):
         super().__init__(**kwargs)
         self.savepoint_label = label  # Airflow has a label of its own
 
-    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | Wait:
+    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | WaitCondition:
         found = self._taking(home, pipeline, request).advance()
-        return found if isinstance(found, Wait) else _facts(home, found)
+        return found if isinstance(found, WaitCondition) else _facts(home, found)
 
-    def _too_late(self, home: Home, pipeline: str, request: str, wait: Wait) -> NotAnsweredError:
+    def _too_late(self, home: Home, pipeline: str, request: str, wait: WaitCondition) -> NotAnsweredError:
         from airflow_provider_exactlyonce.checkpoint.request import not_answered
 
         self._taking(home, pipeline, request).forget()
         return not_answered(home, wait.token)
 
-    def _taking(self, home: Home, pipeline: str, request: str) -> Taking:
-        from airflow_provider_exactlyonce.checkpoint.request import Taking
+    def _taking(self, home: Home, pipeline: str, request: str) -> SavepointTaker:
+        from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker
         from airflow_provider_exactlyonce.hooks.kafka import client_config
 
-        return Taking(
+        return SavepointTaker(
             home,
             pipeline,
             lambda: client_config(self.kafka_conn_id),
@@ -212,7 +212,7 @@ class StopPipelineOperator(_AskingOperator):
         super().__init__(**kwargs)
         self.savepoint = savepoint
 
-    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | Wait:
+    def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | WaitCondition:
         from airflow_provider_exactlyonce.checkpoint.stop import Stop, Stopped
         from airflow_provider_exactlyonce.control.state import state_of
         from airflow_provider_exactlyonce.hooks.kafka import client_config
@@ -240,7 +240,7 @@ class StopPipelineOperator(_AskingOperator):
             "savepoint": _facts(home, found.savepoint) if found.savepoint else None,
         }
 
-    def _too_late(self, home: Home, pipeline: str, request: str, wait: Wait) -> NotAnsweredError:
+    def _too_late(self, home: Home, pipeline: str, request: str, wait: WaitCondition) -> NotAnsweredError:
         from airflow_provider_exactlyonce.checkpoint.stop import not_stopped
 
         return not_stopped(home, pipeline, wait.token, _seconds(self.timeout))

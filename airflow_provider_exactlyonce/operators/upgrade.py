@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.launching import Launch
     from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
-    from airflow_provider_exactlyonce.control.waiting import Wait
-    from airflow_provider_exactlyonce.upgrade.environment import Tools
+    from airflow_provider_exactlyonce.control.waiting import WaitCondition
+    from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 
 __all__ = ["RollbackPipelineOperator", "UpgradePipelineOperator"]
 
@@ -99,7 +99,7 @@ class _PlanOperator(PipelineLineage, BaseOperator):
             the XCom ``plan`` then
         """
         from airflow_provider_exactlyonce.control.task_request import TaskRequest
-        from airflow_provider_exactlyonce.control.waiting import Wait
+        from airflow_provider_exactlyonce.control.waiting import WaitCondition
         from airflow_provider_exactlyonce.hooks.home import find
         from airflow_provider_exactlyonce.upgrade.machine import Upgrade, facts_of, raise_outcome
 
@@ -108,7 +108,7 @@ class _PlanOperator(PipelineLineage, BaseOperator):
         home, pipeline = find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
         request = TaskRequest(home, (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)), clears=clears)
         upgrade = Upgrade(home, self._begin(home, pipeline, request.name), self._tools())
-        while isinstance(found := upgrade.advance(), Wait):
+        while isinstance(found := upgrade.advance(), WaitCondition):
             if self.deferrable:
                 self._defer(home, found)
             time.sleep(_seconds(self.poll_interval))
@@ -125,7 +125,7 @@ class _PlanOperator(PipelineLineage, BaseOperator):
         """Go on where the trigger has found something to do."""
         return self.execute(context)
 
-    def _defer(self, home: Home, wait: Wait) -> None:
+    def _defer(self, home: Home, wait: WaitCondition) -> None:
         deadline = time.time() + wait.seconds
         self.defer(
             trigger=UpgradeTrigger(
@@ -140,11 +140,11 @@ class _PlanOperator(PipelineLineage, BaseOperator):
             timeout=timedelta(seconds=wait.seconds + _BACKSTOP_SECONDS),
         )
 
-    def _tools(self) -> Tools:
+    def _tools(self) -> UpgradeEnvironment:
         from airflow_provider_exactlyonce.hooks.kafka import client_config
-        from airflow_provider_exactlyonce.upgrade.environment import Tools
+        from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 
-        return Tools(
+        return UpgradeEnvironment(
             config=lambda: client_config(self.kafka_conn_id),
             launch=self._launch,
             driver_arguments=self.application_args or (),

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from airflow.triggers.base import StartTriggerArgs
 
 from airflow_provider_exactlyonce.triggers.polling import BACKSTOP_SECONDS, PollingTrigger, PollReason
-from airflow_provider_exactlyonce.triggers.shared_poller import BLAME_SECONDS, Looker, name_of
+from airflow_provider_exactlyonce.triggers.shared_poller import BLAME_SECONDS, Checker, name_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -43,7 +43,7 @@ class PollingSensor(BaseSensorOperator):
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.kafka_conn_id = kafka_conn_id
         self.deferrable = deferrable
-        self._looker: Looker | None = None
+        self._looker: Checker | None = None
         self._subject: dict[str, Any] = {}
         self._missing = "nothing could be asked yet"
         self._blamed = float("-inf")

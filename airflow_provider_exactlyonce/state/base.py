@@ -69,7 +69,7 @@ class State(ABC):
     def _fitted(self, shape: Shape, value: Any) -> Any:
         try:
             return shape.fit(value)
-        except values.MisfitError as error:
+        except values.TypeMismatchError as error:
             raise StateValueError(f"state {self.name}: {error}") from None
 
     def __repr__(self) -> str:

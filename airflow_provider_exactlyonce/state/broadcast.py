@@ -82,7 +82,7 @@ class BroadcastState(State, Generic[K, V]):
         """
         try:
             self._written()[self._key(key)] = self._fit(value)
-        except values.MisfitError as error:
+        except values.TypeMismatchError as error:
             raise StateValueError(f"state {self.name}: {error}") from None
 
     def remove(self, key: K) -> None:

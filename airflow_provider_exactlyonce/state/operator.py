@@ -134,7 +134,7 @@ def row_maker(whose: str, kind: DataType) -> Callable[[Any], Row]:
             raise StateValueError(f"output of {whose}: None is no row; let it give out nothing instead")
         try:
             made: Row = fit(given)
-        except values.MisfitError as error:
+        except values.TypeMismatchError as error:
             raise StateValueError(f"output of {whose}: {error}") from None
         return made
 

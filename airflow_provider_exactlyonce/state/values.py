@@ -17,7 +17,7 @@ from typing import Any, Final
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state.ddl import DataType, Field
 
-#: Returns the value as it will be read, or raises :class:`MisfitError`; None stays None.
+#: Returns the value as it will be read, or raises :class:`TypeMismatchError`; None stays None.
 Fit = Callable[[Any], Any]
 
 _INTEGER_BITS: Final = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
@@ -25,7 +25,7 @@ _INTEGER_BITS: Final = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
 _DECIMALS: Final = Context(prec=80, rounding=ROUND_HALF_EVEN)
 
 
-class MisfitError(ValueError):
+class TypeMismatchError(ValueError):
     """A value is not of its type. Callers say whose value it is."""
 
     def __init__(self, value: object, kind: object, why: str = "") -> None:
@@ -103,7 +103,7 @@ def _integer(kind: DataType) -> Fit:
     def fitted(value: Any) -> Any:
         if value is None or (type(value) is int and low <= value <= high):
             return value
-        raise MisfitError(value, kind, f"{bits} bits" if type(value) is int else "")
+        raise TypeMismatchError(value, kind, f"{bits} bits" if type(value) is int else "")
 
     return fitted
 
@@ -117,13 +117,13 @@ def _decimal(kind: DataType) -> Fit:
             return None
         if type(value) is not Decimal:
             if type(value) is not int:
-                raise MisfitError(value, kind)
+                raise TypeMismatchError(value, kind)
             value = Decimal(value)
         if not value.is_finite() or value.copy_abs() >= limit:
-            raise MisfitError(value, kind, f"at most {precision - scale} digits before the point")
+            raise TypeMismatchError(value, kind, f"at most {precision - scale} digits before the point")
         result = _DECIMALS.plus(value.quantize(places, context=_DECIMALS))  # Spark has no -0
         if result != value:
-            raise MisfitError(value, kind, "it would be rounded; quantize it")
+            raise TypeMismatchError(value, kind, "it would be rounded; quantize it")
         return result
 
     return fitted
@@ -133,7 +133,7 @@ def _of(kind: type, name: str) -> Fit:
     def fitted(value: Any) -> Any:
         if type(value) is kind or value is None:
             return value
-        raise MisfitError(value, name)
+        raise TypeMismatchError(value, name)
 
     return fitted
 
@@ -143,7 +143,7 @@ def _double(value: Any) -> Any:
         return value
     if type(value) is int and int(float(value)) == value:
         return float(value)
-    raise MisfitError(value, "DOUBLE", "it would be rounded" if type(value) is int else "")
+    raise TypeMismatchError(value, "DOUBLE", "it would be rounded" if type(value) is int else "")
 
 
 def _float(value: Any) -> Any:
@@ -151,26 +151,28 @@ def _float(value: Any) -> Any:
     if value is None:
         return None
     if type(value) not in (float, int):
-        raise MisfitError(value, "FLOAT")
+        raise TypeMismatchError(value, "FLOAT")
     rounded = struct.unpack("f", struct.pack("f", value))[0]
     if math.isinf(rounded) and not math.isinf(value):
-        raise MisfitError(value, "FLOAT", "32 bits")
+        raise TypeMismatchError(value, "FLOAT", "32 bits")
     return rounded
 
 
 def _binary(value: Any) -> Any:
     if isinstance(value, bytes | bytearray) or value is None:
         return None if value is None else bytes(value)
-    raise MisfitError(value, "BINARY")
+    raise TypeMismatchError(value, "BINARY")
 
 
 def _timestamp(value: Any) -> Any:
     if value is None:
         return None
     if not isinstance(value, dt.datetime):
-        raise MisfitError(value, "TIMESTAMP")
+        raise TypeMismatchError(value, "TIMESTAMP")
     if value.tzinfo is None:
-        raise MisfitError(value, "TIMESTAMP", "it has no time zone; say tzinfo=datetime.UTC, or declare TIMESTAMP_NTZ")
+        raise TypeMismatchError(
+            value, "TIMESTAMP", "it has no time zone; say tzinfo=datetime.UTC, or declare TIMESTAMP_NTZ"
+        )
     return _exact(value.astimezone(dt.UTC), dt.UTC)
 
 
@@ -186,7 +188,7 @@ def _local_timestamp(value: Any) -> Any:
         return None
     if isinstance(value, dt.datetime) and value.tzinfo is None:
         return _exact(value, None)
-    raise MisfitError(value, "TIMESTAMP_NTZ", "it has a time zone" if isinstance(value, dt.datetime) else "")
+    raise TypeMismatchError(value, "TIMESTAMP_NTZ", "it has a time zone" if isinstance(value, dt.datetime) else "")
 
 
 _SIMPLE: Final[Mapping[str, Fit]] = {
@@ -208,7 +210,7 @@ def _array(kind: DataType) -> Fit:
         if value is None:
             return None
         if not isinstance(value, list | tuple):
-            raise MisfitError(value, kind)
+            raise TypeMismatchError(value, kind)
         return [inner(one) for one in value]
 
     return fitted
@@ -221,9 +223,9 @@ def _map(kind: DataType) -> Fit:
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            raise MisfitError(value, kind)
+            raise TypeMismatchError(value, kind)
         if None in value:
-            raise MisfitError(value, kind, "None is no key")
+            raise TypeMismatchError(value, kind, "None is no key")
         return {key(one): of(other) for one, other in value.items()}
 
     return fitted
@@ -239,7 +241,7 @@ def _struct(kind: DataType) -> Fit:
             return None
         found = value if type(value) is tuple else values_of(value, names)
         if found is None or len(found) != count:
-            raise MisfitError(value, kind, f"{count} fields")
+            raise TypeMismatchError(value, kind, f"{count} fields")
         return tuple([_required(field, fits(one)) for (field, fits), one in zip(fields, found, strict=True)])
 
     return fitted
@@ -262,7 +264,7 @@ def values_of(value: Any, names: Sequence[str]) -> Sequence[Any] | None:
 
 def _required(field: Field, value: Any) -> Any:
     if value is None and field.required:
-        raise MisfitError(value, f"field {field.name}", "it is NOT NULL")
+        raise TypeMismatchError(value, f"field {field.name}", "it is NOT NULL")
     return value
 
 

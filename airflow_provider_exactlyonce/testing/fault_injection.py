@@ -37,11 +37,11 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, CommitRecord
 from airflow_provider_exactlyonce.ledger.retention import Expired
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
-from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.commit.row_router import Tee
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
-from airflow_provider_exactlyonce.streaming.commit.sink_group import OtherSinks
+from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sinks.shares import DIGEST_FIELD, Shares, column_of
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
@@ -381,10 +381,10 @@ class _Stage:
         self.sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=self.told.__setitem__))
 
 
-class _Sinks(KafkaTransaction):
+class _Sinks(BatchTransaction):
     """The real order of commits, with tasks in this process, and no Kafka sink."""
 
-    def __init__(self, run: _MemoryRun, sinks: OtherSinks, shares: Shares) -> None:
+    def __init__(self, run: _MemoryRun, sinks: SinkGroup, shares: Shares) -> None:
         super().__init__(
             None,
             run,
@@ -481,7 +481,7 @@ class Rehearsal:
         world, run = self.world, _MemoryRun(self.world, seam)
         first, share = world.done, Share(self._sink)
         committer = FaultyCommitter(self._sink.open(context_in(self._folder)), seam)
-        with closing(OtherSinks(run.pipeline, {self._sink.name: committer})) as sinks:
+        with closing(SinkGroup(run.pipeline, {self._sink.name: committer})) as sinks:
             transaction = _Sinks(run, sinks, Shares(kafka=None, others=(share,)))
             coordinator = CommitCoordinator(
                 transaction,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
-from airflow_provider_exactlyonce.triggers.shared_poller import Look, Looker, Subject
+from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.ledger.gate import Gate, Gates, Verdict
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TARGETS: Final = ("commit", "watermark", "offsets", "timestamp", "up_to_now")
 
 
-class GateLooker(Looker):
+class GateLooker(Checker):
     """Looks at ledgers: at all of a cluster in one request, and closer at those that have moved."""
 
     seconds = 0.5
@@ -25,17 +25,17 @@ class GateLooker(Looker):
         self._gates: Gates | None = None
         self._read: dict[str, Gate] = {}  # so that hundreds are not read at each look
 
-    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, Look | Exception]:
+    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, CheckResult | Exception]:
         from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.ledger.gate import Gates
 
         gates: dict[str, Gate] = {}
-        looks: dict[str, Look | Exception] = {}
+        looks: dict[str, CheckResult | Exception] = {}
         for name, subject in subjects.items():
             try:
                 gates[name] = self._read.get(name) or gate_of(subject)
             except ValueError as error:  # a template has rendered to it
-                looks[name] = Look(missing=str(error), refused=True)
+                looks[name] = CheckResult(missing=str(error), refused=True)
         self._read = gates
         if self._gates is None:
             self._gates = Gates(client_config(self.conn_id))
@@ -78,7 +78,7 @@ def gate_of(subject: Subject) -> Gate:
     return Gate(pipeline=subject["pipeline"], target=target, idle_after=subject.get("idle_after"))
 
 
-def _said(gate: Gate, answer: Verdict | Exception) -> Look | Exception:
+def _said(gate: Gate, answer: Verdict | Exception) -> CheckResult | Exception:
     if isinstance(answer, Exception):
         return answer
     if answer.open:
@@ -88,8 +88,8 @@ def _said(gate: Gate, answer: Verdict | Exception) -> Look | Exception:
             "idle": answer.idle,
             "late_rows": answer.late_rows,
         }
-        return Look(found=found)
+        return CheckResult(found=found)
     missing = f"{gate.pipeline}: {answer.missing}"
     if answer.target != gate.target:
-        return Look(missing=missing, fixed={**dict.fromkeys(TARGETS), **answer.target.to_json()})
-    return Look(missing=missing)
+        return CheckResult(missing=missing, fixed={**dict.fromkeys(TARGETS), **answer.target.to_json()})
+    return CheckResult(missing=missing)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
-from airflow_provider_exactlyonce.triggers.shared_poller import Look, Looker, Subject
+from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.transactions.pending import Blockers, Decisions, Undecided
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 _NAMED: Final = 5
 
 
-class TransactionsLooker(Looker):
+class TransactionsLooker(Checker):
     """Asks for the last stable offsets of all partitions at once, and now and then for who holds them back."""
 
     def __init__(self, conn_id: str) -> None:
         super().__init__(conn_id)
         self._decisions: Decisions | None = None
 
-    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, Look | Exception]:
+    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, CheckResult | Exception]:
         from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
         from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.transactions.pending import Decisions
 
         if self._decisions is None:
             self._decisions = Decisions(client_config(self.conn_id))
-        looks: dict[str, Look | Exception] = {}
+        looks: dict[str, CheckResult | Exception] = {}
         waiting: dict[str, list[Undecided]] = {}
         targets = {name: subject["targets"] for name, subject in subjects.items()}
         for name, answer in self._decisions.undecided(targets).items():
@@ -37,9 +37,9 @@ class TransactionsLooker(Looker):
             elif answer:
                 waiting[name] = answer
             else:
-                looks[name] = Look(found={"offsets": {topic: dict(of) for topic, of in targets[name].items()}})
+                looks[name] = CheckResult(found={"offsets": {topic: dict(of) for topic, of in targets[name].items()}})
         blockers = self._decisions.blockers(one for of in waiting.values() for one in of) if blame else None
-        return {**looks, **{name: Look(missing=_said(of, blockers)) for name, of in waiting.items()}}
+        return {**looks, **{name: CheckResult(missing=_said(of, blockers)) for name, of in waiting.items()}}
 
     def _close(self) -> None:
         self._decisions = None

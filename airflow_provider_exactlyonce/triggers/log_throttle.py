@@ -13,7 +13,7 @@ QUIET_SECONDS: Final = 60.0
 LINES_PER_SECOND: Final = 20  # of all together
 
 
-class Chatter:
+class LogThrottle:
     """One task's leave to log, now and then."""
 
     _second = 0
@@ -22,15 +22,15 @@ class Chatter:
     def __init__(self) -> None:
         self._spoken = float("-inf")
 
-    def may_speak(self) -> bool:
+    def allow(self) -> bool:
         """Whether one line may be logged now; it counts as logged."""
         now = time.monotonic()
         if now - self._spoken < QUIET_SECONDS:
             return False
-        if int(now) != Chatter._second:
-            Chatter._second, Chatter._lines = int(now), 0
-        if Chatter._lines >= LINES_PER_SECOND:
+        if int(now) != LogThrottle._second:
+            LogThrottle._second, LogThrottle._lines = int(now), 0
+        if LogThrottle._lines >= LINES_PER_SECOND:
             return False
-        Chatter._lines += 1
+        LogThrottle._lines += 1
         self._spoken = now
         return True

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_exactlyonce import codec
-from airflow_provider_exactlyonce.triggers.log_throttle import Chatter
+from airflow_provider_exactlyonce.triggers.log_throttle import LogThrottle
 
 if TYPE_CHECKING:
-    from airflow_provider_exactlyonce.control.lease import Pulse
+    from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor
     from airflow_provider_exactlyonce.control.status import Status
     from airflow_provider_exactlyonce.hooks.metrics import Reporter
 
@@ -62,8 +62,8 @@ class PipelineTrigger(BaseTrigger):
         self.stop_timeout = stop_timeout
         self._shown: Status | None = None
         self._metrics: Reporter | None = None
-        self._pulse: Pulse | None = None
-        self._chatter = Chatter()
+        self._pulse: HeartbeatMonitor | None = None
+        self._chatter = LogThrottle()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return class path and arguments; the arguments are a wire format, older ones stay readable."""
@@ -108,12 +108,12 @@ class PipelineTrigger(BaseTrigger):
         self._report(home)
         intent = codec.load(Intent, self.intent, "the trigger's intent")
         status = exit_classification.status_of(home, intent.token)
-        if status is not None and progress.moved(self._shown, status) and self._chatter.may_speak():
+        if status is not None and progress.moved(self._shown, status) and self._chatter.allow():
             self._shown = status
             self.log.info("%s", progress.sentence(status))
         if not drivers.is_there(home, intent.token):
             return "the driver has ended"
-        self._pulse = self._pulse or leases.Pulse(intent.token)
+        self._pulse = self._pulse or leases.HeartbeatMonitor(intent.token)
         if self._pulse.life(leases.read(home.lease)) is leases.Life.SILENT:
             return "the driver gives no sign of life"
         allowed = None if self.no_commit_within is None else timedelta(seconds=self.no_commit_within)

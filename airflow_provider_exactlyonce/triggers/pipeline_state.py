@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
-from airflow_provider_exactlyonce.triggers.shared_poller import Look, Looker, Subject
+from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
@@ -21,7 +21,7 @@ _HOME_SECONDS: Final = 30.0
 _Place = tuple[str | None, str | None]
 
 
-class StateLooker(Looker):
+class StateLooker(Checker):
     """Reads each home once, however many wait for it."""
 
     def __init__(self, conn_id: str) -> None:
@@ -29,7 +29,7 @@ class StateLooker(Looker):
         self._homes: dict[_Place, tuple[Home, str, float]] = {}
         self._reporters: dict[str, Reporter] = {}  # by home
 
-    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, Look | Exception]:
+    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, CheckResult | Exception]:
         from confluent_kafka import KafkaException
 
         from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
@@ -37,7 +37,7 @@ class StateLooker(Looker):
         places: dict[_Place, dict[str, Subject]] = {}
         for name, subject in subjects.items():
             places.setdefault((subject["pipeline"], subject["checkpoint"]), {})[name] = subject
-        looks: dict[str, Look | Exception] = {}
+        looks: dict[str, CheckResult | Exception] = {}
         for place, its in places.items():
             try:
                 pipeline, state, status = self._state(place)
@@ -99,7 +99,7 @@ def states_of(given: object) -> list[str]:
     return states
 
 
-def _said(pipeline: str, state: PipelineState, status: Status | None, given: object) -> Look | Exception:
+def _said(pipeline: str, state: PipelineState, status: Status | None, given: object) -> CheckResult | Exception:
     from airflow_provider_exactlyonce.exceptions import RefusedError
 
     try:
@@ -108,6 +108,6 @@ def _said(pipeline: str, state: PipelineState, status: Status | None, given: obj
         return error
     if state.value in states:
         run, commit = (status.run, status.commit) if status else (0, 0)
-        return Look(found={"pipeline": pipeline, "state": state.value, "run": run, "commit": commit})
+        return CheckResult(found={"pipeline": pipeline, "state": state.value, "run": run, "commit": commit})
     why = f" ({status.error.kind}: {status.error.message})" if status is not None and status.error else ""
-    return Look(missing=f"pipeline {pipeline} is {state.value}{why}, waiting for {' or '.join(states)}")
+    return CheckResult(missing=f"pipeline {pipeline} is {state.value}{why}, waiting for {' or '.join(states)}")

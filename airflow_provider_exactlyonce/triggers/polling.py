@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final
 
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
-from airflow_provider_exactlyonce.triggers.log_throttle import Chatter
-from airflow_provider_exactlyonce.triggers.shared_poller import Look, Looker, watching
+from airflow_provider_exactlyonce.triggers.log_throttle import LogThrottle
+from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, watching
 
 #: Airflow's own time-out of the deferral comes this much after ours: it knows nothing of what is missing.
 BACKSTOP_SECONDS: Final = 60.0
@@ -40,7 +40,7 @@ class PollingTrigger(BaseTrigger):
     :param subject: what the looker needs
     """
 
-    looker: ClassVar[type[Looker]]
+    looker: ClassVar[type[Checker]]
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class PollingTrigger(BaseTrigger):
 
         What doesn't answer is asked again until the deadline, and named then.
         """
-        deadline, chatter = self._deadline(), Chatter()
+        deadline, chatter = self._deadline(), LogThrottle()
         async with watching(self.looker, self.kafka_conn_id, self.subject, self.poll_interval) as watch:
             while True:
                 left = deadline - time.time()
@@ -96,7 +96,7 @@ class PollingTrigger(BaseTrigger):
                 if event is not None:
                     yield event
                     return
-                if chatter.may_speak():
+                if chatter.allow():
                     self.log.info("waiting: %s", now.missing)
 
     async def _push(self, found: Mapping[str, Any] | None) -> None:
@@ -115,7 +115,7 @@ class PollingTrigger(BaseTrigger):
         over = self.timeout_after if self.timeout_after.tzinfo else self.timeout_after.replace(tzinfo=UTC)
         return over.timestamp() - BACKSTOP_SECONDS
 
-    def _event(self, now: Look, deadline: float, *, is_over: bool) -> TriggerEvent | None:
+    def _event(self, now: CheckResult, deadline: float, *, is_over: bool) -> TriggerEvent | None:
         if now.refused:
             return _event(PollReason.REFUSED, missing=now.missing)
         if now.found is not None and self.ends_task:

@@ -27,7 +27,7 @@ Subject = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class CheckResult:
     """What one look has found.
 
     :param found: the task's result, None while it has to wait
@@ -42,7 +42,7 @@ class Look:
     refused: bool = False
 
 
-class Looker(ABC):
+class Checker(ABC):
     """Looks for many subjects at one connection; blocks, one thread at a time.
 
     :param conn_id: connection of type ``kafka``, which is fetched again after an error
@@ -56,13 +56,13 @@ class Looker(ABC):
         self._lock = threading.Lock()
 
     @abstractmethod
-    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, Look | Exception]: ...
+    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, CheckResult | Exception]: ...
 
     @abstractmethod
     def _close(self) -> None:
         """Close the connections; the next look opens new ones."""
 
-    def look(self, subjects: Mapping[str, Subject], *, blame: bool) -> dict[str, Look]:
+    def look(self, subjects: Mapping[str, Subject], *, blame: bool) -> dict[str, CheckResult]:
         """Look once at each; what the cluster doesn't say is missing until it does.
 
         :param subjects: by :func:`name_of` them
@@ -84,12 +84,12 @@ class Looker(ABC):
         with self._lock:
             self._close()
 
-    def _said(self, answer: Look | Exception) -> Look:
-        if isinstance(answer, Look):
+    def _said(self, answer: CheckResult | Exception) -> CheckResult:
+        if isinstance(answer, CheckResult):
             return answer
         if isinstance(answer, ExactlyOnceError) and answer.decision is Decision.REFUSE:
-            return Look(missing=str(answer), refused=True)
-        return Look(missing=f"connection {self.conn_id}: {answer}")
+            return CheckResult(missing=str(answer), refused=True)
+        return CheckResult(missing=f"connection {self.conn_id}: {answer}")
 
 
 def name_of(subject: Subject) -> str:
@@ -110,16 +110,16 @@ class Watch:
     def __init__(self, poller: Poller, subject: Subject, seconds: float) -> None:
         self.poller, self.subject, self.seconds = poller, subject, seconds
         self.name = name_of(subject)
-        self._latest: Look | Exception | None = None
+        self._latest: CheckResult | Exception | None = None
         self._told = asyncio.Event()
 
-    def tell(self, news: Look | Exception) -> None:
+    def tell(self, news: CheckResult | Exception) -> None:
         """Say what has been found, if it is news, or why nothing can be."""
         if news != self._latest:
             self._latest = news
             self._told.set()
 
-    async def changed(self, seconds: float) -> Look | None:
+    async def changed(self, seconds: float) -> CheckResult | None:
         """Wait for news; None when there are none for so long.
 
         :raises Exception: when looking has failed for a reason that a looker does not expect
@@ -133,19 +133,23 @@ class Watch:
             raise self._latest
         return self._latest
 
-    async def now(self) -> Look:
+    async def now(self) -> CheckResult:
         """Look now, and find out who is to blame; what was seen last when that takes too long."""
         look = asyncio.to_thread(self.poller.looker.look, {self.name: self.subject}, blame=True)
         try:
             return (await asyncio.wait_for(look, _NOW_SECONDS))[self.name]
         except TimeoutError:
-            return self._latest if isinstance(self._latest, Look) else Look(missing="the cluster has not answered")
+            return (
+                self._latest
+                if isinstance(self._latest, CheckResult)
+                else CheckResult(missing="the cluster has not answered")
+            )
 
 
 class Poller:
     """Looks for all who wait at one connection, until nobody does."""
 
-    def __init__(self, looker: Looker) -> None:
+    def __init__(self, looker: Checker) -> None:
         self.looker: Final = looker
         self.watches: Final[set[Watch]] = set()
         self._wake = asyncio.Event()
@@ -190,14 +194,14 @@ class Poller:
 
 
 #: A triggerer has one event loop.
-_pollers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[type[Looker], str], Poller]]] = (
+_pollers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[type[Checker], str], Poller]]] = (
     WeakKeyDictionary()
 )
 _SHORTEST_SECONDS: Final = 0.05
 
 
 @asynccontextmanager
-async def watching(kind: type[Looker], conn_id: str, subject: Subject, seconds: float) -> AsyncIterator[Watch]:
+async def watching(kind: type[Checker], conn_id: str, subject: Subject, seconds: float) -> AsyncIterator[Watch]:
     """Wait together with all others of this event loop that wait for the same kind of thing at the same connection."""
     pollers, key = _pollers.setdefault(asyncio.get_running_loop(), {}), (kind, conn_id)
     poller = pollers.get(key)

@@ -58,7 +58,7 @@ class UpgradeTrigger(BaseTrigger):
     def _is_waiting(self) -> bool:
         from airflow_provider_exactlyonce.control import drivers
         from airflow_provider_exactlyonce.control.home import Home
-        from airflow_provider_exactlyonce.control.waiting import Wait
+        from airflow_provider_exactlyonce.control.waiting import WaitCondition
 
-        wait = Wait(token=self.token or None, request=self.request, commits=self.commits)
+        wait = WaitCondition(token=self.token or None, request=self.request, commits=self.commits)
         return not drivers.has_happened(Home(self.home), wait)

@@ -21,7 +21,7 @@ _SHOWN_CHARACTERS: Final = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tools:
+class UpgradeEnvironment:
     """How to reach the cluster, and how to start what needs Spark.
 
     :param config: returns client configuration in librdkafka's names
@@ -38,7 +38,7 @@ class Tools:
     tell: Callable[[str], None] = lambda _: None
 
 
-def check_version(tools: Tools, application: str, pipeline: str, savepoint: Path) -> dict[str, Any]:
+def check_version(tools: UpgradeEnvironment, application: str, pipeline: str, savepoint: Path) -> dict[str, Any]:
     """Compare a version with a savepoint, in a process of its own; returns the answer of ``exactlyonce check``.
 
     :param savepoint: its directory

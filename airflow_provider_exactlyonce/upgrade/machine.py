@@ -17,7 +17,7 @@ from typing import Final
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
-from airflow_provider_exactlyonce.checkpoint.request import Taking, not_answered
+from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker, not_answered
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.stop import Stop, not_stopped
@@ -37,7 +37,7 @@ from airflow_provider_exactlyonce.control.processes import ChildDriver
 from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan, Step
-from airflow_provider_exactlyonce.control.waiting import Wait
+from airflow_provider_exactlyonce.control.waiting import WaitCondition
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     ExactlyOnceError,
@@ -48,7 +48,7 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.upgrade import shadow_run, stability
-from airflow_provider_exactlyonce.upgrade.environment import Tools, check_version
+from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment, check_version
 
 _POLL_SECONDS: Final = 1.0
 #: How a plan's error comes back as itself.
@@ -66,14 +66,14 @@ class Upgrade:
     :param dry_run: it is a dry run's
     """
 
-    def __init__(self, home: Home, plan: Plan, tools: Tools, *, dry_run: bool = False) -> None:
+    def __init__(self, home: Home, plan: Plan, tools: UpgradeEnvironment, *, dry_run: bool = False) -> None:
         self._home: Final = home
         self._id: Final = plan.id
         self._pipeline: Final = plan.pipeline
         self._tools: Final = tools
         self._dry_run: Final = dry_run
         self._child: ChildDriver | None = None  # it is reaped when this object is asked again, or our process ends
-        self._steps: Final[Mapping[Step, Callable[[Plan], Plan | Wait]]] = {
+        self._steps: Final[Mapping[Step, Callable[[Plan], Plan | WaitCondition]]] = {
             Step.CHECK: self._check,
             Step.COMPARE: self._compare,
             Step.STOP: self._stop,
@@ -86,7 +86,7 @@ class Upgrade:
             Step.REST: self._rest,
         }
 
-    def advance(self) -> Plan | Wait:
+    def advance(self) -> Plan | WaitCondition:
         """Take all steps that can be taken now; returns the plan when it is over, or what has to happen first.
 
         :raises AlreadyRunningError: when somebody else works on it, or has replaced it
@@ -97,7 +97,7 @@ class Upgrade:
             while not plan.is_over:
                 failpoints.reach(f"upgrade-{plan.step}")
                 found = self._steps[plan.step](plan)
-                if isinstance(found, Wait):
+                if isinstance(found, WaitCondition):
                     return found
                 failpoints.reach(f"upgrade-{plan.step}-taken")
                 plan = replace(found, entered=time.time())
@@ -110,7 +110,7 @@ class Upgrade:
 
         :raises ExactlyOnceError: as :meth:`advance` does
         """
-        while isinstance(found := self.advance(), Wait):
+        while isinstance(found := self.advance(), WaitCondition):
             time.sleep(_POLL_SECONDS)
         return found
 
@@ -123,13 +123,13 @@ class Upgrade:
 
     # -- nothing is touched -----------------------------------------------------------------------------------------
 
-    def _check(self, plan: Plan) -> Plan | Wait:
+    def _check(self, plan: Plan) -> Plan | WaitCondition:
         """Compare the new version with a savepoint of the version in use."""
         try:
             old = self._version_in_use(plan)
             self._check_way_back(plan, old)
             savepoint = self._savepoint_to_check(plan, old)
-            if isinstance(savepoint, Wait):
+            if isinstance(savepoint, WaitCondition):
                 return savepoint
             file = Path(str(plan.application))
             answer = check_version(self._tools, str(file), plan.pipeline, self._home.savepoints / savepoint.id)
@@ -177,7 +177,7 @@ class Upgrade:
             raise RefusedError(f"pipeline {plan.pipeline} has no ledger on this cluster: nothing was ever committed")
         return tail.claim.version
 
-    def _savepoint_to_check(self, plan: Plan, old: str) -> Savepoint | Wait:
+    def _savepoint_to_check(self, plan: Plan, old: str) -> Savepoint | WaitCondition:
         savepoints, lineage = Savepoints(self._home.savepoints), self._home.current()
         fitting = [
             one
@@ -187,9 +187,11 @@ class Upgrade:
         good = next((one for one in reversed(fitting) if not savepoints.verify(one.id)), None)
         if good is not None:
             return good
-        taking = Taking(self._home, plan.pipeline, self._tools.config, request=f"{plan.id}a", label="before an upgrade")
+        taking = SavepointTaker(
+            self._home, plan.pipeline, self._tools.config, request=f"{plan.id}a", label="before an upgrade"
+        )
         found = taking.advance()
-        if not isinstance(found, Wait):
+        if not isinstance(found, WaitCondition):
             return found
         self._limit(plan, plan.options.stop_timeout, not_answered(self._home, found.token))
         return replace(found, seconds=plan.options.stop_timeout)
@@ -217,7 +219,7 @@ class Upgrade:
 
     # -- forward ----------------------------------------------------------------------------------------------------
 
-    def _stop(self, plan: Plan) -> Plan | Wait:
+    def _stop(self, plan: Plan) -> Plan | WaitCondition:
         """Stop the old version with a savepoint, which stays until nobody can want to go back to it."""
         options = plan.options
         stop = Stop(
@@ -229,7 +231,7 @@ class Upgrade:
             savepoint=options.savepoint,
         )
         found = stop.advance()
-        if isinstance(found, Wait):
+        if isinstance(found, WaitCondition):
             self._limit(
                 plan, options.stop_timeout, not_stopped(self._home, plan.pipeline, found.token, options.stop_timeout)
             )
@@ -265,7 +267,7 @@ class Upgrade:
         except RefusedError as error:
             return self._unstable(plan, f"its driver could not be started: {error}")
 
-    def _watch(self, plan: Plan) -> Plan | Wait:
+    def _watch(self, plan: Plan) -> Plan | WaitCondition:
         """Wait until the new version is stable."""
         self._reap()
         seen = stability.look(self._home, plan, self._tools.config())
@@ -278,7 +280,7 @@ class Upgrade:
         if seen.commits == 0 and seen.lag > plan.lag_peak:
             upgrade_plan.write(self._home, replace(plan, lag_peak=seen.lag))
         left = plan.entered + plan.options.stable_timeout - time.time()
-        return Wait(
+        return WaitCondition(
             token=str(plan.token), commits=max(seen.commits + 1, plan.options.stable_after), seconds=max(left, 1.0)
         )
 
@@ -288,13 +290,13 @@ class Upgrade:
 
     # -- the way back -----------------------------------------------------------------------------------------------
 
-    def _stop_new(self, plan: Plan) -> Plan | Wait:
+    def _stop_new(self, plan: Plan) -> Plan | WaitCondition:
         """Stop what runs, with force if it does not end its batch in time."""
         reason = f"a rollback to version {plan.old}"
         request = f"{plan.id}b"  # the stop of the old version has the plan's own
         found = Stop(self._home, plan.pipeline, self._tools.config, request=request, reason=reason).advance()
         was_stopped = plan.was_stopped
-        if isinstance(found, Wait):
+        if isinstance(found, WaitCondition):
             if time.time() - plan.entered <= plan.options.stop_timeout:
                 return replace(found, seconds=plan.options.stop_timeout)
             if found.token is not None:
@@ -327,7 +329,7 @@ class Upgrade:
             return _failed(plan, f"the driver of version {plan.old} could not be started: {error}")
         return replace(plan, step=Step.WATCH_OLD, log=log)
 
-    def _watch_old(self, plan: Plan) -> Plan | Wait:
+    def _watch_old(self, plan: Plan) -> Plan | WaitCondition:
         """Wait until the old version has caught up with the ledger, and is live."""
         self._reap()
         if not drivers.is_there(self._home, str(plan.token)):
@@ -336,16 +338,16 @@ class Upgrade:
         status = exit_classification.status_of(self._home, str(plan.token))
         is_live = status is not None and status.state is DriverState.RUNNING
         if status is None or not is_live or (status.replay is not None and status.replay.pending):
-            return Wait(token=str(plan.token), commits=0)
+            return WaitCondition(token=str(plan.token), commits=0)
         self._unpin((*plan.unpin, *([str(plan.savepoint)] if plan.pinned else [])))
         return replace(plan, step=Step.REST if plan.was_stopped else Step.ROLLED_BACK)
 
-    def _rest(self, plan: Plan) -> Plan | Wait:
+    def _rest(self, plan: Plan) -> Plan | WaitCondition:
         """Stop what was started, because nothing ran before."""
         request, reason = f"{plan.id}c", "the pipeline was stopped before"
         found = Stop(self._home, plan.pipeline, self._tools.config, request=request, reason=reason).advance()
         self._reap()
-        if isinstance(found, Wait):
+        if isinstance(found, WaitCondition):
             limit = plan.options.stop_timeout
             self._limit(plan, limit, not_stopped(self._home, plan.pipeline, found.token, limit))
             return replace(found, seconds=limit)

@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.streaming.job import loader
 from airflow_provider_exactlyonce.upgrade import delivered
 from airflow_provider_exactlyonce.upgrade.comparison import Content, compare
-from airflow_provider_exactlyonce.upgrade.shadow_replay import Repeat, find_ground
+from airflow_provider_exactlyonce.upgrade.shadow_replay import ShadowReplay, find_ground
 
 Function = Callable[[Content], Content | None]
 
@@ -54,7 +54,7 @@ def make(request: Mapping[str, Any]) -> dict[str, Any]:
     ground = find_ground(home, request["shadow_commits"], last)
     spark = open_session(f"shadow run of {pipeline.name}")
     try:
-        repeat = Repeat(home, pipeline, config, Path(request["folder"], "lineage"))
+        repeat = ShadowReplay(home, pipeline, config, Path(request["folder"], "lineage"))
         stretch = repeat.run(spark, ground, last)
     finally:
         spark.stop()

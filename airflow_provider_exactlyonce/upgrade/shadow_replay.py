@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits, Stretch, check_input
+from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.upgrade.comparison import Row, decode
 
@@ -95,7 +95,7 @@ def find_ground(home: Home, commits: int, last: int) -> Ground:
     )
 
 
-class Repeat:
+class ShadowReplay:
     """One repetition.
 
     :param home: of the pipeline; only read
@@ -111,7 +111,7 @@ class Repeat:
         self._failure: ExactlyOnceError | None = None
         self.rows: Final[list[Row]] = []
 
-    def run(self, spark: SparkSession, ground: Ground, last: int) -> Stretch:
+    def run(self, spark: SparkSession, ground: Ground, last: int) -> CommitSpan:
         """Repeat all commits after the ground's up to ``last``; returns what they add up to.
 
         :raises RefusedError: when commits or source records are gone

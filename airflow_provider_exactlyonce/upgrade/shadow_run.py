@@ -15,14 +15,14 @@ from airflow_provider_exactlyonce.control import json_store, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.upgrade.environment import Tools, run_to_end
+from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment, run_to_end
 
 _PROGRAM: Final = Path(__file__).with_name("shadow_main.py")
 _SHOWN_CHARACTERS: Final = 2000
 _KINDS: Final = ("missing", "extra", "changed")
 
 
-def run(home: Home, plan: Plan, application: str, tools: Tools, *, dry_run: bool) -> dict[str, Any]:
+def run(home: Home, plan: Plan, application: str, tools: UpgradeEnvironment, *, dry_run: bool) -> dict[str, Any]:
     """Make the shadow run of a plan's new version; returns the report.
 
     :param application: the new version's file

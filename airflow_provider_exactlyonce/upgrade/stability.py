@@ -23,7 +23,7 @@ _OPEN_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class StabilityReport:
     """What is seen of a driver that should become stable.
 
     :param commits: how many it has made
@@ -38,7 +38,7 @@ class Sight:
     unstable: str | None = None
 
 
-def look(home: Home, plan: Plan, config: Mapping[str, Any]) -> Sight:
+def look(home: Home, plan: Plan, config: Mapping[str, Any]) -> StabilityReport:
     """Look at the driver that a plan has started.
 
     :param config: client configuration in librdkafka's names
@@ -47,19 +47,19 @@ def look(home: Home, plan: Plan, config: Mapping[str, Any]) -> Sight:
     token, wanted = str(plan.token), plan.options.stable_after
     status = exit_classification.status_of(home, token)
     if not drivers.is_there(home, token):
-        return Sight(commits=0, lag=0, unstable=f"its driver ended: {how_it_ended(home, plan)}")
+        return StabilityReport(commits=0, lag=0, unstable=f"its driver ended: {how_it_ended(home, plan)}")
     lag = _lag(plan.pipeline, config)
     commits = status.commits_of_run if status is not None else 0
     is_running = status is not None and status.state is DriverState.RUNNING
-    seen = Sight(commits=commits, lag=lag)
+    seen = StabilityReport(commits=commits, lag=lag)
     peak = max(plan.lag_peak, lag) if commits == 0 else plan.lag_peak
     if is_running and commits >= wanted and lag <= peak and _open_seconds(plan.pipeline, config) <= _OPEN_SECONDS:
-        return Sight(commits=commits, lag=lag, stable=f"{commits} commits, {lag:,} source records to go")
+        return StabilityReport(commits=commits, lag=lag, stable=f"{commits} commits, {lag:,} source records to go")
     if time.time() - plan.entered < plan.options.stable_timeout:
         return seen
     if is_running and lag == 0:
-        return Sight(commits=commits, lag=lag, stable=f"{commits} commits, and nothing is left to commit")
-    return Sight(commits=commits, lag=lag, unstable=_too_late(plan, status, commits, lag))
+        return StabilityReport(commits=commits, lag=lag, stable=f"{commits} commits, and nothing is left to commit")
+    return StabilityReport(commits=commits, lag=lag, unstable=_too_late(plan, status, commits, lag))
 
 
 def how_it_ended(home: Home, plan: Plan) -> str:

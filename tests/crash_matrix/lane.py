@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
-from airflow_provider_exactlyonce.ledger.records import RunRecord
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord
 from tests.crash_matrix.cases import CLAIM, LONG_TIMEOUT_SECONDS, Case, Fault, Life, lives
 from tests.crash_matrix.pipeline import HangingError, Pipeline
 from tests.crash_matrix.shapes import NO_DATA
@@ -180,7 +180,7 @@ class _World:
                 return
             self._inject(case)
 
-    def _measure_held(self, before: RunRecord | None) -> None:
+    def _measure_held(self, before: ClaimRecord | None) -> None:
         pipeline = self._pipeline
         freed = 0.0
 

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_provider_exactlyonce.ledger import topic as ledger_settings
-from airflow_provider_exactlyonce.ledger.records import RunRecord, ledger_topic
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, ledger_topic
 from tests.crash_matrix.observer import QUIET, STABLE, Observer
 from tests.crash_matrix.shapes import NO_DATA, WITH_WATERMARK, Event, Model, burst
 from tests.crash_matrix.verdict import Findings, Judge
@@ -184,10 +184,10 @@ class Pipeline:
         self.observer.catch_up(before)
         return self.observer.decided_ends() == before
 
-    def newest_claim(self) -> RunRecord | None:
+    def newest_claim(self) -> ClaimRecord | None:
         """Return the newest run's claim."""
         found = self.observer.runs[-1] if self.observer.runs else None
-        return found if isinstance(found, RunRecord) else None
+        return found if isinstance(found, ClaimRecord) else None
 
     def kill(self) -> None:
         """Do what a lost machine does to the driver."""

@@ -12,9 +12,9 @@ from confluent_kafka import IsolationLevel, Producer
 
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import (
+    ClaimRecord,
     CommitRecord,
     Place,
-    RunRecord,
     SinkRange,
     encode,
     ledger_topic,
@@ -37,7 +37,7 @@ class HandWrittenPipeline:
 
     def claim(self) -> None:
         """Begin a run."""
-        claim = RunRecord(
+        claim = ClaimRecord(
             pipeline=self.name,
             run=1,
             host="here",

@@ -414,11 +414,11 @@ WRITTEN: Mapping[str, str | None] = {
 LOADED: Mapping[str, str] = {
     "LogRecord": "log-",
     "SinkEntry": "entry.json",
-    "Note": "delivered.json",
+    "DeliveryProgress": "delivered.json",
     "Done": "steps.json",
     "LedgerSeen": "backfills/ledger.json",
     "Intent": "intent.json",
-    "RunRecord": "ledger/run.json",
+    "ClaimRecord": "ledger/run.json",
     "CommitRecord": "ledger/commit.json",
     "Cut": "cut.json",
     "Lineage": "lineage.json",

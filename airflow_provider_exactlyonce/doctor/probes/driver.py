@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import HEARTBEAT_SECONDS, STALE_SECONDS, Lease, Life
 from airflow_provider_exactlyonce.control.status import ENDED, Status
 from airflow_provider_exactlyonce.doctor.facts import DriverFacts, Facts
-from airflow_provider_exactlyonce.ledger.records import RunRecord
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord
 
 #: Older claims are of processes that have long ended.
 _CLAIMS: Final = 20
@@ -56,7 +56,7 @@ def _is_told_by_another(home: Home, held: Lease, status: Status | None) -> bool:
     return False
 
 
-def _lives_here(run: RunRecord) -> bool:
+def _lives_here(run: ClaimRecord) -> bool:
     """Tell whether the process that made a claim lives on this machine: one that began before it has its pid."""
     started = leases.process_start(run.pid) if leases.is_here(run.machine, run.host) else None
     if started is None:

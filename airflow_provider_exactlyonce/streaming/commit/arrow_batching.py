@@ -23,7 +23,7 @@ _WANTED_BYTES: Final = 2 << 20  # stays in a processor's cache on its way
 _TOLERATED_BYTES: Final = 64 << 20  # Spark's own limit
 
 
-class Drawn(NamedTuple):
+class BatchStats(NamedTuple):
     """The Arrow batches that a task got from Spark.
 
     :param largest: bytes of the largest of them
@@ -34,7 +34,7 @@ class Drawn(NamedTuple):
     largest: int = 0
 
 
-class Drawing:
+class MeasuredBatches:
     """Notes Arrow batches while somebody draws them.
 
     :param batches: as they come from Spark
@@ -42,17 +42,17 @@ class Drawing:
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._batches: Final = batches
-        self.drawn = Drawn()
+        self.drawn = BatchStats()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._batches:
             rows, total, largest = self.drawn
             size = batch.nbytes
-            self.drawn = Drawn(rows + batch.num_rows, total + size, max(largest, size))
+            self.drawn = BatchStats(rows + batch.num_rows, total + size, max(largest, size))
             yield batch
 
 
-class ArrowRows:
+class BatchSizer:
     """The limits of a query's Arrow batches.
 
     They start with the one in bytes, and go back to it for the rest of the run after a job that failed or a batch that
@@ -86,7 +86,7 @@ class ArrowRows:
                 session.conf.set(name, value)
             self._set = limits
 
-    def saw(self, tasks: Iterable[Drawn]) -> None:
+    def saw(self, tasks: Iterable[BatchStats]) -> None:
         """Learn from a job; one of few bytes tells too little."""
         drawn = list(tasks)
         rows, total = sum(one.rows for one in drawn), sum(one.bytes for one in drawn)

@@ -19,7 +19,7 @@ from typing_extensions import override
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError
 from airflow_provider_exactlyonce.kafka.config import for_spark
 from airflow_provider_exactlyonce.streaming.analysis import feedback
-from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction, Sums
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction, Sums
 from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from airflow_provider_exactlyonce.streaming.spark import typed_errors
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 _NOTHING: Final = Sums(rows=0, digest=0, bad=0)
 
 
-class KafkaAtLeastOnce(KafkaTransaction):
+class KafkaAtLeastOnce(BatchTransaction):
     """A Kafka sink that is the pipeline's only one, written by Spark's own.
 
-    :param definition: what the user declared; the other parameters are those of :class:`KafkaTransaction`
+    :param definition: what the user declared; the other parameters are those of :class:`BatchTransaction`
     :raises RefusedError: when it asks for what Spark's own sink lacks
     """
 

@@ -32,11 +32,11 @@ from airflow_provider_exactlyonce.ledger.topic_identity import check_sinks, chec
 from airflow_provider_exactlyonce.streaming.analysis import feedback, late_rows, logical_plans
 from airflow_provider_exactlyonce.streaming.analysis.executed_batch import BatchCounts, ExecutedBatch
 from airflow_provider_exactlyonce.streaming.analysis.late_rows import COUNT_LATE_ROWS, LateRowsPolicy
-from airflow_provider_exactlyonce.streaming.commit.arrow_batching import ArrowRows, Drawn
+from airflow_provider_exactlyonce.streaming.commit.arrow_batching import BatchSizer, BatchStats
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.commit.batch_sink import TransactionalSink
 from airflow_provider_exactlyonce.streaming.commit.run import Run
-from airflow_provider_exactlyonce.streaming.commit.sink_group import OtherSinks, different
+from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup, different
 from airflow_provider_exactlyonce.streaming.commit.written_topics import WrittenTopics
 from airflow_provider_exactlyonce.streaming.sequencer.client import Address
 from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, TopicPartition, Written
@@ -74,7 +74,7 @@ class Sums:
     bad: int
 
 
-class KafkaTransaction(TransactionalSink):
+class BatchTransaction(TransactionalSink):
     """The sinks of a running query, and their commit: one Kafka transaction with the records and the ledger's record.
 
     Other sinks commit before it, see :mod:`airflow_provider_exactlyonce.streaming.sinks.spi`.
@@ -106,14 +106,14 @@ class KafkaTransaction(TransactionalSink):
         bad_source_records: Callable[[SourceRanges], DataFrame | None] | None = None,
         mark: str | None = None,
         shares: Shares | None = None,
-        others: OtherSinks | None = None,
+        others: SinkGroup | None = None,
         allow_feedback: bool = False,
         executed: Callable[[Batch], ExecutedBatch] | None = None,
         late: LateRowsPolicy = COUNT_LATE_ROWS,
     ) -> None:
         self._definition: Final = definition
         self._shares: Final = shares or Shares(kafka=Share(definition), others=())
-        self._others: Final = others or OtherSinks(run.pipeline, {})
+        self._others: Final = others or SinkGroup(run.pipeline, {})
         self._run: Final = run
         self._listener: Final = listener
         self._stop_requested: Final = stop_requested
@@ -122,7 +122,7 @@ class KafkaTransaction(TransactionalSink):
         self._allow_feedback: Final = allow_feedback
         self._executed: Final = executed
         self._late_rows: Final = late
-        self._arrow_rows: Final = ArrowRows()
+        self._arrow_rows: Final = BatchSizer()
         self._targets = dict(targets)
         self._written_topics: Final = WrittenTopics(run, definition, late.topic)
         self._batch: Batch | None = None
@@ -503,7 +503,7 @@ class KafkaTransaction(TransactionalSink):
         finally:
             context.setLocalProperty(write_stage.ATTEMPT_PROPERTY, None)  # type: ignore[arg-type]
             context.removeJobTag(tag)
-        self._arrow_rows.saw(Drawn(*one["drawn"]) for one in told)
+        self._arrow_rows.saw(BatchStats(*one["drawn"]) for one in told)
         if shares := [one["shares"] for one in told if one["shares"]]:
             self._others.answered(shares)
         return [

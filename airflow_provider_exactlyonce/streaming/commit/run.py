@@ -40,7 +40,7 @@ from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, St
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
-from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, CommitRecord, RunRecord, SourceRanges
+from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, ClaimRecord, CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, Expired, History, LedgerRetention
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start
 
@@ -318,9 +318,9 @@ class Run:
         self.home.remember(self._lineage)
         return True
 
-    def _claim_record(self, before: LedgerTail) -> RunRecord:
+    def _claim_record(self, before: LedgerTail) -> ClaimRecord:
         highest = before.claim.run if before.claim else 0
-        return RunRecord(
+        return ClaimRecord(
             pipeline=self.pipeline,
             run=self.number or highest + 1,
             host=socket.gethostname(),
@@ -350,7 +350,7 @@ class Run:
                 )
             time.sleep(0.01)
 
-    def _superseded_by(self, claim: RunRecord) -> FencedError:
+    def _superseded_by(self, claim: ClaimRecord) -> FencedError:
         return FencedError(
             f"run {self.number} of {self.pipeline} is superseded by run {claim.run}: pid {claim.pid} on {claim.host}, "
             f"claimed {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(claim.claimed / 1000))} UTC"

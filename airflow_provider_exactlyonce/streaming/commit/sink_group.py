@@ -46,7 +46,7 @@ class _Attempted:
     told: dict[str, list[Any]] = field(default_factory=dict)
 
 
-class OtherSinks:
+class SinkGroup:
     """All sinks but Kafka. Called by the coordinator's thread only.
 
     :param committers: by the sinks' names, in declared order

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Misfit:
+class HomeMismatch:
     """Why a home and a ledger do not belong together.
 
     :param name: a stable name for it
@@ -69,7 +69,7 @@ def misfit(
     lineage: Lineage | None,
     tail: LedgerTail | None,
     accept_home: bool,
-) -> Misfit | None:
+) -> HomeMismatch | None:
     """Return why this home and this ledger do not belong together, None when they do.
 
     :param home_id: identity of the home, None when the directory is no home yet
@@ -79,7 +79,7 @@ def misfit(
     :param accept_home: the home was moved on purpose
     """
     if home_pipeline is not None and home_pipeline != pipeline:
-        return Misfit(
+        return HomeMismatch(
             "home-of-another-pipeline",
             f"{home_path} is the home of pipeline {home_pipeline}, not of {pipeline}; give each its own",
         )
@@ -88,25 +88,25 @@ def misfit(
     if foreign is not None or tail is None or claim is None:
         return foreign
     if home_id is None or lineage is None:
-        return Misfit(
+        return HomeMismatch(
             "home-empty",
             f"{home_path} is empty, but pipeline {pipeline} has a home: {claim.home_path} (run {claim.run}, "
             f"commit {tail.place.commit}). Start it from there, or give the new pipeline another name",
         )
     if home_id != claim.home:
-        return Misfit(
+        return HomeMismatch(
             "foreign-home",
             f"{home_path} is not the home of pipeline {pipeline}: its last run {claim.run} started from "
             f"{claim.home_path}. Start it from there, or give the new pipeline another name",
         )
     if home_path != claim.home_path and not accept_home:
-        return Misfit(
+        return HomeMismatch(
             "copied-home",
             f"{home_path} is a copy: run {claim.run} of pipeline {pipeline} started from {claim.home_path}. "
             "Start it from there; if the home was moved for good, pass --accept-home once",
         )
     if lineage.abandoned_for is not None:
-        return Misfit(
+        return HomeMismatch(
             "lineage-abandoned",
             f"{home_path}/current points to lineage {lineage.id}, which was abandoned for {lineage.abandoned_for} by a "
             f"restore or a rescale. Point current to {lineage.abandoned_for} again, or restore a savepoint: "
@@ -114,7 +114,7 @@ def misfit(
         )
     restored_since = (lineage.parent_run, lineage.parent_commit) == (claim.run, tail.place.commit)
     if lineage.id != claim.lineage and not restored_since:
-        return Misfit(
+        return HomeMismatch(
             "lineage-not-current",
             f"{home_path}/current points to lineage {lineage.id}; run {claim.run} of pipeline {pipeline} went on in "
             f"lineage {claim.lineage}. A lineage that isn't current would repeat what is committed; point current to "
@@ -123,29 +123,31 @@ def misfit(
     return None
 
 
-def _foreign_ledger(pipeline: str, home_path: str, lineage: Lineage | None, tail: LedgerTail | None) -> Misfit | None:
+def _foreign_ledger(
+    pipeline: str, home_path: str, lineage: Lineage | None, tail: LedgerTail | None
+) -> HomeMismatch | None:
     if lineage is None or lineage.ledger_topic_id is None:
         return None
     if tail is None:
-        return Misfit(
+        return HomeMismatch(
             "ledger-deleted",
             f"the ledger of pipeline {pipeline} was deleted: {home_path} knows it up to commit {lineage.last_commit}, "
             "and its topic does not exist on this cluster. Without it committed batches would be written again",
         )
     if tail.cluster_id != lineage.cluster_id:
-        return Misfit(
+        return HomeMismatch(
             "another-cluster",
             f"this is Kafka cluster {tail.cluster_id}; the ledger of {home_path} is on cluster {lineage.cluster_id}. "
             "Check bootstrap.servers",
         )
     if tail.topic_id != lineage.ledger_topic_id:
-        return Misfit(
+        return HomeMismatch(
             "ledger-recreated",
             f"the ledger of pipeline {pipeline} was recreated: its topic has id {tail.topic_id}, {home_path} knows "
             f"{lineage.ledger_topic_id} up to commit {lineage.last_commit}. Committed batches would be written again",
         )
     if tail.place.commit < lineage.last_commit:
-        return Misfit(
+        return HomeMismatch(
             "ledger-set-back",
             f"the ledger of pipeline {pipeline} ends at commit {tail.place.commit}; {home_path} has seen commit "
             f"{lineage.last_commit}. The ledger was set back; committed batches would be written again",

@@ -30,7 +30,7 @@ from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.kafka.record_batch import Body, OversizedRecord, RefusedRecord
 from airflow_provider_exactlyonce.kafka.transaction import add_partitions, produce
 from airflow_provider_exactlyonce.kafka.wire import Producer, WireClient
-from airflow_provider_exactlyonce.streaming.commit.arrow_batching import Drawing
+from airflow_provider_exactlyonce.streaming.commit.arrow_batching import MeasuredBatches
 from airflow_provider_exactlyonce.streaming.commit.row_router import SHARES_PROPERTY, TaskShare, Tee
 from airflow_provider_exactlyonce.streaming.commit.topic_routing import Router, by_topic
 from airflow_provider_exactlyonce.streaming.sequencer.client import (
@@ -183,7 +183,7 @@ def write(
     :returns: one row in :data:`RESULT_SCHEMA`; ``written`` is JSON: ``kafka`` is [[topic, partition, rows, digest], …],
         the partition -1 for rows that were only summed up; ``shares`` is
         :data:`airflow_provider_exactlyonce.streaming.commit.row_router.ShareAnswers`, and ``drawn``
-        :class:`airflow_provider_exactlyonce.streaming.commit.arrow_batching.Drawn`
+        :class:`airflow_provider_exactlyonce.streaming.commit.arrow_batching.BatchStats`
     :raises RecordTooLargeError: when a record is above the topic's limit; the text is marked
     :raises RecordRefusedError: when a record's topic or partition does not exist; the text is marked
     """
@@ -193,7 +193,7 @@ def write(
     if context is None:
         raise RuntimeError("write() runs in a Spark task")
     number = context.partitionId()
-    drawing = Drawing(batches)
+    drawing = MeasuredBatches(batches)
     with Tee(shares, context.getLocalProperty(SHARES_PROPERTY), number) as tee:
         rows = tee.passing(iter(drawing)) if shares else iter(drawing)
         written = {} if settings is None else _write_records(rows, settings, context)

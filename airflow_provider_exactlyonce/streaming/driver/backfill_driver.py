@@ -21,7 +21,7 @@ from typing_extensions import override
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.backfill import progress, results, workspace
 from airflow_provider_exactlyonce.backfill.begin import Start, begin
-from airflow_provider_exactlyonce.backfill.plan import Step, Terms, plan
+from airflow_provider_exactlyonce.backfill.plan import PlanInputs, Step, plan
 from airflow_provider_exactlyonce.backfill.progress import Done
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, Output
 from airflow_provider_exactlyonce.backfill.resolve import positions_to_json
@@ -51,7 +51,7 @@ from airflow_provider_exactlyonce.streaming.analysis.executed_batch import Execu
 from airflow_provider_exactlyonce.streaming.analysis.late_rows import LateRowsPolicy
 from airflow_provider_exactlyonce.streaming.analysis.logical_plans import check_sources
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import topic_of_mark
-from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids
 from airflow_provider_exactlyonce.streaming.driver.driver import Driver, sequencer_endpoint
@@ -133,7 +133,7 @@ class BackfillDriver(Driver):
             for source in self._pipeline.sources.values()
             if source.max_offsets_per_trigger
         }
-        terms = Terms(state=request.state, kind=request.kind, version=begun.version, limits=limits)
+        terms = PlanInputs(state=request.state, kind=request.kind, version=begun.version, limits=limits)
         with LedgerReader(self._options.config, self._asked.pipeline) as reader:
             tail = reader.tail()
             check_topic_ids(topic_ids, tail)
@@ -163,7 +163,7 @@ class BackfillDriver(Driver):
         def bad_source_records(ranges: SourceRanges) -> DataFrame | None:
             return self._pipeline.bad_source_records(spark, config, self._sink.bad_topic, ranges)
 
-        sink = KafkaTransaction(
+        sink = BatchTransaction(
             self._sink,
             run,
             targets={topic: topics[topic] for topic in self._sink_topics()},
@@ -227,7 +227,7 @@ class BackfillDriver(Driver):
         return written
 
     def _run_steps(
-        self, spark: SparkSession, run: Run, stream: DataFrame, sink: KafkaTransaction, steps: BackfillSteps
+        self, spark: SparkSession, run: Run, stream: DataFrame, sink: BatchTransaction, steps: BackfillSteps
     ) -> None:
         checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
         batches = BackfillBatches(

@@ -38,10 +38,10 @@ from airflow_provider_exactlyonce.streaming.analysis.executed_batch import Execu
 from airflow_provider_exactlyonce.streaming.commit.at_least_once import KafkaAtLeastOnce
 from airflow_provider_exactlyonce.streaming.commit.at_most_once import KafkaAtMostOnce
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch, planned_batch
-from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
-from airflow_provider_exactlyonce.streaming.commit.sink_group import OtherSinks
+from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids, first_repeated, reconcile
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from airflow_provider_exactlyonce.streaming.driver.savepoint_service import SavepointService
@@ -75,8 +75,8 @@ log = logging.getLogger("exactlyonce")
 
 _WAIT_SECONDS: Final = 1
 #: How a pipeline's batches are committed, by what it guarantees.
-SINKS: Final[Mapping[CheckpointingMode, Callable[..., KafkaTransaction]]] = {
-    CheckpointingMode.EXACTLY_ONCE: KafkaTransaction,
+SINKS: Final[Mapping[CheckpointingMode, Callable[..., BatchTransaction]]] = {
+    CheckpointingMode.EXACTLY_ONCE: BatchTransaction,
     CheckpointingMode.AT_LEAST_ONCE: KafkaAtLeastOnce,
     CheckpointingMode.AT_MOST_ONCE: KafkaAtMostOnce,
 }
@@ -110,7 +110,7 @@ class Driver:
         self._lost_lease: Final = threading.Event()
         self._ended: Final = threading.Event()
         self._state_sizes: Final = StateSizes()
-        self._others: OtherSinks | None = None
+        self._others: SinkGroup | None = None
         self._savepoints: SavepointService | None = None
         self._replay: Replay | None = None
         self._run: Run | None = None
@@ -176,7 +176,7 @@ class Driver:
         )
         committers = self._open_committers(run)
         first = first_repeated(run.home, run.home.current())
-        OtherSinks(run.pipeline, committers).check(tail.commit if tail else None, first)
+        SinkGroup(run.pipeline, committers).check(tail.commit if tail else None, first)
         spark = self._open_session()
         with SequencerListener(sequencer_endpoint(spark)) as listener:
             self._supervised(spark, run, listener, topics, tail, committers)
@@ -219,7 +219,7 @@ class Driver:
         lineage = run.home.current()
         accepted = self._options.accept_nondeterminism or (lineage is not None and lineage.accept_nondeterminism)
         accept = accepted or self._may_differ()
-        self._others = others = OtherSinks(run.pipeline, committers, accept_nondeterminism=accept)
+        self._others = others = SinkGroup(run.pipeline, committers, accept_nondeterminism=accept)
         sink = SINKS[self._pipeline.mode](
             definition,
             run,
@@ -262,7 +262,7 @@ class Driver:
         self._commit_batches(spark, run, stream, self._coordinator(run, checkpoint, sink, attempts), owed)
 
     def _coordinator(
-        self, run: Run, checkpoint: Checkpoint, sink: KafkaTransaction, attempts: int
+        self, run: Run, checkpoint: Checkpoint, sink: BatchTransaction, attempts: int
     ) -> CommitCoordinator:
         return CommitCoordinator(
             sink,

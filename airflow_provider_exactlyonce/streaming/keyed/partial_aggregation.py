@@ -80,7 +80,7 @@ class _Combining:
         shape = Shape(self._aggregation.accumulator)
         try:
             rows = [shape.pack(shape.fit(one)) for one in held.values()]
-        except values.MisfitError as error:
+        except values.TypeMismatchError as error:
             raise StateValueError(mark(StateValueError, f"accumulator: {error}")) from None
         kinds = [one.type for one in shape.type.fields] if shape.is_row else [shape.type]
         fields = [*(schema.field(name) for name in self._key), *self._types]

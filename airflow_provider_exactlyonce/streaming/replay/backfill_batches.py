@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch, planned_batch
-from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.commit.run import Run
 from airflow_provider_exactlyonce.streaming.replay.backfill_steps import BackfillSteps
@@ -38,7 +38,7 @@ class BackfillBatches:
     def __init__(
         self,
         run: Run,
-        sink: KafkaTransaction,
+        sink: BatchTransaction,
         steps: BackfillSteps,
         checkpoint: Checkpoint,
         *,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.ledger.commit_range import Stretch, check_input
+from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, check_input
 from airflow_provider_exactlyonce.streaming.spark.steering import fixed_settings
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def plan(
     _check_start(checkpoint, lineage, owed)
     if planned is not None and planned.kafka_ends() == ends:
         return
-    stretch = Stretch(first=owed.commit, last=owed.commit)
+    stretch = CommitSpan(first=owed.commit, last=owed.commit)
     stretch.reads(owed.commit, owed.source)
     check_input(config, stretch)
     sources = _source_topics(checkpoint, before or planned)

@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.control.status import ReplayReport
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, RefusedError, invariant
-from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits, Stretch, check_input
+from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
@@ -44,7 +44,7 @@ _START_SECONDS: Final = 60.0
 _NO_REASON_SECONDS: Final = 10.0
 
 
-class Stay(Protocol):
+class RunView(Protocol):
     """What a replay needs to know of a run."""
 
     @property
@@ -115,11 +115,11 @@ class Replay:
     def __init__(
         self,
         spark: SparkSession,
-        run: Stay,
+        run: RunView,
         checkpoint: Checkpoint,
         commits: RecordedCommits,
         *,
-        stretch: Stretch,
+        stretch: CommitSpan,
         comparison: Comparison,
         goes_live: bool = True,
     ) -> None:
@@ -389,7 +389,9 @@ def open_replay(
     return Replay(spark, run, checkpoint, commits, stretch=stretch, comparison=comparison, goes_live=goes_live)
 
 
-def _recorded(run: Run, checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> tuple[RecordedCommits, Stretch]:
+def _recorded(
+    run: Run, checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail
+) -> tuple[RecordedCommits, CommitSpan]:
     newest = checkpoint.newest_commit()
     reader = LedgerReader(run.options.config, run.pipeline)
     commits = RecordedCommits(reader, lineage.commit_of(-1 if newest is None else newest) + 1, tail.place.commit)

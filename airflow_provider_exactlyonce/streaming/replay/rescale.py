@@ -29,7 +29,7 @@ from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError, invariant
-from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits, Stretch, check_input
+from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start
 from airflow_provider_exactlyonce.streaming.spark.repartition import Repartition, Sums
@@ -55,7 +55,7 @@ class Rescaled:
     directory: Path | None = None
     commit: int = 0
     state: Sequence[Mapping[str, Any]] = ()
-    stretch: Stretch | None = None
+    stretch: CommitSpan | None = None
     seconds: float = 0.0
 
 
@@ -75,7 +75,7 @@ class _Ground:
     offsets: BatchOffsets
     operators: Sequence[StatefulOperator]
     partitions: int
-    stretch: Stretch | None = None
+    stretch: CommitSpan | None = None
     began: float = field(default_factory=time.monotonic)
 
 

@@ -16,9 +16,9 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, invariant
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord, SinkRange, ledger_topic
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, SinkRange, ledger_topic
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
-from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
@@ -34,7 +34,7 @@ def rows_of(number: int) -> list[tuple[bytes, bytes]]:
     return [(b"k%d" % row, b"batch %d row %d" % (number, row)) for row in range(ROWS)]
 
 
-class PlainSink(KafkaTransaction):
+class PlainSink(BatchTransaction):
     """The Kafka sink with a loop in place of Spark's stage."""
 
     def write(self, frame: Any) -> None:
@@ -173,7 +173,7 @@ def check(config: Mapping[str, str], pipeline: str, topic: str, batches: int, cl
         records = [record for _, record in reader.records()]
     commits = [record for record in records if isinstance(record, CommitRecord)]
     assert [(record.commit, record.batch) for record in commits] == [(n + 1, n) for n in range(batches)]
-    assert [record.run for record in records if isinstance(record, RunRecord)] == claims
+    assert [record.run for record in records if isinstance(record, ClaimRecord)] == claims
 
 
 def main() -> None:

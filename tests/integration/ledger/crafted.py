@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.kafka.transaction import TransactionSession, a
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, RunRecord, SinkRange
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Place, SinkRange
 from tests.waiting import eventually
 
 Row = tuple[bytes | None, bytes | None]
@@ -54,11 +54,11 @@ class CraftedPipeline:
     def __exit__(self, *_: object) -> None:
         self.client.close()
 
-    def claim(self, **changes: Any) -> RunRecord:
+    def claim(self, **changes: Any) -> ClaimRecord:
         """Start a run."""
         self.session.initialise()
         self.session.begin()
-        claim = RunRecord(
+        claim = ClaimRecord(
             pipeline=self.pipeline,
             run=self.place.run + 1,
             host="h",

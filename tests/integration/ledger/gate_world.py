@@ -23,9 +23,9 @@ from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.records import (
+    ClaimRecord,
     CommitRecord,
     Place,
-    RunRecord,
     SinkRange,
     backfill_pipeline,
     commit_key,
@@ -357,7 +357,7 @@ class GateWorld:
 
     def _claim(self) -> str:
         self._end_attempt()
-        claim = RunRecord(
+        claim = ClaimRecord(
             pipeline=self.pipeline,
             run=self.place.run + 1,
             host="here",

@@ -21,10 +21,10 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import (
+    ClaimRecord,
     CommitRecord,
     Place,
     Record,
-    RunRecord,
     backfill_pipeline,
     encode,
     ledger_topic,
@@ -48,7 +48,7 @@ class Ledger:
     def claim(self, run: int, **fields: Any) -> None:
         named = {name: name for name in ("host", "token", "lineage", "version", "home", "home_path")}
         self._send(
-            RunRecord(
+            ClaimRecord(
                 pipeline=self.pipeline, run=run, pid=1, base_commit=0, claimed=0, before=self._place, **named, **fields
             )
         )

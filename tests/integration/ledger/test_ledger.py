@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedErr
 from airflow_provider_exactlyonce.ledger import gate, records, topic
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, RunRecord
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Place
 from airflow_provider_exactlyonce.ledger.retention import History, LedgerRetention
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
@@ -266,7 +266,7 @@ def test_a_ledger_that_was_set_back_and_another_cluster_are_refused(
 def test_a_pointer_to_a_record_that_is_gone_is_said_to_be_damage(crafted: CraftedPipeline) -> None:
     crafted.commit({})
     claim = crafted.claim(before=Place(commit=1, commit_offset=900, run=1, run_offset=0))
-    assert isinstance(claim, RunRecord)
+    assert isinstance(claim, ClaimRecord)
     eventually(lambda: crafted.client.stable_offsets(crafted.ledger)[0] > crafted.place.run_offset, "readable")
     with pytest.raises(ExactlyOnceError, match="offset 900 should hold a commit"):
         tail_of(crafted)

@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.ledger.records import OtherSink
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
-from airflow_provider_exactlyonce.streaming.commit.sink_group import OtherSinks
+from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.sinks.postgres import staging
 from airflow_provider_exactlyonce.streaming.sinks.postgres.committer import PostgresCommitter
 from airflow_provider_exactlyonce.streaming.sinks.postgres.sink import PostgresSink
@@ -130,7 +130,7 @@ def test_a_table_is_one_place_whatever_it_is_called_and_whoever_writes_to_it(
     assert UpsertSink(name="u", url=url, table="Rows", key="id").open(CONTEXT).place == places[4]
     again = [case.connected(PostgresSink(name="s", table=table)) for table in ("rows", "public.rows")]
     with pytest.raises(RefusedError, match="sinks one and other of pipeline shop write to one table"):
-        OtherSinks(PIPELINE, dict(zip(("one", "other"), again, strict=True))).check(None, 1)
+        SinkGroup(PIPELINE, dict(zip(("one", "other"), again, strict=True))).check(None, 1)
 
 
 def test_a_commit_column_that_rows_are_counted_by_has_the_commits_of_one_pipeline(case: Case) -> None:
@@ -305,7 +305,7 @@ def test_a_connection_lost_in_commit_is_resolved_under_the_lock(case: Case) -> N
 
 def test_a_superseded_run_can_not_note_a_batch_for_which_spark_has_run_no_task(case: Case) -> None:
     old = case.open(1)
-    others = OtherSinks(PIPELINE, {"table": old})
+    others = SinkGroup(PIPELINE, {"table": old})
     others.claim(1, None, 1)
     batch = Batch(
         lineage="l",
@@ -324,7 +324,7 @@ def test_a_superseded_run_can_not_note_a_batch_for_which_spark_has_run_no_task(c
     with pytest.raises(FencedError, match=r"run 1 of .* is superseded by run 2"):
         finish()
     assert new.tail() is None
-    again = OtherSinks(PIPELINE, {"table": new})
+    again = SinkGroup(PIPELINE, {"table": new})
     again.claim(2, None, 1)
     again.begin(batch, 1)
     again.pre_commit()

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, FencedError, RecordRefusedError, RefusedError
 from airflow_provider_exactlyonce.streaming import KafkaSource, pipeline
-from airflow_provider_exactlyonce.streaming.commit.sink_group import OtherSinks
+from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.sinks.postgres.sink import PostgresSink
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     IDEMPOTENT,
@@ -121,9 +121,9 @@ def test_two_names_of_one_table_are_one_place(engine: sa.Engine) -> None:
     one = UpsertSink(name="one", url=url, table="rows", key="k")
     more, same = replace(one, name="more", table="more"), replace(one, name="same", table=f"{schema}.rows")
     opened = {sink.name: sink.open(CONTEXT) for sink in (one, more, same)}
-    OtherSinks("p", {name: opened[name] for name in ("one", "more")}).check(None, 1)
+    SinkGroup("p", {name: opened[name] for name in ("one", "more")}).check(None, 1)
     with pytest.raises(RefusedError, match="sinks one and same of pipeline p write to one table"):
-        OtherSinks("p", opened).check(None, 1)
+        SinkGroup("p", opened).check(None, 1)
 
 
 def test_pipelines_whose_names_differ_in_case_have_a_claim_each(engine: sa.Engine) -> None:

@@ -19,10 +19,10 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.commit import row_router, write_stage
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch, planned_batch
-from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
-from airflow_provider_exactlyonce.streaming.commit.sink_group import OtherSinks
+from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids, first_repeated, reconcile
 from airflow_provider_exactlyonce.streaming.replay import owed_batch
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
@@ -43,10 +43,10 @@ class Frame:
         self.properties[name] = value
 
 
-class OneTask(KafkaTransaction):
+class OneTask(BatchTransaction):
     """All sinks, written by one task in the driver's thread."""
 
-    def take(self, others: OtherSinks) -> None:
+    def take(self, others: SinkGroup) -> None:
         self._tasks = others.tasks()
 
     def recompute(self, frame: Any) -> tuple[int, int]:
@@ -116,7 +116,7 @@ class Alone:
             committers = {sink.name: sink.open(context) for sink in self.sinks}
             for committer in committers.values():
                 stack.callback(committer.close)
-            others = OtherSinks(self.name, committers, accept_nondeterminism=accept)
+            others = SinkGroup(self.name, committers, accept_nondeterminism=accept)
             tail = run.check()
             others.check(tail.commit if tail else None, first_repeated(self.home, self.home.current()))
             named = self.kafka.topics if self.kafka else []
@@ -165,7 +165,7 @@ class Alone:
 class Life:
     """One run of a pipeline, from its claim on."""
 
-    def __init__(self, alone: Alone, run: Run, sink: OneTask, others: OtherSinks, diverged: Any) -> None:
+    def __init__(self, alone: Alone, run: Run, sink: OneTask, others: SinkGroup, diverged: Any) -> None:
         self.alone, self.run, self.sink, self.others = alone, run, sink, others
         self.checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
         self.recorded: CommitRecord | None = None

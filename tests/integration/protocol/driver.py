@@ -31,7 +31,7 @@ from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.commit.batch import planned_batch
-from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.commit.start_checks import reconcile
@@ -43,7 +43,7 @@ from tests.integration.protocol.tasks import Tasks, digest, encoded, raise_nurse
 _HEARTBEAT_SECONDS = 0.5
 
 
-class PlainTransaction(KafkaTransaction):
+class PlainTransaction(BatchTransaction):
     """The Kafka sink with plain processes in place of a Spark stage; a frame is a batch's records."""
 
     tasks: Tasks

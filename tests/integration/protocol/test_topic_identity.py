@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.backfill.plan import Step
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.wire import WireClient
-from airflow_provider_exactlyonce.ledger.commit_range import Stretch, check_input
+from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.replay.backfill_batches import BackfillBatches
@@ -215,7 +215,7 @@ def test_a_stretch_that_would_be_run_again_on_a_source_that_was_made_again_is_re
     with alone.life() as life:
         life.fit()
         life.batch(0)
-    stretch = Stretch(first=1, last=1)
+    stretch = CommitSpan(first=1, last=1)
     stretch.add(newest(alone))
     check_input(alone.config, stretch)
     recreate(alone.config, alone.source, records=20)

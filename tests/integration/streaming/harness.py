@@ -24,7 +24,7 @@ from airflow_provider_exactlyonce.control import commands, lease
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, RunRecord
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
 from tests import spark_classes
 from tests.waiting import HANG_SECONDS
 
@@ -135,11 +135,11 @@ class World:
         for driver in self.drivers:
             driver.end()
 
-    def ledger(self) -> tuple[list[CommitRecord], list[RunRecord]]:
+    def ledger(self) -> tuple[list[CommitRecord], list[ClaimRecord]]:
         with LedgerReader(self.config, self.pipeline) as reader:
             records = [record for _, record in reader.records()] if reader.tail() else []
         commits = [record for record in records if isinstance(record, CommitRecord)]
-        return commits, [record for record in records if isinstance(record, RunRecord)]
+        return commits, [record for record in records if isinstance(record, ClaimRecord)]
 
     def commits(self) -> int:
         return len(self.ledger()[0])

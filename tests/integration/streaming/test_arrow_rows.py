@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_exactlyonce.streaming.analysis import logical_plans
-from airflow_provider_exactlyonce.streaming.commit.arrow_batching import ARROW_ROWS, UNLIMITED_BYTES, ArrowRows, Drawn
+from airflow_provider_exactlyonce.streaming.commit.arrow_batching import (
+    ARROW_ROWS,
+    UNLIMITED_BYTES,
+    BatchSizer,
+    BatchStats,
+)
 from airflow_provider_exactlyonce.streaming.settings import ARROW_BYTES, DEFAULTS
 
 BY_BYTES = (DEFAULTS[ARROW_BYTES], "10000")
@@ -17,7 +22,7 @@ def limits(session: Any) -> tuple[str, str]:
     return session.conf.get(ARROW_BYTES), session.conf.get(ARROW_ROWS)
 
 
-def after(session: Any, arrow_rows: ArrowRows, *tasks: Drawn) -> tuple[str, str]:
+def after(session: Any, arrow_rows: BatchSizer, *tasks: BatchStats) -> tuple[str, str]:
     """Let a job with these tasks go by; return the limits of the next one."""
     arrow_rows.apply(session)
     arrow_rows.saw(tasks)
@@ -31,8 +36,8 @@ def session(spark: Any) -> Any:
 
 
 @pytest.fixture
-def arrow_rows(session: Any) -> ArrowRows:
-    made = ArrowRows()
+def arrow_rows(session: Any) -> BatchSizer:
+    made = BatchSizer()
     made.plan(session, runs_python=False)
     return made
 
@@ -41,42 +46,42 @@ def arrow_rows(session: Any) -> ArrowRows:
     ("row_bytes", "rows"), [(20, "10000"), (132, "8192"), (1_024, "2048"), (10_000, "128"), (3_000_000, "1")]
 )
 def test_rows_are_counted_so_that_an_arrow_batch_has_one_or_two_megabytes(
-    session: Any, arrow_rows: ArrowRows, row_bytes: int, rows: str
+    session: Any, arrow_rows: BatchSizer, row_bytes: int, rows: str
 ) -> None:
     count = 200_000_000 // row_bytes
-    tasks = [Drawn(count, count * row_bytes, 4_000_000)] * 3
+    tasks = [BatchStats(count, count * row_bytes, 4_000_000)] * 3
     assert after(session, arrow_rows, *tasks) == (UNLIMITED_BYTES, rows)
 
 
-def test_a_job_of_few_bytes_changes_nothing(session: Any, arrow_rows: ArrowRows) -> None:
-    assert after(session, arrow_rows, Drawn(10, 1_000, 1_000), Drawn()) == BY_BYTES
+def test_a_job_of_few_bytes_changes_nothing(session: Any, arrow_rows: BatchSizer) -> None:
+    assert after(session, arrow_rows, BatchStats(10, 1_000, 1_000), BatchStats()) == BY_BYTES
     assert after(session, arrow_rows) == BY_BYTES
 
 
 def test_after_a_failed_job_or_an_arrow_batch_far_too_large_bytes_are_limited_for_good(spark: Any) -> None:
-    usual = Drawn(100_000, 10_000_000, 2_000_000)
+    usual = BatchStats(100_000, 10_000_000, 2_000_000)
     for failed in (True, False):
-        session, arrow_rows = spark.newSession(), ArrowRows()
+        session, arrow_rows = spark.newSession(), BatchSizer()
         arrow_rows.plan(session, runs_python=False)
         assert after(session, arrow_rows, usual)[0] == UNLIMITED_BYTES
         if failed:
             arrow_rows.distrust()
         else:
-            arrow_rows.saw([usual, Drawn(8_192, 100_000_000, 65 << 20)])
+            arrow_rows.saw([usual, BatchStats(8_192, 100_000_000, 65 << 20)])
         assert after(session, arrow_rows, usual) == BY_BYTES
 
 
 def test_a_limit_that_the_user_has_set_stays(session: Any) -> None:
     session.conf.set(ARROW_BYTES, "16m")
-    arrow_rows = ArrowRows()
+    arrow_rows = BatchSizer()
     arrow_rows.plan(session, runs_python=False)
-    assert after(session, arrow_rows, Drawn(100_000, 10_000_000, 2_000_000)) == ("16m", "10000")
+    assert after(session, arrow_rows, BatchStats(100_000, 10_000_000, 2_000_000)) == ("16m", "10000")
 
 
 def test_a_query_with_python_functions_keeps_the_limit_in_bytes(session: Any) -> None:
-    arrow_rows = ArrowRows()
+    arrow_rows = BatchSizer()
     arrow_rows.plan(session, runs_python=True)
-    assert after(session, arrow_rows, Drawn(100_000, 10_000_000, 2_000_000)) == BY_BYTES
+    assert after(session, arrow_rows, BatchStats(100_000, 10_000_000, 2_000_000)) == BY_BYTES
 
 
 def test_python_functions_are_seen_wherever_they_are_in_a_query(session: Any) -> None:

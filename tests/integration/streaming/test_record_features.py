@@ -38,7 +38,7 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_top
 from airflow_provider_exactlyonce.streaming import AvroFormat, KafkaSink, KafkaSource
 from airflow_provider_exactlyonce.streaming.commit.arrow_batching import ARROW_ROWS, UNLIMITED_BYTES
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
-from airflow_provider_exactlyonce.streaming.commit.batch_transaction import KafkaTransaction
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.declaration import pipeline
@@ -52,7 +52,7 @@ HEADERS = "array<struct<key:string,value:binary>>"
 class Written:
     """What a sink has committed in a test."""
 
-    sink: KafkaTransaction
+    sink: BatchTransaction
     coordinator: CommitCoordinator
     run: Run
     commits: list[CommitRecord] = field(default_factory=list)
@@ -69,7 +69,7 @@ def open_sink(kafka_config: dict[str, str], tmp_path: Path) -> Iterator[Callable
         options = RunOptions(config=kafka_config, token=name, version="v", transaction_timeout_milliseconds=60_000)
         run = Run(Home(tmp_path / name), name, options)
         runs.append(run)
-        sink = KafkaTransaction(
+        sink = BatchTransaction(
             definition,
             run,
             targets=check_topics(run.client, sinks=definition.topics),

@@ -67,7 +67,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
         yield home
 
 
-def look(home: Home, watched: Watched, *, commits: int, **changes: object) -> stability.Sight:
+def look(home: Home, watched: Watched, *, commits: int, **changes: object) -> stability.StabilityReport:
     status.write(home.status, replace(RUNNING, commits_of_run=commits))
     begun: dict[str, object] = {"entered": time.time(), **changes}
     plan = replace(PLAN, pipeline=watched.pipeline, **begun)  # type: ignore[arg-type]

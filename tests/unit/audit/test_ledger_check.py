@@ -9,11 +9,11 @@ import pytest
 
 from airflow_provider_exactlyonce.audit.findings import Violation
 from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, LateRows, Place, Record, RunRecord, SinkRange
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, LateRows, Place, Record, SinkRange
 
 
-def claim_of(run: int, *, base: int = 0, **changes: Any) -> RunRecord:
-    claim = RunRecord(
+def claim_of(run: int, *, base: int = 0, **changes: Any) -> ClaimRecord:
+    claim = ClaimRecord(
         pipeline="shop",
         run=run,
         host="h",

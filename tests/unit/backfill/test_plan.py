@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_exactlyonce.backfill.plan import Step, Terms, plan
+from airflow_provider_exactlyonce.backfill.plan import PlanInputs, Step, plan
 from airflow_provider_exactlyonce.backfill.request import BackfillState, Output
 from airflow_provider_exactlyonce.backfill.resolve import Positions, Resolved
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place
 
-TERMS = Terms(state=BackfillState.SAVEPOINT, kind=Output.REEMIT, version="v", limits={})
+TERMS = PlanInputs(state=BackfillState.SAVEPOINT, kind=Output.REEMIT, version="v", limits={})
 
 
 def at(*offsets: int) -> Positions:

@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce.control import lease
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.records import Place, RunRecord
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, Place
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start, reconcile
 from tests.unit.checkpoint import crafted
 
@@ -31,7 +31,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def tail_of(home: Home) -> LedgerTail:
-    claim = RunRecord(
+    claim = ClaimRecord(
         pipeline="p",
         run=4,
         host="h",

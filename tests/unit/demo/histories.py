@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, Record, RunRecord, SinkRange
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Place, Record, SinkRange
 from demo.history import SOURCE_TOPIC, Event, History, Kill, Update, batches_of
 from demo.purchases import Purchase
 
@@ -71,9 +71,9 @@ def commit(number: int) -> CommitRecord:
     )
 
 
-def claim(run: int) -> RunRecord:
+def claim(run: int) -> ClaimRecord:
     """Make the ledger's record of a run."""
-    return RunRecord(
+    return ClaimRecord(
         pipeline="shop-totals",
         run=run,
         host="host",

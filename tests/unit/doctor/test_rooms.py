@@ -26,9 +26,9 @@ from airflow_provider_exactlyonce.doctor.facts import (
 )
 from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.ledger.commit_range import Stretch
+from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.records import Place, RunRecord
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, Place
 from tests.unit.checkpoint import crafted
 
 NEWEST = 3
@@ -40,7 +40,7 @@ def facts(tmp_path: Path) -> Facts:
     home = Home(tmp_path / "home")
     checkpoint = crafted.checkpoint(home.checkpoint(crafted.LINEAGE), batches=NEWEST)
     lineage = Lineage(id=crafted.LINEAGE, cluster_id="c", ledger_topic_id="t", last_commit=NEWEST)
-    claim = RunRecord(
+    claim = ClaimRecord(
         pipeline="p",
         run=2,
         host="h",
@@ -55,7 +55,7 @@ def facts(tmp_path: Path) -> Facts:
         before=Place(),
     )
     newest = crafted.record(NEWEST - 1)
-    stretch = Stretch(first=NEWEST, last=NEWEST)
+    stretch = CommitSpan(first=NEWEST, last=NEWEST)
     stretch.add(newest)
     saved = Savepoints(home.savepoints).take(checkpoint, 1, crafted.record(1), None)
     return Facts(

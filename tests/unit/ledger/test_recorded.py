@@ -9,9 +9,9 @@ import pytest
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger import commit_range
 from airflow_provider_exactlyonce.ledger.commit_range import MissingInput, RecordedCommits
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, Record, RunRecord
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Place, Record
 
-RUN = RunRecord(
+RUN = ClaimRecord(
     pipeline="p", run=1, host="h", pid=1, token="t", lineage="L", version="v", home="H", home_path="/p", base_commit=0,
     claimed=0, before=Place(),
 )  # fmt: skip

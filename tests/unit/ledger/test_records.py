@@ -12,11 +12,11 @@ from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefused
 from airflow_provider_exactlyonce.ledger.records import (
     KAFKA,
     RECORD_BYTES_MAXIMUM,
+    ClaimRecord,
     CommitRecord,
     LateRows,
     OtherSink,
     Place,
-    RunRecord,
     SinkRange,
     decode,
     encode,
@@ -26,7 +26,7 @@ from airflow_provider_exactlyonce.ledger.topic import check_settings
 from airflow_provider_exactlyonce.ledger.topic_identity import KnownTopic, known_sinks
 
 BEFORE = Place(commit=6, commit_offset=17, run=2, run_offset=3, oldest=4)
-RUN = RunRecord(
+RUN = ClaimRecord(
     pipeline="shop",
     run=2,
     host="h",

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state import MapState, Record
 from airflow_provider_exactlyonce.state.ddl import parse
-from airflow_provider_exactlyonce.state.values import MisfitError, fit
+from airflow_provider_exactlyonce.state.values import TypeMismatchError, fit
 
 NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 
@@ -88,7 +88,7 @@ def test_a_value_is_kept_as_the_store_gives_it_back(kind: str, value: Any, kept:
     ],
 )
 def test_a_value_that_spark_would_change_or_drop_is_refused(kind: str, value: Any, why: str) -> None:
-    with pytest.raises(MisfitError) as raised:
+    with pytest.raises(TypeMismatchError) as raised:
         fit(parse(kind))(value)
     assert why in str(raised.value)
 

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, CommitUnknownError
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
-from airflow_provider_exactlyonce.streaming.commit.sink_group import OtherSinks
+from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.sinks.files.log import COMPACTION, FileLog
 from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileSink
 from airflow_provider_exactlyonce.streaming.sinks.files.storage import LocalStorage
@@ -107,7 +107,7 @@ class StrangeError(OSError):
 def test_an_error_that_is_none_of_the_projects_counts_as_no_answer(tmp_path: Path) -> None:
     sink = of_own.TestSqliteSink().make_sink(tmp_path)
     with closing(sink.open(SinkContext(pipeline="p", home=tmp_path))) as committer:
-        sinks = OtherSinks("p", {"table": committer})
+        sinks = SinkGroup("p", {"table": committer})
         sinks.claim(1, None, 1)
 
         def fail(*_: object) -> None:

@@ -10,10 +10,10 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, RunRecord
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Place
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start, reconcile
 
-RUN = RunRecord(
+RUN = ClaimRecord(
     pipeline="p", run=3, host="h", pid=1, token="t", lineage="L", version="v", home="H", home_path="/homes/p",
     base_commit=0, claimed=0, before=Place(),
 )  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.types import DoubleType, LongType, StructType
 
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink, Place
-from airflow_provider_exactlyonce.streaming.commit.sink_group import OtherSinks
+from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.upsert.sink import UpsertSink
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
@@ -48,7 +48,7 @@ COMMIT = CommitRecord(
 def test_entries_go_a_hundred_at_a_time_when_the_pipeline_has_forgotten_their_commits(tmp_path: Path) -> None:
     sink = TestUpsertSink().make_sink(tmp_path)
     committer = sink.open(SinkContext(pipeline="p", home=tmp_path))
-    others = OtherSinks("p", {"table": committer})
+    others = SinkGroup("p", {"table": committer})
 
     def kept() -> tuple[int, int]:
         with closing(sqlite3.connect(tmp_path / "target.db")) as database:

@@ -415,7 +415,7 @@ def test_a_note_of_version_0_1_0_is_read(tmp_path: Path) -> None:
     position, number = note.stem.split("-")
     note.unlink()
     (folder / "delivered.json").write_text(json.dumps({"commit": int(number), "position": int(position)}))
-    assert sink.delivered(PIPELINE) == delivery.Note(commit=2, position=int(position))
+    assert sink.delivered(PIPELINE) == delivery.DeliveryProgress(commit=2, position=int(position))
     unasked = WriteAheadLogSink(
         name="log", path=sink.path, target=AppendingTarget(tmp_path / "others"), wait_seconds=30
     )

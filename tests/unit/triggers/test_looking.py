@@ -13,11 +13,11 @@ import pytest
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.triggers import log_throttle, shared_poller
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
-from airflow_provider_exactlyonce.triggers.shared_poller import Look, Looker, Subject
+from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject
 from tests.waiting import HANG_SECONDS, eventually_in_loop
 
 
-class Shelf(Looker):
+class Shelf(Checker):
     """Finds what lies on the shelf; what is an exception there can't be looked at."""
 
     seconds = 0.05
@@ -30,17 +30,19 @@ class Shelf(Looker):
         super().__init__(conn_id)
         self.opened.append(self)
 
-    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, Look | Exception]:
+    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, CheckResult | Exception]:
         self.looks.append({subject["thing"] for subject in subjects.values()})
         return {name: self._at(subject["thing"]) for name, subject in subjects.items()}
 
-    def _at(self, thing: str) -> Look | Exception:
+    def _at(self, thing: str) -> CheckResult | Exception:
         lies = self.things.get(thing)
         if isinstance(lies, KeyError):
             raise lies
         if isinstance(lies, Exception):
             return lies
-        return Look(found={"thing": thing, "is": lies}) if lies is not None else Look(missing=f"no {thing}")
+        return (
+            CheckResult(found={"thing": thing, "is": lies}) if lies is not None else CheckResult(missing=f"no {thing}")
+        )
 
     def _close(self) -> None:
         self.closed.append(self)
@@ -155,9 +157,9 @@ def test_it_is_found_although_the_deadline_has_passed() -> None:
 class Moving(Shelf):
     """Misses something else at every look."""
 
-    def _at(self, thing: str) -> Look:
+    def _at(self, thing: str) -> CheckResult:
         looks = len(self.looks)
-        return Look(found={"thing": thing}) if looks > 10 else Look(missing=f"{thing}: {looks} looks")
+        return CheckResult(found={"thing": thing}) if looks > 10 else CheckResult(missing=f"{thing}: {looks} looks")
 
 
 class MovingTrigger(PollingTrigger):
@@ -178,7 +180,7 @@ def test_many_who_wait_for_what_moves_all_the_time_say_so_now_and_then(
         await asyncio.gather(*(fired(one) for one in waiting))
 
     monkeypatch.setattr(log_throttle, "QUIET_SECONDS", HANG_SECONDS)
-    monkeypatch.setattr(log_throttle.Chatter, "_lines", 0)
+    monkeypatch.setattr(log_throttle.LogThrottle, "_lines", 0)
     began = time.monotonic()
     asyncio.run(run())
     seconds = int(time.monotonic()) - int(began) + 1

@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.upgrade import shadow_main, shadow_run
-from airflow_provider_exactlyonce.upgrade.environment import Tools, check_version, run_to_end
+from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment, check_version, run_to_end
 
 
 def launch(*command: str) -> Launch:
@@ -24,7 +24,7 @@ def test_a_program_is_run_to_its_end_and_its_output_is_its_owners(tmp_path: Path
 
 
 def test_a_job_that_cant_be_checked_is_refused_in_the_commands_words(tmp_path: Path) -> None:
-    tools = Tools(config=dict, launch=lambda file, _: launch(file))
+    tools = UpgradeEnvironment(config=dict, launch=lambda file, _: launch(file))
     job = tmp_path / "job.py"
     job.write_text("import nothing_like_this\n")
     with pytest.raises(RefusedError) as raised:

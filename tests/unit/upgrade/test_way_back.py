@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Step
 from airflow_provider_exactlyonce.upgrade.begin import begin_upgrade
-from airflow_provider_exactlyonce.upgrade.environment import Tools
+from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 from airflow_provider_exactlyonce.upgrade.machine import Upgrade
 
 RANDOM = ("Rand is not deterministic",)
@@ -60,7 +60,7 @@ def upgrade(home: Home, **options: object) -> Upgrade:
     new = home.path.with_name("new.py")
     new.write_text("new")
     plan = begin_upgrade(home, "p", str(new), Options(**options), request="a1")  # type: ignore[arg-type]
-    return Upgrade(home, plan, Tools(config=config, launch=launch))
+    return Upgrade(home, plan, UpgradeEnvironment(config=config, launch=launch))
 
 
 def test_a_way_back_that_would_give_other_rows_is_refused_before_anything_is_touched(home: Home) -> None:

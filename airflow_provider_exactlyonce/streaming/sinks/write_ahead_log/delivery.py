@@ -56,7 +56,7 @@ class Target(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Note:
+class DeliveryProgress:
     """How far the delivery is: a file of its own for each, named by both numbers, so that the greatest counts.
 
     A file that everybody replaces could go back: a driver that was frozen would write what its successor has passed.
@@ -93,7 +93,7 @@ class Delivery:
         self._changed: Final = threading.Condition()
         self._goal = 0
         self._ending = False
-        self._note = Note()
+        self._note = DeliveryProgress()
         self._place = 0  # up to here all is delivered
         self._seen = 0  # up to here no higher run has claimed
         self._oldest = 1  # the first position that is still there
@@ -216,7 +216,7 @@ class Delivery:
             self._target.deliver(entry, self._rows(record))
             failpoints.reach("after-delivery")
         self._check_superseded(run)
-        passed, note = self._note, Note(commit=entry.commit, position=record.position)
+        passed, note = self._note, DeliveryProgress(commit=entry.commit, position=record.position)
         with suppress(FileExistsError):  # of a log that was set back
             self._storage.create(f"{self._folder}/{_NOTES}/{note.file}", b"{}")
         self._place = record.position
@@ -248,7 +248,7 @@ class Delivery:
             with self._storage.open(file.name) as opened, pq.ParquetFile(opened) as parquet:
                 yield from parquet.iter_batches()
 
-    def _forget(self, passed: Note, before: int) -> None:
+    def _forget(self, passed: DeliveryProgress, before: int) -> None:
         """Remove a note that was passed, and the oldest records with their files as far as they are delivered and old.
 
         :param before: the position that was delivered last
@@ -266,14 +266,18 @@ class Delivery:
             log.warning("sink %s: delivered commits could not be removed: %s", self._sink, error)
 
 
-def read_note(storage: Storage, folder: str) -> Note:
+def read_note(storage: Storage, folder: str) -> DeliveryProgress:
     """Return how far the delivery is.
 
     :param folder: the sink's directory
     """
     names = storage.names(f"{folder}/{_NOTES}")
-    notes = [Note(commit=int(found[2]), position=int(found[1])) for name in names if (found := _NOTE.fullmatch(name))]
+    notes = [
+        DeliveryProgress(commit=int(found[2]), position=int(found[1]))
+        for name in names
+        if (found := _NOTE.fullmatch(name))
+    ]
     with suppress(FileNotFoundError):  # where version 0.1.0 has noted it
         body = json.loads(storage.read(f"{folder}/delivered.json"))
-        notes.append(codec.load(Note, body, storage.place(f"{folder}/delivered.json")))
-    return max(notes, key=lambda note: note.commit, default=Note())
+        notes.append(codec.load(DeliveryProgress, body, storage.place(f"{folder}/delivered.json")))
+    return max(notes, key=lambda note: note.commit, default=DeliveryProgress())

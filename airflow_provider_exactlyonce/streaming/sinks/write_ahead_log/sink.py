@@ -20,7 +20,12 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
     SinkContext,
     SinkEntry,
 )
-from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.delivery import Delivery, Note, Target, read_note
+from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.delivery import (
+    Delivery,
+    DeliveryProgress,
+    Target,
+    read_note,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -83,7 +88,7 @@ class WriteAheadLogSink(Sink):
     def open(self, context: SinkContext) -> SinkCommitter:
         return _WriteAheadLog(self, context.pipeline)
 
-    def delivered(self, pipeline: str) -> Note:
+    def delivered(self, pipeline: str) -> DeliveryProgress:
         """Return how far the delivery is.
 
         :param pipeline: the pipeline's name

@@ -1,4 +1,4 @@
-"""What runs inside Spark: the job definition, its driver, and the commit coordinator. Imports no Airflow."""
+"""What a job imports: the names that a user declares a pipeline with. Everything in it runs inside Spark."""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import airflow_provider_exactlyonce
+from tests import rooms
+from tests.rooms import ENTRIES, PLAIN, ROOMS
 
 PACKAGE = "airflow_provider_exactlyonce"
 ROOT = Path(airflow_provider_exactlyonce.__file__).parent
@@ -37,82 +39,6 @@ RUNTIME_HALF = (
     "cli",
 )
 HEAVY = ("pyspark", "confluent_kafka", "kafka")
-
-#: What each room may import of the others, from the lowest to the highest; everybody may import the plain modules at
-#: the top of the package (exceptions and so on). A line that is longer than it was says that a room knows more.
-ROOMS: dict[str, set[str]] = {
-    "devkit": set(),
-    "kafka": set(),
-    "state": set(),
-    "policies": set(),
-    "control": {"policies"},
-    "ledger": {"kafka"},
-    "links": {"control"},
-    "audit": {"kafka", "ledger"},
-    "transactions": {"kafka", "control", "ledger"},
-    "checkpoint": {"control", "ledger"},
-    "backfill": {"kafka", "control", "ledger", "checkpoint"},
-    "streaming.settings": {"kafka"},
-    "streaming.sequencer": {"kafka", "streaming.settings"},
-    "streaming.sinks": {"ledger"},
-    "streaming.sinks.kafka": {"kafka"},
-    "streaming.spark": {"control", "checkpoint", "streaming.settings"},
-    "streaming.sinks.files": {"streaming.sinks", "streaming.spark"},
-    "streaming.sinks.postgres": {"streaming.settings", "streaming.sinks", "streaming.spark"},
-    "streaming.sinks.upsert": {"streaming.sinks", "streaming.spark"},
-    "streaming.sinks.write_ahead_log": {"streaming.sinks", "streaming.sinks.files"},
-    "streaming.analysis": {"ledger", "checkpoint", "streaming.sinks.kafka", "streaming.spark"},
-    "streaming.keyed": {"state", "streaming.spark"},
-    "streaming.job": {
-        *("kafka", "state", "ledger", "checkpoint"),
-        *("streaming.settings", "streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
-    },
-    "streaming.commit": {
-        *("kafka", "control", "ledger", "checkpoint", "backfill", "streaming.settings", "streaming.sequencer"),
-        *("streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
-    },
-    "streaming.replay": {
-        *("control", "ledger", "checkpoint", "backfill", "streaming.sinks", "streaming.spark", "streaming.commit"),
-    },
-    "streaming.driver": {
-        *("kafka", "policies", "control", "ledger", "checkpoint", "backfill", "streaming.settings"),
-        *("streaming.sequencer", "streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
-        *("streaming.job", "streaming.commit", "streaming.replay"),
-    },
-    "streaming.declaration": {
-        *("ledger", "streaming.sinks", "streaming.sinks.kafka", "streaming.analysis"),
-        *("streaming.job", "streaming.driver"),
-    },
-    "streaming": {
-        *("ledger", "checkpoint", "streaming.job", "streaming.keyed", "streaming.declaration", "streaming.sinks"),
-        *(f"streaming.sinks.{name}" for name in ("files", "kafka", "postgres", "upsert", "write_ahead_log")),
-    },
-    "testing": {
-        *("kafka", "control", "ledger", "checkpoint", "streaming.settings", "streaming.sequencer", "streaming.sinks"),
-        *("streaming.sinks.kafka", "streaming.spark", "streaming.analysis", "streaming.job", "streaming.commit"),
-    },
-    "doctor": {"kafka", "control", "ledger", "audit", "transactions", "checkpoint", "streaming.commit"},
-    "upgrade": {
-        *("kafka", "control", "ledger", "audit", "checkpoint", "streaming.sinks.kafka", "streaming.spark"),
-        *("streaming.job", "streaming.commit", "streaming.replay"),
-    },
-    "hooks": {"devkit", "control", "ledger", "checkpoint", "streaming.settings"},
-    "triggers": {"policies", "control", "ledger", "transactions", "hooks"},
-    "sensors": {"ledger", "transactions", "hooks", "triggers"},
-    "assets": {"ledger", "triggers"},
-    "operators": {
-        *("policies", "control", "ledger", "links", "audit", "checkpoint", "backfill", "upgrade", "hooks", "triggers"),
-    },
-    "cli": {
-        *("devkit", "kafka", "policies", "control", "ledger", "audit", "transactions", "checkpoint", "backfill"),
-        *("streaming.settings", "streaming.sinks", "streaming.spark", "streaming.analysis", "streaming.job"),
-        *("streaming.replay", "streaming.driver", "doctor", "upgrade"),
-    },
-}
-#: Modules at the top that everybody may import; they import each other only.
-PLAIN = {"_moved", "codec", "exceptions", "failpoints", "text_tables"}
-#: Modules at the top that nobody imports; the last three are old names.
-ENTRIES = {"get_provider_info", "health", "restart", "until"}
 
 
 def modules() -> list[Path]:
@@ -217,9 +143,8 @@ def test_no_modules_and_no_rooms_import_each_other_in_a_circle() -> None:
     list(TopologicalSorter(ROOMS).static_order())
 
 
-def test_every_room_says_what_is_in_it() -> None:
-    rooms = {name_of(file): ast.get_docstring(ast.parse(file.read_text())) for file in ROOT.rglob("*/__init__.py")}
-    assert [name for name, text in rooms.items() if not text] == []
+def test_the_picture_of_the_architecture_is_the_table_of_rules() -> None:
+    assert rooms.picture() in rooms.PAGE.read_text(), "python -m tests.rooms draws it anew"
 
 
 def test_every_part_of_the_package_has_a_rule() -> None:

@@ -1,0 +1,125 @@
+"""The rooms of the package and what each may import; ``python -m tests.rooms`` draws them in docs/architecture.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Final
+
+import airflow_provider_exactlyonce
+
+ROOT: Final = Path(airflow_provider_exactlyonce.__file__).parent
+PAGE: Final = Path(__file__).parents[1] / "docs" / "architecture.md"
+
+#: What each room may import of the others, from the lowest to the highest; everybody may import the plain modules at
+#: the top of the package (exceptions and so on). A line that is longer than it was says that a room knows more.
+ROOMS: dict[str, set[str]] = {
+    "devkit": set(),
+    "kafka": set(),
+    "state": set(),
+    "policies": set(),
+    "control": {"policies"},
+    "ledger": {"kafka"},
+    "links": {"control"},
+    "audit": {"kafka", "ledger"},
+    "transactions": {"kafka", "control", "ledger"},
+    "checkpoint": {"control", "ledger"},
+    "backfill": {"kafka", "control", "ledger", "checkpoint"},
+    "streaming.settings": {"kafka"},
+    "streaming.sequencer": {"kafka", "streaming.settings"},
+    "streaming.sinks": {"ledger"},
+    "streaming.sinks.kafka": {"kafka"},
+    "streaming.spark": {"control", "checkpoint", "streaming.settings"},
+    "streaming.sinks.files": {"streaming.sinks", "streaming.spark"},
+    "streaming.sinks.postgres": {"streaming.settings", "streaming.sinks", "streaming.spark"},
+    "streaming.sinks.upsert": {"streaming.sinks", "streaming.spark"},
+    "streaming.sinks.write_ahead_log": {"streaming.sinks", "streaming.sinks.files"},
+    "streaming.analysis": {"ledger", "checkpoint", "streaming.sinks.kafka", "streaming.spark"},
+    "streaming.keyed": {"state", "streaming.spark"},
+    "streaming.job": {
+        *("kafka", "state", "ledger", "checkpoint"),
+        *("streaming.settings", "streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
+    },
+    "streaming.commit": {
+        *("kafka", "control", "ledger", "checkpoint", "backfill", "streaming.settings", "streaming.sequencer"),
+        *("streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
+    },
+    "streaming.replay": {
+        *("control", "ledger", "checkpoint", "backfill", "streaming.sinks", "streaming.spark", "streaming.commit"),
+    },
+    "streaming.driver": {
+        *("kafka", "policies", "control", "ledger", "checkpoint", "backfill", "streaming.settings"),
+        *("streaming.sequencer", "streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
+        *("streaming.job", "streaming.commit", "streaming.replay"),
+    },
+    "streaming.declaration": {
+        *("ledger", "streaming.sinks", "streaming.sinks.kafka", "streaming.analysis"),
+        *("streaming.job", "streaming.driver"),
+    },
+    "streaming": {
+        *("ledger", "checkpoint", "streaming.job", "streaming.keyed", "streaming.declaration", "streaming.sinks"),
+        *(f"streaming.sinks.{name}" for name in ("files", "kafka", "postgres", "upsert", "write_ahead_log")),
+    },
+    "testing": {
+        *("kafka", "control", "ledger", "checkpoint", "streaming.settings", "streaming.sequencer", "streaming.sinks"),
+        *("streaming.sinks.kafka", "streaming.spark", "streaming.analysis", "streaming.job", "streaming.commit"),
+    },
+    "doctor": {"kafka", "control", "ledger", "audit", "transactions", "checkpoint", "streaming.commit"},
+    "upgrade": {
+        *("kafka", "control", "ledger", "audit", "checkpoint", "streaming.sinks.kafka", "streaming.spark"),
+        *("streaming.job", "streaming.commit", "streaming.replay"),
+    },
+    "hooks": {"devkit", "control", "ledger", "checkpoint", "streaming.settings"},
+    "triggers": {"policies", "control", "ledger", "transactions", "hooks"},
+    "sensors": {"ledger", "transactions", "hooks", "triggers"},
+    "assets": {"ledger", "triggers"},
+    "operators": {
+        *("policies", "control", "ledger", "links", "audit", "checkpoint", "backfill", "upgrade", "hooks", "triggers"),
+    },
+    "cli": {
+        *("devkit", "kafka", "policies", "control", "ledger", "audit", "transactions", "checkpoint", "backfill"),
+        *("streaming.settings", "streaming.sinks", "streaming.spark", "streaming.analysis", "streaming.job"),
+        *("streaming.replay", "streaming.driver", "doctor", "upgrade"),
+    },
+}
+#: Modules at the top that everybody may import; they import each other only.
+PLAIN = {"_moved", "codec", "exceptions", "failpoints", "text_tables"}
+#: Modules at the top that nobody imports; the last three are old names.
+ENTRIES = {"get_provider_info", "health", "restart", "until"}
+
+
+def floors() -> list[list[str]]:
+    """Return the rooms by height, the lowest first: each imports only from floors below its own."""
+    sorter, found = TopologicalSorter(ROOMS), []
+    sorter.prepare()
+    while sorter.is_active():
+        found.append(sorted(sorter.get_ready()))
+        sorter.done(*found[-1])
+    return found
+
+
+def about(room: str) -> str:
+    """Return what a room says of itself: the first paragraph of its docstring."""
+    path = ROOT.joinpath(*room.split("."))
+    text = ast.get_docstring(
+        ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
+    )
+    assert text, f"{room} says nothing of itself"
+    return re.sub(r"``(.*?)``", r"`\1`", " ".join(text.partition("\n\n")[0].split()))
+
+
+def picture() -> str:
+    """Return the rooms, floor by floor from the top, as Markdown."""
+    lines = ["| floor | room | what is in it |", "|---|---|---|"]
+    for height, rooms in reversed(list(enumerate(floors()))):
+        lines += [f"| {height} | `{room.replace('.', '/')}` | {about(room)} |" for room in rooms]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    before, start, rest = PAGE.read_text().partition("<!-- rooms -->\n")
+    _, end, after = rest.partition("<!-- end of rooms -->\n")
+    assert start and end, f"{PAGE} lacks the marks between which the rooms stand"
+    PAGE.write_text(f"{before}{start}{picture()}\n{end}{after}")

@@ -93,7 +93,7 @@ def test_duckdb_reads_the_committed_files(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
     import pyarrow as pa
 
-    from tests.unit.streaming.test_file_sink import PIPELINE, FileSink, Live
+    from tests.unit.streaming.sinks.files.test_sink import PIPELINE, FileSink, Live
 
     rows = rows_of(100)
     sink = FileSink(name="files", path=str(tmp_path / "files"), partition_by=["shop", "k"])

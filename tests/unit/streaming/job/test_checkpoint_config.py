@@ -26,7 +26,7 @@ from airflow_provider_exactlyonce.streaming.job.checkpoint_config import Pause
 from airflow_provider_exactlyonce.streaming.job.state_backend import PROVIDER
 from tests.clocks import StandingClock
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
 
 

@@ -26,12 +26,20 @@ from airflow_provider_exactlyonce.kafka.transaction import TRANSITIONS
 ROOT = Path(__file__).parents[2]
 RESCALE_STEPS = (*RESCALE_NAMES[:2], *RESTORE_NAMES[:2], RESCALE_NAMES[2], *RESTORE_NAMES[2:4])
 QUOTE = re.compile(r"<!-- quote: (\S+) (\w+) -->\n```python\n(.*?)```", re.DOTALL)
+NAMED_TEST = re.compile(r"\b((?:unit|integration)/[\w/]+\.py)\b")
 QUOTES = [(file.name, *quote) for file in (ROOT / "README.md",) for quote in QUOTE.findall(file.read_text())]
 
 
 def marked(file: str, name: str) -> str:
     text = (ROOT / file).read_text()
     return text.split(f"# [START {name}]\n")[1].split(f"# [END {name}]")[0]
+
+
+def test_a_test_that_is_named_is_there() -> None:
+    texts = [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *(ROOT / "airflow_provider_exactlyonce").rglob("*.py")]
+    named = {(text.name, name) for text in texts for name in NAMED_TEST.findall(text.read_text())}
+    assert not [(text, name) for text, name in sorted(named) if not (ROOT / "tests" / name).exists()]
+    assert len(named) > 20
 
 
 @pytest.mark.parametrize(("document", "file", "name", "text"), QUOTES)

@@ -1,6 +1,6 @@
 """The one adapter for what steering touches inside Spark: a running query's next micro-batch is told, not planned.
 
-Everything here is private to Spark 4.2. ``tests/integration/streaming/test_spark_steering.py`` is its contract: if that
+Everything here is private to Spark 4.2. ``tests/integration/restore/test_spark_steering.py`` is its contract: if that
 fails with another Spark, mend this module, or let :func:`missing_part` name what is gone: replays then go on with one
 start of the query per recorded batch, which needs nothing private.
 

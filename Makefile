@@ -13,7 +13,7 @@ PYTEST := $(VENV_PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope
 STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all crash-matrix lint format lock checksums bench-commit bench-gates bench-ledger bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo test test-all crash-matrix durations lint format lock checksums bench-commit bench-gates bench-ledger bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -24,6 +24,10 @@ setup: $(STAMP) ## make .venv from the lock file and fetch the broker's jars; th
 $(STAMP): requirements.lock pyproject.toml scripts/setup.sh scripts/preflight.sh airflow_provider_exactlyonce/devkit/checksums.txt
 	@scripts/setup.sh "$(PYTHON)"
 	@touch $@
+
+durations: setup ## run the test suite, and note how long each test takes: the longest begin first
+	@$(PYTEST) --junitxml build/tests.xml $(ARGS)
+	@$(VENV_PYTHON) -m tests.durations build/tests.xml
 
 demo: setup ## run the demo: broker, stream, two kills, gate, report
 	@$(VENV_PYTHON) -m demo

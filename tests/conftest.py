@@ -19,8 +19,10 @@ import pytest
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from demo.processes import adopt_orphans
+from tests import durations
 from tests.mariadb import mariadb
 from tests.postgres import database, postgres
+from tests.shared_jvm import SharedJvm
 
 # Before anything imports Airflow, which would make a home of its own where the user's is.
 _AIRFLOW_HOME = tempfile.mkdtemp(prefix="exactlyonce-airflow-")
@@ -33,11 +35,20 @@ GRACE_SECONDS = 15.0
 MakeTopic = Callable[..., str]
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups afterwards
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let a file's tests run in one of the processes, and Airflow's all in the same: they share one Airflow."""
+    """Let a file's tests run in one of the processes, and Airflow's all in the same: they share one Airflow.
+
+    What takes longest begins first, so that the processes end at about the same time.
+    """
+    seconds = durations.read()
+    groups: dict[str, float] = {}
     for item in items:
-        file = Path(item.nodeid.partition("::")[0])
-        item.add_marker(pytest.mark.xdist_group("airflow" if file.parent.name == "airflow" else str(file)))
+        file = item.nodeid.partition("::")[0]
+        group = "airflow" if Path(file).parent.name == "airflow" else file
+        item.add_marker(pytest.mark.xdist_group(group))
+        groups[group] = groups.get(group, 0) + seconds.get(item.nodeid, 0)
+    items.sort(key=lambda item: -groups[item.get_closest_marker("xdist_group").args[0]])
 
 
 def descendants() -> list[psutil.Process]:
@@ -110,6 +121,16 @@ def spark_classes(kafka_config: dict[str, str]) -> None:
     from tests import spark_classes
 
     spark_classes.ensure(kafka_config)
+
+
+@pytest.fixture(scope="session")
+def shared_jvm(tmp_path_factory: pytest.TempPathFactory, spark_classes: None) -> Iterator[SharedJvm]:
+    """Give what runs the drivers that no test kills, one after the other."""
+    from tests.integration.streaming.harness import JAVA_OPTIONS
+
+    jvm = SharedJvm(tmp_path_factory.mktemp("shared-jvm") / "output.log", JAVA_OPTIONS)
+    yield jvm
+    jvm.end()
 
 
 @pytest.fixture(scope="session")

@@ -21,14 +21,15 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from tests.integration.streaming.harness import JOBS, World, end_offsets
+from tests.shared_jvm import SharedJvm
 
 
 @pytest.fixture
 def world(
-    tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str], spark_classes: None
+    tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str], shared_jvm: SharedJvm
 ) -> Iterator[World]:
     source, sink = make_topic(partitions=2), make_topic(partitions=2)
-    world = World(config=kafka_config, pipeline=f"p-{source}", source=source, sink=sink, home=tmp_path / "home")
+    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home", jvm=shared_jvm)
     yield world
     world.end()
 

@@ -8,15 +8,16 @@ import pytest
 
 from tests.integration.spark_session import spark_session
 from tests.integration.streaming.harness import World
+from tests.shared_jvm import SharedJvm
 
 
 @pytest.fixture
 def world(
-    tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str], spark_classes: None
+    tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str], shared_jvm: SharedJvm
 ) -> Iterator[World]:
     """Give a pipeline that has never run, with topics of its own; end its drivers afterwards."""
     source, sink = make_topic(partitions=3), make_topic(partitions=4)
-    world = World(config=kafka_config, pipeline=f"p-{source}", source=source, sink=sink, home=tmp_path / "home")
+    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home", jvm=shared_jvm)
     yield world
     world.end()
 

@@ -26,14 +26,16 @@ from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
 from tests import spark_classes
+from tests.shared_jvm import SharedJvm
 from tests.waiting import HANG_SECONDS
 
 JOBS = Path(__file__).parent / "jobs"
+JAVA_OPTIONS = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {spark_classes.JVM_OPTION}"  # short lives start faster so
 CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
-    # Short lives start faster so:
-    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {spark_classes.JVM_OPTION}",
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    # These too are for short lives:
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
@@ -41,10 +43,14 @@ CONF = {
 
 @dataclass
 class Driver:
-    """One driver process, in a session of its own."""
+    """One driver process, in a session of its own.
+
+    :ivar owns_jvm: whether its JVM lives and ends with it
+    """
 
     process: subprocess.Popen[bytes]
     log: Path
+    owns_jvm: bool
 
     def wait(self) -> int:
         return self.process.wait()
@@ -53,6 +59,7 @@ class Driver:
         return self.log.read_text(errors="replace")
 
     def signal_group(self, number: int) -> None:
+        assert self.owns_jvm, "what is signalled is the whole driver: start(own_jvm=True)"
         os.killpg(self.process.pid, number)
 
     def is_stopped(self) -> bool:
@@ -61,13 +68,16 @@ class Driver:
 
     def end(self) -> None:
         if self.process.poll() is None:
-            self.signal_group(signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
 
 @dataclass
 class World:
-    """One pipeline with its topics and its home."""
+    """One pipeline with its topics and its home.
+
+    :ivar jvm: for drivers which need none of their own
+    """
 
     config: Mapping[str, str]
     pipeline: str
@@ -75,6 +85,7 @@ class World:
     sink: str
     home: Path
     job: str = "counts.py"
+    jvm: SharedJvm | None = None
     drivers: list[Driver] = field(default_factory=list)
     sent: int = 0
 
@@ -87,13 +98,19 @@ class World:
         assert producer.flush(30) == 0
         self.sent += records
 
-    def start(self, *arguments: str, **how: Any) -> Driver:
-        """Start a driver; arguments as of :meth:`command`."""
+    def start(self, *arguments: str, own_jvm: bool = False, **how: Any) -> Driver:
+        """Start a driver; other arguments as of :meth:`command`.
+
+        :param own_jvm: whether its JVM dies with it, or prints into its log; one with fail points has its own anyhow
+        """
         log = self.home.with_name(f"driver-{len(self.drivers)}.log")
-        command, environment = self.command(*arguments, **how)
+        command, added = self.command(*arguments, **how)
+        environment = {**os.environ, **added}
+        own_jvm = own_jvm or FAILPOINTS in added or self.jvm is None or not self.jvm.can_run(command)
+        start = _launch if own_jvm or self.jvm is None else self.jvm.start
         with log.open("wb") as output:
-            process = _launch(command, {**os.environ, **environment}, output)
-        driver = Driver(process, log)
+            process = start(command, environment, output)
+        driver = Driver(process, log, own_jvm)
         self.drivers.append(driver)
         return driver
 

@@ -16,15 +16,16 @@ import pytest
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from tests.integration.streaming.harness import CONF, World, check_counts, read_committed
+from tests.shared_jvm import SharedJvm
 from tests.waiting import eventually
 
 
 @pytest.fixture
 def world(
-    tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str], spark_classes: None
+    tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str], shared_jvm: SharedJvm
 ) -> Iterator[World]:
     source, sink = make_topic(partitions=3), make_topic(partitions=4)
-    world = World(config=kafka_config, pipeline=f"p-{source}", source=source, sink=sink, home=tmp_path / "home")
+    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home", jvm=shared_jvm)
     yield world
     world.end()
 

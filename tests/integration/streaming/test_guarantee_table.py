@@ -45,7 +45,7 @@ def test_a_source_that_can_be_read_again_loses_nothing_and_only_two_kinds_of_sin
     database = tmp_path / "table.db"
     world.send(400)
     environment = {"TEST_DATABASE": str(database)}
-    dies = world.start(environment={**environment, "TEST_DIES_AT": "150"})
+    dies = world.start(environment={**environment, "TEST_DIES_AT": "150"}, own_jvm=True)
     assert dies.wait() == -signal.SIGKILL, dies.output()[-3000:]
     last = world.start(environment=environment)
     assert last.wait() == 0, last.output()[-3000:]
@@ -75,7 +75,7 @@ def test_a_source_that_can_not_be_read_again_loses_with_every_sink_and_only_the_
         armed.write_text("after-sink-pre-commit")
         _put(queue, range(20, 40))
         assert dies.wait() == -signal.SIGKILL, dies.output()[-3000:]
-        dies = world.start(environment={**environment, "TEST_DIES_AT": "199"}, until="forever")
+        dies = world.start(environment={**environment, "TEST_DIES_AT": "199"}, until="forever", own_jvm=True)
         _put(queue, range(100, 200))  # Spark's socket source drops as many as it had given before
         assert dies.wait() == -signal.SIGKILL, dies.output()[-3000:]
         last = world.start(environment=environment, until="forever")

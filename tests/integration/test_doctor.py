@@ -38,6 +38,7 @@ from tests.integration.restore.harness import Bench, Case, StoppingDriver, check
 from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Shape
 from tests.integration.streaming.conftest import world
 from tests.integration.streaming.harness import World, check_counts
+from tests.waiting import HANG_SECONDS
 
 __all__ = ["jvm", "world"]  # the fixtures
 
@@ -275,7 +276,7 @@ def test_a_mending_that_was_killed_leaves_nothing_that_is_taken_for_a_lineage(pa
             env={**os.environ, "EXACTLYONCE_FAILPOINTS": failpoint},
             start_new_session=True,
             capture_output=True,
-            timeout=60,
+            timeout=HANG_SECONDS,
             check=False,
         )
         assert done.returncode == -9, done.stdout

@@ -73,7 +73,7 @@ def two_brokers(tmp_path: Path) -> Iterator[tuple[EmbeddedBroker, ProcessIdentit
                 stdout=log,
                 stderr=log,
                 check=True,
-                timeout=60,
+                timeout=HANG_SECONDS,
             )
             supervisor, second = launch([*java, "kafka.Kafka", str(file)], data, log, guard.SUPERVISE)
         try:

@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.kafka import record_batch, transaction
 from airflow_provider_exactlyonce.kafka.transaction import TransactionSession, add_partitions, produce
 from airflow_provider_exactlyonce.kafka.wire import Appended, Code, WireClient
 from tests.integration.kafka.proxy import Api, Proxy, cut_after, cut_before, twice
-from tests.integration.streaming.harness import read_committed
+from tests.integration.streaming.harness import open_transactions, read_committed
 from tests.waiting import eventually
 
 PARTITIONS = range(4)
@@ -80,6 +80,7 @@ class Writing:
 
 
 def check(config: Mapping[str, str], topic: str, rounds: int) -> None:
+    eventually(lambda: not open_transactions(config, topic), "the commit's markers, which its answer does not wait for")
     read = sorted(
         (record.partition, record.offset, record.key, record.value) for record in read_committed(config, topic)
     )

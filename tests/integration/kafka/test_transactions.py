@@ -30,7 +30,7 @@ from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, WireClien
 from airflow_provider_exactlyonce.ledger.records import transactional_id
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from tests.integration.streaming.harness import open_transactions, read_committed
-from tests.waiting import eventually
+from tests.waiting import HANG_SECONDS, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +157,7 @@ def _at_a_terminal(answer: str, *arguments: str) -> str:
             stdin=theirs,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANG_SECONDS,
             check=True,
         )
     finally:

@@ -18,14 +18,18 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.failpoints import RESTORE_NAMES
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from tests.integration.streaming.harness import World, check_counts
+from tests.shared_jvm import SharedJvm
+from tests.waiting import HANG_SECONDS
 
 *MAKING, REPLAYED = RESTORE_NAMES
 
 
 @pytest.fixture
-def world(tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str]) -> Iterator[World]:
+def world(
+    tmp_path: Path, kafka_config: Mapping[str, str], make_topic: Callable[..., str], shared_jvm: SharedJvm
+) -> Iterator[World]:
     source, sink = make_topic(partitions=3), make_topic(partitions=4)
-    world = World(config=kafka_config, pipeline=f"p-{source}", source=source, sink=sink, home=tmp_path / "home")
+    world = World(kafka_config, f"p-{source}", source, sink, tmp_path / "home", jvm=shared_jvm)
     yield world
     world.end()
 
@@ -36,7 +40,7 @@ def command(world: World, *arguments: str, failpoints: str = "") -> subprocess.C
         env={**os.environ, "EXACTLYONCE_KAFKA": json.dumps(dict(world.config)), FAILPOINTS: failpoints},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_SECONDS,
         start_new_session=True,
         check=False,
     )

@@ -28,6 +28,7 @@ from tests.integration.restore.harness import Bench, Case
 from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Input, Shape
 from tests.integration.restore.test_restore import check_clean, replayed
 from tests.integration.restore.test_variants import CHANGELOG, FORMAT_1, HASHMAP, configure
+from tests.waiting import HANG_SECONDS
 
 __all__ = ["configure"]  # a fixture
 Configure = Callable[[Mapping[str, str]], None]
@@ -281,7 +282,7 @@ def command(case: Case, partitions: int, step: str = "") -> subprocess.Completed
         env={**os.environ, "EXACTLYONCE_KAFKA": json.dumps(dict(case.config)), FAILPOINTS: step},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_SECONDS,
         start_new_session=True,
         check=False,
     )

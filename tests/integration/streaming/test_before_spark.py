@@ -14,6 +14,7 @@ import pytest
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.streaming import settings
+from tests.waiting import HANG_SECONDS
 
 JOB = """
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, PostgresSink, pipeline
@@ -48,7 +49,7 @@ def start(
             },
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=HANG_SECONDS,
         )
         assert not (tmp_path / "home").exists(), "nothing was touched"
         return done.returncode, [line for line in done.stderr.splitlines() if "this cluster has one broker" not in line]
@@ -82,7 +83,7 @@ def test_a_cluster_that_can_not_be_reached_is_told_with_the_reason_by_commands()
             [sys.executable, "-m", "airflow_provider_exactlyonce.cli.main", *command, "--bootstrap-servers", nobody],
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=HANG_SECONDS,
         )
         assert done.returncode == ExactlyOnceError.exit_code
         [line] = done.stderr.splitlines()

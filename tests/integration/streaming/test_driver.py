@@ -28,7 +28,7 @@ from tests.integration.streaming.harness import (
     open_transactions,
     read_committed,
 )
-from tests.waiting import eventually
+from tests.waiting import HANG_SECONDS, eventually
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_ctrl_c_is_a_stop_in_order_without_a_traceback_and_stdout_stays_free(
     try:
         eventually(lambda: _state(world) is DriverState.RUNNING and world.commits() == 1, "it commits")
         os.killpg(process.pid, number)  # as a terminal does
-        output, errors = process.communicate(timeout=90)
+        output, errors = process.communicate(timeout=HANG_SECONDS)
     finally:
         process.kill()
         held = lease.read(Home(world.home).lease)
@@ -216,6 +216,6 @@ def _spark_submit(world: World, *options: str) -> subprocess.CompletedProcess[st
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         check=False,
     )

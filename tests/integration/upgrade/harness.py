@@ -26,7 +26,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from tests.integration.streaming.harness import CONF, Record, World, check_ledger, read_committed
-from tests.waiting import eventually
+from tests.waiting import HANG_SECONDS, eventually
 
 FIRST = Path(__file__).parent / "jobs" / "windows.py"
 WINDOW_SECONDS, LATENESS_SECONDS = 10, 2
@@ -109,7 +109,7 @@ class Story:
             env=self.environment(failpoints),
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=HANG_SECONDS,
             start_new_session=True,
             check=False,
         )

@@ -83,9 +83,9 @@ class SavepointTaker:
             if drivers.restarts_soon(self._home):  # it would fail if we held the pipeline meanwhile
                 return WaitCondition(token=None, request=self._request)
             return self._take_without_driver()
-        if driver.silent and driver.token == self._holder:  # an earlier try of ours, on a host that is lost
+        if driver.stale and driver.token == self._holder:  # an earlier try of ours, on a host that is lost
             return self._take_without_driver()
-        if driver.silent:
+        if driver.stale:
             raise AlreadyRunningError(
                 f"{drivers.describe(self._home, driver.token)} of {self._pipeline} gives no sign of life and holds the "
                 "pipeline; end it, then ask again"

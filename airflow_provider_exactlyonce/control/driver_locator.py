@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.control.clusters import Cluster, ClusterDriver
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Lease, Life
-from airflow_provider_exactlyonce.control.processes import Driver, Ended, ExitedDriver, FoundDriver, RemoteDriver
+from airflow_provider_exactlyonce.control.processes import DriverProcess, Ended, ExitedDriver, FoundDriver, RemoteDriver
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.policies import termination as untils
 
@@ -40,7 +40,7 @@ class IfRunning(Enum):
 class DriverAttachment:
     """A driver, and whether its end is the end of our work."""
 
-    driver: Driver
+    driver: DriverProcess
     intent: Intent
     ours: bool
 
@@ -71,7 +71,7 @@ class DriverLocator:
         poll_seconds: float,
         look_up: Callable[[], None],
         stopping: Callable[[], str | None],
-        stop_driver: Callable[[Driver, str], None],
+        stop_driver: Callable[[DriverProcess, str], None],
         stop_timeout_seconds: float,
     ) -> None:
         self._home: Final = home
@@ -96,7 +96,7 @@ class DriverLocator:
         while True:
             self._look_up()
             intent = intents.read(self._home.intent)
-            held, life = leases.settle(self._home.lease)
+            held, life = leases.observe(self._home.lease)
             if held is not None and life is Life.ALIVE:
                 if intent is None or intent.token != held.token:
                     self._replace_stranger(held)
@@ -113,20 +113,20 @@ class DriverLocator:
             if intent is None:
                 return None
             if intent.is_here:
-                return self._find_here(intent, held if life is Life.SILENT else None)
+                return self._find_here(intent, held if life is Life.STALE else None)
             if not drivers.may_be_starting(self._home, intent, held) and not self._may_live_on_cluster(intent):
                 return self._ended_unseen(intent)
             self._wait(f"a driver was started on {intent.host} and has not reported yet; waiting for it")
 
     def has_ended(self, left: Intent) -> bool:
         """Whether the driver that we have left has certainly ended; kills one of this host that hangs."""
-        held, life = leases.settle(self._home.lease)
+        held, life = leases.observe(self._home.lease)
         if held is not None and held.token == left.token:
             if life is Life.ALIVE:
                 return False
-            if life is Life.SILENT and left.is_here:
+            if life is Life.STALE and left.is_here:
                 _log.warning("the driver (pid %s) gives no sign of life; it is killed", held.pid)
-                processes.sweep(left.token)
+                processes.kill_leftovers(left.token)
         elif drivers.is_there(self._home, left.token):
             return False
         return not self._may_live_on_cluster(left)
@@ -151,10 +151,10 @@ class DriverLocator:
         driver = processes.leader(intent.token)
         if driver is not None and silent is not None and silent.token == intent.token:
             _log.warning("the driver (pid %s) gives no sign of life; it is killed and replaced", driver.pid)
-            processes.sweep(intent.token)
+            processes.kill_leftovers(intent.token)
             return None
         if driver is None:
-            processes.sweep(intent.token)
+            processes.kill_leftovers(intent.token)
             return self._ended_unseen(intent)
         return self._adopt(intent, driver)
 
@@ -168,7 +168,7 @@ class DriverLocator:
         )
         return DriverAttachment(driver=ExitedDriver(intent.token), intent=intent, ours=True) if done else None
 
-    def _driver_of(self, intent: Intent, held: Lease) -> Driver:
+    def _driver_of(self, intent: Intent, held: Lease) -> DriverProcess:
         if not intent.is_here:
             cluster = self._cluster_of(intent)
             if cluster is not None:
@@ -187,7 +187,7 @@ class DriverLocator:
             return False
         return processes.leader(intent.token) is not None or cluster.state(intent.token) is not ClusterState.GONE
 
-    def _adopt(self, intent: Intent, driver: Driver) -> DriverAttachment | None:
+    def _adopt(self, intent: Intent, driver: DriverProcess) -> DriverAttachment | None:
         """Return the driver to watch, None when it was replaced.
 
         :raises AlreadyRunningError: when it is to be left alone
@@ -223,7 +223,7 @@ class DriverLocator:
         found = processes.leader(held.token)
         self._replace(found or RemoteDriver(held.token, self._home.lease), f"pid {held.pid} on {held.host}")
 
-    def _replace(self, driver: Driver, who: str) -> None:
+    def _replace(self, driver: DriverProcess, who: str) -> None:
         """Stop somebody else's driver.
 
         :raises AlreadyRunningError: when it does not end

@@ -25,7 +25,7 @@ EXIT_GRACE_SECONDS: Final = 30.0  # from the driver's last status to the end of 
 _log = logging.getLogger(__name__)
 
 
-class Watch:
+class DriverWatch:
     """A driver that is watched.
 
     :param rules: when to give up on it
@@ -53,7 +53,7 @@ class Watch:
         self._look_up: Final = look_up
         self._stopping: Final = stopping
         self._stop: Final = stop
-        self._pulse: Final = HeartbeatMonitor(attached.driver.token)
+        self._heartbeats: Final = HeartbeatMonitor(attached.driver.token)
         self._shown: Status | None = None
         self._over_since: float | None = None
         self._warned = False
@@ -65,14 +65,14 @@ class Watch:
         :raises StopRequestedError: when we were asked to stop while we waited for somebody else's driver
         :raises UnhealthyError: when it was given up
         """
-        driver, next_look = self._attached.driver, 0.0
+        driver, next_check = self._attached.driver, 0.0
         while True:
             self._look_up()
             self.ended = driver.ended()
             now = time.monotonic()
-            if self.ended is not None or now >= next_look:
-                next_look = now + self._poll_seconds
-                yield from self._look(now)
+            if self.ended is not None or now >= next_check:
+                next_check = now + self._poll_seconds
+                yield from self._check(now)
             if self.ended is not None:
                 return
             reason = self._stopping()
@@ -82,19 +82,19 @@ class Watch:
                 driver.signal(signal.SIGKILL)  # its Python half has ended; the JVM hangs
             time.sleep(PROCESS_POLL_SECONDS)
 
-    def _look(self, now: float) -> Iterator[Status]:
+    def _check(self, now: float) -> Iterator[Status]:
         status = exit_classification.status_of(self._home, self._attached.driver.token)
         if self.ended is None and self._attached.ours and self._stopping() is None:
             self._check_health()
         if status is not None and progress.moved(self._shown, status):
             self._shown = status
             yield status
-        life = self._pulse.life(leases.read(self._home.lease))
-        if life is Life.GONE or (status is not None and status.state in ENDED):
+        life = self._heartbeats.life(leases.read(self._home.lease))
+        if life is Life.DEAD or (status is not None and status.state in ENDED):
             self._over_since = self._over_since or now
-        if life is Life.SILENT and not self._warned:
+        if life is Life.STALE and not self._warned:
             _log.warning("the driver has given no sign of life for %.0f s", leases.STALE_SECONDS)
-        self._warned = life is Life.SILENT
+        self._warned = life is Life.STALE
 
     def _check_health(self) -> None:
         why = health.stuck(self._home, self._attached.intent, self._rules, time.time())

@@ -31,12 +31,12 @@ class Found:
 
     :param token: its start token
     :param series: start token of the first driver of its supervisor's restarts, None without a supervisor
-    :param silent: it has given no sign of life for some time, and may never answer
+    :param stale: it has given no sign of life for some time, and may never answer
     """
 
     token: str
     series: str | None
-    silent: bool = False
+    stale: bool = False
 
 
 def find(home: Home) -> Found | None:
@@ -44,11 +44,11 @@ def find(home: Home) -> Found | None:
 
     Takes up to :data:`~airflow_provider_exactlyonce.control.lease.STALE_SECONDS`.
     """
-    held, life = leases.settle(home.lease)
+    held, life = leases.observe(home.lease)
     intent = intents.read(home.intent)
-    if held is not None and life in (Life.ALIVE, Life.SILENT):
+    if held is not None and life in (Life.ALIVE, Life.STALE):
         series = intent.series if intent is not None and intent.token == held.token else None
-        return Found(token=held.token, series=series, silent=life is Life.SILENT)
+        return Found(token=held.token, series=series, stale=life is Life.STALE)
     if intent is not None and is_starting(home):
         return Found(token=intent.token, series=intent.series)
     return None
@@ -57,7 +57,7 @@ def find(home: Home) -> Found | None:
 def is_there(home: Home, token: str) -> bool:
     """Whether the driver with this start token may still do something. Cheap, and never waits."""
     held = leases.read(home.lease)
-    if held is not None and held.token == token and leases.life(held) is not Life.GONE:
+    if held is not None and held.token == token and leases.life(held) is not Life.DEAD:
         return True
     intent = intents.read(home.intent)
     if intent is None or intent.token != token:

@@ -62,7 +62,7 @@ _BY_DECISION: Final[Mapping[str, type[ExactlyOnceError]]] = {
 def status_of(home: Home, token: str) -> Status | None:
     """Return the status of the driver with this start token, or the last words that it has left."""
     status = statuses.read(home.status)
-    return status if status is not None and status.token == token else statuses.read(home.account(token))
+    return status if status is not None and status.token == token else statuses.read(home.final_status_path(token))
 
 
 def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError | None:

@@ -53,15 +53,15 @@ class Lease:
 
 
 class Life(Enum):
-    """What is known of the lease's holder."""
+    """What is known of the lease's holder; commands print the values."""
 
     NONE = "none"  # there is no lease
     ALIVE = "alive"
-    GONE = "gone"  # the process has certainly ended
-    SILENT = "silent"  # no heartbeat for STALE_SECONDS; stopped, cut off, or on another host
+    DEAD = "gone"  # the process has certainly ended
+    STALE = "silent"  # no heartbeat for STALE_SECONDS; stopped, cut off, or on another host
 
 
-def take(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
+def acquire(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
     """Write the lease of this process, with its run once that is claimed, and return it; who held it has lost it."""
     with _changing(path):
         return _write(path, pipeline, token, run=run)
@@ -81,7 +81,7 @@ def take_over(path: Path, pipeline: str, token: str, judged: Lease | None) -> Le
 
 
 def _is_left(held: Lease, judged: Lease | None) -> bool:
-    if life(held, now=held.heartbeat) is Life.GONE:
+    if life(held, now=held.heartbeat) is Life.DEAD:
         return True
     return judged is not None and (held.token, held.heartbeat) == (judged.token, judged.heartbeat)
 
@@ -101,7 +101,7 @@ def _write(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
     return lease
 
 
-def beat(path: Path, lease: Lease) -> Lease | None:
+def renew(path: Path, lease: Lease) -> Lease | None:
     """Renew the lease; returns None, and writes nothing, when another driver has taken it.
 
     A lease of a lower run is taken back: it is of a superseded driver that was frozen while it renewed.
@@ -171,17 +171,17 @@ def holding(path: Path, pipeline: str, token: str, judged: Lease | None = None) 
     mine = take_over(path, pipeline, token, judged)
     done = threading.Event()
 
-    def renew() -> None:
+    def keep_renewing() -> None:
         while not done.wait(HEARTBEAT_SECONDS):
             with contextlib.suppress(AlreadyRunningError):  # the lock is held; the next time it is not
-                if beat(path, mine) is None:
+                if renew(path, mine) is None:
                     return
 
-    renewing = threading.Thread(target=renew, name="heartbeat", daemon=True)
+    renewing = threading.Thread(target=keep_renewing, name="heartbeat", daemon=True)
     renewing.start()
     try:
         yield Hold(path, mine)
-        if beat(path, mine) is None:
+        if renew(path, mine) is None:
             raise AlreadyRunningError(f"a driver of {pipeline} started meanwhile; try again")
     finally:
         done.set()
@@ -216,9 +216,9 @@ def life(lease: Lease | None, *, now: float | None = None) -> Life:
     if lease is None:
         return Life.NONE
     if lease.machine == this_machine() and process_start(lease.pid) != lease.process_started:
-        return Life.GONE
+        return Life.DEAD
     silence = (time.time() if now is None else now) - lease.heartbeat
-    return Life.SILENT if silence > STALE_SECONDS else Life.ALIVE
+    return Life.STALE if silence > STALE_SECONDS else Life.ALIVE
 
 
 class HeartbeatMonitor:
@@ -237,14 +237,14 @@ class HeartbeatMonitor:
         if lease is None or lease.token != self._token:
             self._heard = time.monotonic()
             return Life.NONE
-        if life(lease, now=lease.heartbeat) is Life.GONE:
-            return Life.GONE
+        if life(lease, now=lease.heartbeat) is Life.DEAD:
+            return Life.DEAD
         if lease.heartbeat != self._heartbeat:
             self._heartbeat, self._heard = lease.heartbeat, time.monotonic()
-        return Life.SILENT if time.monotonic() - self._heard > STALE_SECONDS else Life.ALIVE
+        return Life.STALE if time.monotonic() - self._heard > STALE_SECONDS else Life.ALIVE
 
 
-def settle(path: Path, *, poll_seconds: float = 0.2) -> tuple[Lease | None, Life]:
+def observe(path: Path, *, poll_seconds: float = 0.2) -> tuple[Lease | None, Life]:
     """Watch the lease until its holder's life is certain: it beats, has ended, or stays silent.
 
     Clocks of other hosts don't matter: what counts is that the heartbeat changes. Takes less than
@@ -256,12 +256,12 @@ def settle(path: Path, *, poll_seconds: float = 0.2) -> tuple[Lease | None, Life
         lease = read(path)
         if lease is None:
             return None, Life.NONE
-        if life(lease, now=lease.heartbeat) is Life.GONE:
-            return lease, Life.GONE
+        if life(lease, now=lease.heartbeat) is Life.DEAD:
+            return lease, Life.DEAD
         if first is None or (lease.token, lease.heartbeat) != (first.token, first.heartbeat):
             return lease, Life.ALIVE
         if time.monotonic() >= deadline:
-            return lease, Life.SILENT
+            return lease, Life.STALE
         time.sleep(poll_seconds)
 
 
@@ -270,7 +270,7 @@ def check_stopped(path: Path, pipeline: str) -> Lease | None:
 
     :raises AlreadyRunningError: when its holder lives
     """
-    held, its_life = settle(path)
+    held, its_life = observe(path)
     if held is not None and its_life is Life.ALIVE:
         raise AlreadyRunningError(f"pipeline {pipeline} runs: pid {held.pid} on {held.host}. Stop it first")
     return held

@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life
 #: Environment variable with the start token; the driver's settings read the same name.
 TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"
 
-_SWEEP_SECONDS: Final = 5.0
+_KILL_SECONDS: Final = 5.0
 
 #: Children that were started here and may be left by their supervisor: kept to be reaped once they end.
 _children: Final[list[subprocess.Popen[bytes]]] = []
@@ -39,7 +39,7 @@ class Ended:
     exit_code: int | None
 
 
-class Driver(ABC):
+class DriverProcess(ABC):
     """A started driver, as far as its processes go.
 
     :param token: its start token
@@ -64,7 +64,7 @@ class _Detached(subprocess.Popen[bytes]):
         """Leave the child alone."""
 
 
-class ChildDriver(Driver):
+class ChildDriver(DriverProcess):
     """A driver that this process has started."""
 
     def __init__(self, token: str, process: subprocess.Popen[bytes]) -> None:
@@ -76,11 +76,11 @@ class ChildDriver(Driver):
         code = self.process.poll()
         if code is None:
             return None
-        sweep(self.token)
+        kill_leftovers(self.token)
         return Ended(exit_code=code)
 
 
-class FoundDriver(Driver):
+class FoundDriver(DriverProcess):
     """A driver that another process of this host has started; its exit code can't be seen.
 
     :param pid: the process that leads it
@@ -96,11 +96,11 @@ class FoundDriver(Driver):
         """Ask the process table."""
         if leases.process_start(self.pid) == self.process_started:
             return None
-        sweep(self.token)
+        kill_leftovers(self.token)
         return Ended(exit_code=None)
 
 
-class RemoteDriver(Driver):
+class RemoteDriver(DriverProcess):
     """A driver on another host: only its lease tells whether it lives, only commands reach it.
 
     :param lease: path of the lease
@@ -109,14 +109,14 @@ class RemoteDriver(Driver):
     def __init__(self, token: str, lease: Path) -> None:
         super().__init__(token)
         self.lease: Final = lease
-        self._pulse: Final = HeartbeatMonitor(token)
+        self._heartbeats: Final = HeartbeatMonitor(token)
 
     def ended(self) -> Ended | None:
         """Ask the lease."""
-        return None if self._pulse.life(leases.read(self.lease)) is Life.ALIVE else Ended(exit_code=None)
+        return None if self._heartbeats.life(leases.read(self.lease)) is Life.ALIVE else Ended(exit_code=None)
 
 
-class ExitedDriver(Driver):
+class ExitedDriver(DriverProcess):
     """A driver that has ended while nobody watched."""
 
     def ended(self) -> Ended | None:
@@ -175,12 +175,12 @@ def leader(token: str) -> FoundDriver | None:
     return None
 
 
-def sweep(token: str) -> None:
+def kill_leftovers(token: str) -> None:
     """Kill what is left of a driver whose leader has ended, and wait until nothing is.
 
     Without its JVM the Python driver can do nothing any more; alive, it would keep its lease and block the next start.
     """
-    deadline = time.monotonic() + _SWEEP_SECONDS
+    deadline = time.monotonic() + _KILL_SECONDS
     while _signal_all(token, signal.SIGKILL) and time.monotonic() < deadline:
         time.sleep(0.02)
 

@@ -29,7 +29,7 @@ def state_of(home: Home) -> tuple[PipelineState, Status | None]:
     """Return a pipeline's state, and the last account of its last driver. Never waits."""
     held, status = leases.read(home.lease), statuses.read(home.status)
     life = leases.life(held)
-    if held is not None and life is Life.SILENT:
+    if held is not None and life is Life.STALE:
         return PipelineState.SILENT, status
     if held is not None and life is Life.ALIVE:
         own = status is not None and status.token == held.token

@@ -43,7 +43,7 @@ def ask_and_enforce(home: Home, token: str, *, reason: str, timeout_seconds: flo
             time.sleep(_POLL_SECONDS)
         else:
             return
-    processes.sweep(token)
+    processes.kill_leftovers(token)
 
 
 def detach(home: Home, token: str, *, reason: str, timeout_seconds: float) -> None:

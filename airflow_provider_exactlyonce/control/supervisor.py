@@ -33,11 +33,11 @@ from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.clusters import Cluster, ClusterDriver
 from airflow_provider_exactlyonce.control.driver_locator import DriverAttachment, DriverLocator, IfRunning
-from airflow_provider_exactlyonce.control.driver_watch import EXIT_GRACE_SECONDS, PROCESS_POLL_SECONDS, Watch
+from airflow_provider_exactlyonce.control.driver_watch import EXIT_GRACE_SECONDS, PROCESS_POLL_SECONDS, DriverWatch
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
-from airflow_provider_exactlyonce.control.processes import Driver, Ended, ExitedDriver, RemoteDriver
+from airflow_provider_exactlyonce.control.processes import DriverProcess, Ended, ExitedDriver, RemoteDriver
 from airflow_provider_exactlyonce.control.restart_controller import RestartController
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
@@ -103,7 +103,7 @@ class Supervisor:
         self._look_up: Final = look_up
         self._left = left
         self._attached: DriverAttachment | None = None
-        self._watch: Watch | None = None
+        self._watch: DriverWatch | None = None
         self._previous: Intent | None = None  # the driver of ours that died last
         self._finder: Final = DriverLocator(
             home,
@@ -174,14 +174,14 @@ class Supervisor:
         commands.note_killed(self.home, attached.driver.token, self.owner)
         self._stop_driver(attached.driver, self.stopping or "")
 
-    def _stop_driver(self, driver: Driver, reason: str) -> None:
+    def _stop_driver(self, driver: DriverProcess, reason: str) -> None:
         _log.info("asking the driver to stop: %s", reason)
         stopping.detach(self.home, driver.token, reason=reason, timeout_seconds=self._stop_timeout_seconds)
         deadline = time.monotonic() + self._stop_timeout_seconds + stopping.TERM_SECONDS + EXIT_GRACE_SECONDS
         while _lives(driver):
             if time.monotonic() >= deadline:  # the stopping process was killed, too, or can't reach it
                 driver.signal(signal.SIGKILL)
-                processes.sweep(driver.token)
+                processes.kill_leftovers(driver.token)
                 return
             time.sleep(PROCESS_POLL_SECONDS)
 
@@ -245,8 +245,8 @@ class Supervisor:
             self.restarts, self.series = attached.intent.restarts, attached.intent.series
         self._attached = attached
 
-    def _new_watch(self, attached: DriverAttachment) -> Watch:
-        return Watch(
+    def _new_watch(self, attached: DriverAttachment) -> DriverWatch:
+        return DriverWatch(
             self.home,
             attached,
             rules=self._health,
@@ -303,7 +303,7 @@ class Supervisor:
         return f"commit {status.commit}" if status else "an unknown commit"
 
 
-def _lives(driver: Driver) -> bool:
+def _lives(driver: DriverProcess) -> bool:
     """Whether it lives, without waiting for our child: a signal handler may have interrupted just that."""
     if isinstance(driver, RemoteDriver):
         return driver.ended() is None

@@ -206,14 +206,14 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
         deadline = None
         if self.deferrable and self.execution_timeout is not None:
             deadline = time.time() + self.execution_timeout.total_seconds()
-        return _Stay(self, context, None, deadline).run()
+        return _TaskSupervision(self, context, None, deadline).run()
 
     def resume_from_trigger(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on where the trigger has found something to do."""
         from airflow_provider_exactlyonce.control.intent import Intent
 
         intent = codec.load(Intent, event["intent"], "the event of the task's trigger")
-        return _Stay(self, context, intent, event["deadline"]).run()
+        return _TaskSupervision(self, context, intent, event["deadline"]).run()
 
     def on_kill(self) -> None:
         """Note the signal. What it means is asked of Airflow where messages can be exchanged: while supervising."""
@@ -265,7 +265,7 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
         return build_launch(home, settings, until=until, goal=goal)
 
 
-class _Stay:
+class _TaskSupervision:
     """One stay of the task in a worker: from its start, or its return from the triggerer, to its end or deferral.
 
     :param left: the driver that an earlier stay of the same try has left

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TARGETS: Final = ("commit", "watermark", "offsets", "timestamp", "up_to_now")
 
 
-class GateLooker(Checker):
+class GateChecker(Checker):
     """Looks at ledgers: at all of a cluster in one request, and closer at those that have moved."""
 
     seconds = 0.5
@@ -25,7 +25,7 @@ class GateLooker(Checker):
         self._gates: Gates | None = None
         self._read: dict[str, Gate] = {}  # so that hundreds are not read at each look
 
-    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, CheckResult | Exception]:
+    def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
         from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.ledger.gate import Gates
 
@@ -63,7 +63,7 @@ class CommitGateTrigger(PollingTrigger):
     :param deadline: seconds since the epoch
     """
 
-    looker = GateLooker
+    checker = GateChecker
 
 
 def gate_of(subject: Subject) -> Gate:

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 _NAMED: Final = 5
 
 
-class TransactionsLooker(Checker):
+class TransactionsChecker(Checker):
     """Asks for the last stable offsets of all partitions at once, and now and then for who holds them back."""
 
     def __init__(self, conn_id: str) -> None:
         super().__init__(conn_id)
         self._decisions: Decisions | None = None
 
-    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, CheckResult | Exception]:
+    def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
         from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
         from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.transactions.pending import Decisions
@@ -38,7 +38,7 @@ class TransactionsLooker(Checker):
                 waiting[name] = answer
             else:
                 looks[name] = CheckResult(found={"offsets": {topic: dict(of) for topic, of in targets[name].items()}})
-        blockers = self._decisions.blockers(one for of in waiting.values() for one in of) if blame else None
+        blockers = self._decisions.blockers(one for of in waiting.values() for one in of) if diagnose else None
         return {**looks, **{name: CheckResult(missing=_said(of, blockers)) for name, of in waiting.items()}}
 
     def _close(self) -> None:
@@ -54,7 +54,7 @@ class KafkaTransactionsTrigger(PollingTrigger):
     :param deadline: seconds since the epoch
     """
 
-    looker = TransactionsLooker
+    checker = TransactionsChecker
 
 
 def _said(waiting: Sequence[Undecided], blockers: Blockers | None) -> str:

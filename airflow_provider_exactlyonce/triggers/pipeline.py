@@ -62,8 +62,8 @@ class PipelineTrigger(BaseTrigger):
         self.stop_timeout = stop_timeout
         self._shown: Status | None = None
         self._metrics: Reporter | None = None
-        self._pulse: HeartbeatMonitor | None = None
-        self._chatter = LogThrottle()
+        self._heartbeats: HeartbeatMonitor | None = None
+        self._throttle = LogThrottle()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return class path and arguments; the arguments are a wire format, older ones stay readable."""
@@ -72,7 +72,7 @@ class PipelineTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until there is something to do; yields one event."""
-        while not (why := await asyncio.to_thread(self._look)):
+        while not (why := await asyncio.to_thread(self._check)):
             left = min((end - time.time() for end in (self.due, self.deadline) if end), default=self.poll_interval)
             await asyncio.sleep(max(0.0, min(self.poll_interval, left)))
         self.log.info("back to a worker: %s", why)
@@ -83,7 +83,7 @@ class PipelineTrigger(BaseTrigger):
         if self.stop_timeout is not None:
             await asyncio.to_thread(self._stop, self.stop_timeout)
 
-    def _look(self) -> str | None:
+    def _check(self) -> str | None:
         from airflow_provider_exactlyonce.control import commands
         from airflow_provider_exactlyonce.control.home import Home
 
@@ -92,14 +92,14 @@ class PipelineTrigger(BaseTrigger):
             return "the task's execution time-out"
         try:
             if self.due is None:
-                return self._look_at_driver(home, now)
+                return self._check_driver(home, now)
             stopped = commands.stop_requested(home, self.intent["token"]) is not None
         except OSError as error:  # what can't be read says nothing about the driver
             self.log.warning("%s can't be read: %s", self.home, error)
             return None
         return "a stop instead of a restart" if stopped else "a restart is due" if now >= self.due else None
 
-    def _look_at_driver(self, home: Any, now: float) -> str | None:
+    def _check_driver(self, home: Any, now: float) -> str | None:
         from airflow_provider_exactlyonce.control import drivers, exit_classification, health, progress
         from airflow_provider_exactlyonce.control import lease as leases
         from airflow_provider_exactlyonce.control.intent import Intent
@@ -108,13 +108,13 @@ class PipelineTrigger(BaseTrigger):
         self._report(home)
         intent = codec.load(Intent, self.intent, "the trigger's intent")
         status = exit_classification.status_of(home, intent.token)
-        if status is not None and progress.moved(self._shown, status) and self._chatter.allow():
+        if status is not None and progress.moved(self._shown, status) and self._throttle.allow():
             self._shown = status
             self.log.info("%s", progress.sentence(status))
         if not drivers.is_there(home, intent.token):
             return "the driver has ended"
-        self._pulse = self._pulse or leases.HeartbeatMonitor(intent.token)
-        if self._pulse.life(leases.read(home.lease)) is leases.Life.SILENT:
+        self._heartbeats = self._heartbeats or leases.HeartbeatMonitor(intent.token)
+        if self._heartbeats.life(leases.read(home.lease)) is leases.Life.STALE:
             return "the driver gives no sign of life"
         allowed = None if self.no_commit_within is None else timedelta(seconds=self.no_commit_within)
         return health.stuck(home, intent, HealthRules(no_commit_within=allowed), now)

@@ -21,7 +21,7 @@ _HOME_SECONDS: Final = 30.0
 _Place = tuple[str | None, str | None]
 
 
-class StateLooker(Checker):
+class StateChecker(Checker):
     """Reads each home once, however many wait for it."""
 
     def __init__(self, conn_id: str) -> None:
@@ -29,7 +29,7 @@ class StateLooker(Checker):
         self._homes: dict[_Place, tuple[Home, str, float]] = {}
         self._reporters: dict[str, Reporter] = {}  # by home
 
-    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, CheckResult | Exception]:
+    def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
         from confluent_kafka import KafkaException
 
         from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
@@ -79,7 +79,7 @@ class PipelineStateTrigger(PollingTrigger):
     :param deadline: seconds since the epoch
     """
 
-    looker = StateLooker
+    checker = StateChecker
 
 
 def states_of(given: object) -> list[str]:

@@ -377,7 +377,7 @@ def dead_pid() -> int:
 
 
 def _lease(patient: Patient, **changes: Any) -> lease.Lease:
-    held = lease.take(patient.home.lease, patient.case.name, "another", run=1)
+    held = lease.acquire(patient.home.lease, patient.case.name, "another", run=1)
     held = replace(held, **changes)
     json_store.write(patient.home.lease, asdict(held))
     return held
@@ -401,7 +401,7 @@ def two_drivers(patient: Patient) -> None:
 
     def renew() -> None:
         while not ended.wait(0.2):
-            lease.beat(patient.home.lease, held)
+            lease.renew(patient.home.lease, held)
 
     renewing = threading.Thread(target=renew)
     renewing.start()

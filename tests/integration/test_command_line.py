@@ -94,7 +94,7 @@ def test_status_says_between_a_death_and_the_restart_that_the_driver_is_gone_and
     assert (told()["driver"], told()["state"]) == ("unknown", None)
     assert told()["next"] == f"{home.path} is not on this machine: nothing is known of the driver"
     home.create(crafted.pipeline)
-    held = lease.take(home.lease, crafted.pipeline, "t", run=1)
+    held = lease.acquire(home.lease, crafted.pipeline, "t", run=1)
     status.write(home.status, Status(pipeline=crafted.pipeline, token="t", state=DriverState.RUNNING, run=1))
     assert (told()["driver"], told()["state"], told()["next"]) == ("alive", "running", None)
     json_store.write(home.lease, {**asdict(held), "process_started": 1})  # a process that has ended

@@ -143,7 +143,9 @@ KINDS: dict[str, Kind] = {
     ),
     "home/control/lease.json": Kind(lambda of: leases.read(home(of).lease), codec.dump),
     "home/control/status.json": Kind(lambda of: status.read(home(of).status), codec.dump),
-    f"home/control/commands/account-{TOKEN}.json": Kind(lambda of: status.read(home(of).account(TOKEN)), codec.dump),
+    f"home/control/commands/account-{TOKEN}.json": Kind(
+        lambda of: status.read(home(of).final_status_path(TOKEN)), codec.dump
+    ),
     "home/control/intent.json": Kind(lambda of: intents.read(home(of).intent), codec.dump),
     "home/control/restarts.json": Kind(
         lambda of: restart_log.read(home(of).restarts), lambda found: {"restarts": [codec.dump(one) for one in found]}
@@ -399,7 +401,7 @@ WRITTEN: Mapping[str, str | None] = {
     "control.releases.keep": "applications/",
     "control.lease._write": "lease.json",
     "control.lease.sure": "lease.json",
-    "control.lease.beat": "lease.json",
+    "control.lease.renew": "lease.json",
     "upgrade.shadow_main.main": None,
     "upgrade.shadow_run.run": None,
     "checkpoint.savepoints.take": "taking.json",

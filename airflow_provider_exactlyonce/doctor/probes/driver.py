@@ -25,7 +25,7 @@ _POLL_SECONDS: Final = 0.2
 
 def look(facts: Facts, home: Home) -> DriverFacts:
     """Look at lease, status and the processes of this machine."""
-    held, life = leases.settle(home.lease)
+    held, life = leases.observe(home.lease)
     status = statuses.read(home.status)
     runs = facts.history.runs if facts.history else []
     return DriverFacts(

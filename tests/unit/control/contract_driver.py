@@ -44,13 +44,13 @@ class Driver:
         getattr(self, name.replace("-", "_"))(*([argument] if argument else []))
 
     def take_lease(self) -> None:
-        self.lease = lease.take(self.home.lease, "shop", self.token)
+        self.lease = lease.acquire(self.home.lease, "shop", self.token)
         self.write()
         threading.Thread(target=self._beat, daemon=True).start()
 
     def _beat(self) -> None:
         while self.lease is not None:
-            lease.beat(self.home.lease, self.lease)
+            lease.renew(self.home.lease, self.lease)
             time.sleep(0.2)
 
     def take_lease_elsewhere(self, clock: str) -> None:
@@ -120,7 +120,7 @@ class Driver:
         os._exit(0)
 
     def release(self) -> None:
-        status.write(self.home.account(self.token), self.status)
+        status.write(self.home.final_status_path(self.token), self.status)
         held, self.lease = self.lease, None
         if held is not None:
             lease.release(self.home.lease, held)

@@ -33,7 +33,7 @@ def home(tmp_path: Path) -> Home:
     home = Home(tmp_path / "home")
     code = (
         "import sys; from pathlib import Path; from airflow_provider_exactlyonce.control import lease; "
-        "lease.take(Path(sys.argv[1]), 'p', 't', run=3)"
+        "lease.acquire(Path(sys.argv[1]), 'p', 't', run=3)"
     )
     subprocess.run([sys.executable, "-c", code, str(home.lease)], check=True, timeout=60)
     status.write(home.status, Status(pipeline="p", token="t", state=DriverState.RUNNING, run=3, commit=7))
@@ -91,7 +91,7 @@ def test_after_a_stop_nobody_starts_the_next_one(home: Home) -> None:
 
 
 def test_of_a_driver_that_runs_or_has_ended_in_order_nothing_is_said(home: Home) -> None:
-    held = lease.take(home.lease, "p", "u")
+    held = lease.acquire(home.lease, "p", "u")
     assert outlook(home) is None
     lease.release(home.lease, held)
     for state in (DriverState.FINISHED, DriverState.STOPPED):

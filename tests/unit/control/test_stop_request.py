@@ -50,7 +50,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
     home = Home(tmp_path / "home")
     yield home
     for token in tokens(home):  # a failed test leaves nothing running
-        processes.sweep(token)
+        processes.kill_leftovers(token)
 
 
 @pytest.fixture

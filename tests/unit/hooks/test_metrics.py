@@ -54,7 +54,7 @@ def received(server: socket.socket) -> dict[str, float]:
 def home_of(folder: Path, **told: object) -> Home:
     home = Home(folder / "home")
     home.create("shop.totals")
-    held = lease.take(home.lease, "shop.totals", "t")
+    held = lease.acquire(home.lease, "shop.totals", "t")
     given = {"commit": 7, "run": 3, "rows": 500, "lag": 42, **told}
     status.write(home.status, Status(pipeline="shop.totals", token=held.token, state=DriverState.RUNNING, **given))  # type: ignore[arg-type]
     return home

@@ -35,6 +35,7 @@ from airflow_provider_exactlyonce.cli.main import submit_command
 from airflow_provider_exactlyonce.control import processes, restart_log, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
@@ -102,9 +103,7 @@ def supervised(folder: Path, servers: str) -> dict[str, float]:
     supervisor = Supervisor(
         home,
         Launch(command=command, printable="", environment=environment(servers, "supervised")),
-        owner="bench",
-        until="forever",
-        strategy=RestartStrategy.fixed_delay(1, timedelta(0)),
+        Supervision(owner="bench", until="forever", strategy=RestartStrategy.fixed_delay(1, timedelta(0))),
     )
 
     def supervise() -> None:

@@ -16,11 +16,9 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life
 from airflow_provider_exactlyonce.control.processes import Ended
 from airflow_provider_exactlyonce.control.status import ENDED, Status
+from airflow_provider_exactlyonce.control.stopping import EXIT_GRACE_SECONDS, POLL_SECONDS
+from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
 from airflow_provider_exactlyonce.exceptions import StopRequestedError, UnhealthyError
-from airflow_provider_exactlyonce.policies.health_rules import HealthRules
-
-PROCESS_POLL_SECONDS: Final = 0.1  # the restart's overhead is mostly this
-EXIT_GRACE_SECONDS: Final = 30.0  # from the driver's last status to the end of its JVM
 
 _log = logging.getLogger(__name__)
 
@@ -28,31 +26,23 @@ _log = logging.getLogger(__name__)
 class DriverWatch:
     """A driver that is watched.
 
-    :param rules: when to give up on it
-    :param poll_seconds: how often its status is read
-    :param look_up: called ten times a second or so; may leave by raising
-    :param stopping: returns why we were asked to stop, None while nobody has
-    :param stop: stops it, for a reason
+    :param stop: whether we were asked to stop
+    :param give_up: stops it, for a reason
     """
 
     def __init__(
         self,
         home: Home,
+        supervision: Supervision,
         attached: DriverAttachment,
-        *,
-        rules: HealthRules,
-        poll_seconds: float,
-        look_up: Callable[[], None],
-        stopping: Callable[[], str | None],
-        stop: Callable[[str], None],
+        stop: StopSignal,
+        give_up: Callable[[str], None],
     ) -> None:
         self._home: Final = home
+        self._supervision: Final = supervision
         self._attached: Final = attached
-        self._rules: Final = rules
-        self._poll_seconds: Final = poll_seconds
-        self._look_up: Final = look_up
-        self._stopping: Final = stopping
         self._stop: Final = stop
+        self._give_up: Final = give_up
         self._heartbeats: Final = HeartbeatMonitor(attached.driver.token)
         self._shown: Status | None = None
         self._over_since: float | None = None
@@ -67,24 +57,24 @@ class DriverWatch:
         """
         driver, next_check = self._attached.driver, 0.0
         while True:
-            self._look_up()
+            self._supervision.on_poll()
             self.ended = driver.ended()
             now = time.monotonic()
             if self.ended is not None or now >= next_check:
-                next_check = now + self._poll_seconds
+                next_check = now + self._supervision.poll_seconds
                 yield from self._check(now)
             if self.ended is not None:
                 return
-            reason = self._stopping()
+            reason = self._stop.reason
             if reason is not None and not self._attached.ours:
                 raise StopRequestedError(f"stopped while waiting for {self._attached.intent.owner}: {reason}")
             if self._over_since is not None and now - self._over_since > EXIT_GRACE_SECONDS:
                 driver.signal(signal.SIGKILL)  # its Python half has ended; the JVM hangs
-            time.sleep(PROCESS_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _check(self, now: float) -> Iterator[Status]:
         status = exit_classification.status_of(self._home, self._attached.driver.token)
-        if self.ended is None and self._attached.ours and self._stopping() is None:
+        if self.ended is None and self._attached.ours and self._stop.reason is None:
             self._check_health()
         if status is not None and progress.moved(self._shown, status):
             self._shown = status
@@ -97,8 +87,8 @@ class DriverWatch:
         self._warned = life is Life.STALE
 
     def _check_health(self) -> None:
-        why = health.stuck(self._home, self._attached.intent, self._rules, time.time())
+        why = health.stuck(self._home, self._attached.intent, self._supervision.health, time.time())
         if why is not None:
-            self._stop(why)
+            self._give_up(why)
             intents.remove(self._home.intent, self._attached.intent.token)
             raise UnhealthyError(f"{why}; the driver was stopped")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Final
 
 from airflow_provider_exactlyonce.control import commands, exit_classification, health, restart_log
@@ -12,9 +11,9 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.processes import Ended
 from airflow_provider_exactlyonce.control.restart_log import Restart
+from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, StopRequestedError, UnhealthyError
-from airflow_provider_exactlyonce.policies.health_rules import HealthRules
-from airflow_provider_exactlyonce.policies.restart_strategy import Outage, RestartStrategy
+from airflow_provider_exactlyonce.policies.restart_strategy import Outage
 
 _POLL_SECONDS: Final = 0.1
 
@@ -24,29 +23,13 @@ _log = logging.getLogger(__name__)
 class RestartController:
     """How drivers that die are started again.
 
-    :param strategy: when
-    :param rules: how many restarts are too many
-    :param look_up: called ten times a second or so; may leave by raising
-    :param stopping: returns why we were asked to stop, None while nobody has
-    :param pause: called with the time of the next start before a delay is waited for; may leave by raising
+    :param stop: whether we were asked to stop
     """
 
-    def __init__(
-        self,
-        home: Home,
-        *,
-        strategy: RestartStrategy,
-        rules: HealthRules,
-        look_up: Callable[[], None],
-        stopping: Callable[[], str | None],
-        pause: Callable[[Intent, float], None],
-    ) -> None:
+    def __init__(self, home: Home, supervision: Supervision, stop: StopSignal) -> None:
         self._home: Final = home
-        self._strategy: Final = strategy
-        self._rules: Final = rules
-        self._look_up: Final = look_up
-        self._stopping: Final = stopping
-        self._pause: Final = pause
+        self._supervision: Final = supervision
+        self._stop: Final = stop
 
     def is_recorded(self, dead: Intent) -> bool:
         """Whether a driver's death is on record, and a restart decided."""
@@ -62,10 +45,10 @@ class RestartController:
         """
         recorded = restart_log.of_series(self._home.restarts, dead.series)
         past = [Outage(died=one.died, relaunched=one.relaunched) for one in recorded]
-        delay = self._strategy.delay(error, past, died)
+        delay = self._supervision.strategy.delay(error, past, died)
         if delay is None:
             raise error
-        if why := health.too_many_restarts(past, died, self._rules):
+        if why := health.too_many_restarts(past, died, self._supervision.health):
             raise UnhealthyError(f"{why}; the last one: {error}") from error
         status = exit_classification.status_of(self._home, dead.token)
         entry = Restart(
@@ -92,13 +75,13 @@ class RestartController:
         :raises StopRequestedError: when somebody wants it stopped
         """
         entry = self._entry(dead)
-        paused = False
+        announced = False
         while True:
-            self._look_up()
+            self._supervision.on_poll()
             self.heed_stop(dead)
-            if not paused:
-                self._pause(dead, entry.due)
-            paused = True
+            if not announced:
+                self._supervision.on_delay(dead, entry.due)
+            announced = True
             left = min(entry.due - time.time(), entry.due - entry.died)  # the clock may be set back
             if left <= 0:
                 return entry.number
@@ -109,7 +92,7 @@ class RestartController:
 
         :raises StopRequestedError: when it is not
         """
-        reason = self._stopping() or commands.stop_requested(self._home, dead.token)
+        reason = self._stop.reason or commands.stop_requested(self._home, dead.token)
         if reason is not None:
             entry = self._entry(dead)
             raise StopRequestedError(

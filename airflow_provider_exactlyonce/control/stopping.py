@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -16,10 +17,16 @@ from typing import Final
 
 from airflow_provider_exactlyonce.control import commands, processes
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.processes import DriverProcess, RemoteDriver
 
 #: How long a driver has between SIGTERM and SIGKILL.
 TERM_SECONDS: Final = 10.0
-_POLL_SECONDS: Final = 0.1
+#: From a driver's last status to the end of its JVM.
+EXIT_GRACE_SECONDS: Final = 30.0
+#: The overhead of a restart is mostly this.
+POLL_SECONDS: Final = 0.1
+
+_log = logging.getLogger(__name__)
 
 
 def ask_and_enforce(home: Home, token: str, *, reason: str, timeout_seconds: float) -> None:
@@ -40,7 +47,7 @@ def ask_and_enforce(home: Home, token: str, *, reason: str, timeout_seconds: flo
         while driver.ended() is None:
             if time.monotonic() >= deadline:
                 break
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
         else:
             return
     processes.kill_leftovers(token)
@@ -55,6 +62,29 @@ def detach(home: Home, token: str, *, reason: str, timeout_seconds: float) -> No
     # A triggerer lives for months, and each task that is killed in it would leave a zombie. Not threading.Thread: this
     # is called in signal handlers, too, and what they have interrupted may hold its lock.
     _thread.start_new_thread(_reap, (child,))
+
+
+def stop_and_wait(home: Home, driver: DriverProcess, *, reason: str, timeout_seconds: float) -> None:
+    """Do :func:`detach` and wait for the driver's end. May be called in a signal handler.
+
+    :param timeout_seconds: how long it may take to end its batch before it gets SIGTERM
+    """
+    _log.info("asking the driver to stop: %s", reason)
+    detach(home, driver.token, reason=reason, timeout_seconds=timeout_seconds)
+    deadline = time.monotonic() + timeout_seconds + TERM_SECONDS + EXIT_GRACE_SECONDS
+    while _lives(driver):
+        if time.monotonic() >= deadline:  # the stopping process was killed, too, or can't reach it
+            driver.signal(signal.SIGKILL)
+            processes.kill_leftovers(driver.token)
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _lives(driver: DriverProcess) -> bool:
+    """Whether it lives, without waiting for our child: a signal handler may have interrupted just that."""
+    if isinstance(driver, RemoteDriver):
+        return driver.ended() is None
+    return processes.leader(driver.token) is not None
 
 
 def _reap(child: int) -> None:

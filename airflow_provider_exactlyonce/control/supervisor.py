@@ -13,7 +13,6 @@ Rules of a supervisor:
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 import time
 import uuid
@@ -25,25 +24,23 @@ from airflow_provider_exactlyonce.control import (
     commands,
     exit_classification,
     launching,
-    processes,
     restart_log,
     stopping,
 )
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control.clusters import Cluster, ClusterDriver
-from airflow_provider_exactlyonce.control.driver_locator import DriverAttachment, DriverLocator, IfRunning
-from airflow_provider_exactlyonce.control.driver_watch import EXIT_GRACE_SECONDS, PROCESS_POLL_SECONDS, DriverWatch
+from airflow_provider_exactlyonce.control.clusters import ClusterDriver
+from airflow_provider_exactlyonce.control.driver_locator import DriverAttachment, DriverLocator
+from airflow_provider_exactlyonce.control.driver_watch import DriverWatch
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
-from airflow_provider_exactlyonce.control.processes import DriverProcess, Ended, ExitedDriver, RemoteDriver
+from airflow_provider_exactlyonce.control.processes import Ended, ExitedDriver
 from airflow_provider_exactlyonce.control.restart_controller import RestartController
 from airflow_provider_exactlyonce.control.status import DriverState, Status
+from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.policies import termination as untils
-from airflow_provider_exactlyonce.policies.health_rules import HealthRules
-from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 
 _ACCOUNTS_KEPT_SECONDS: Final = 30 * 24 * 60 * 60.0
 
@@ -54,78 +51,25 @@ class Supervisor:
     """One stay with one pipeline's driver, over its restarts. May be left at any time: the driver goes on.
 
     :param launch: how to start it, or what tells that at each start: the pipeline may be upgraded meanwhile
-    :param owner: who we are; a later supervisor with the same owner takes over our driver as its own
-    :param until: as in ``launch``
-    :param cluster: the manager that runs the driver; None when it is a process of this host
-    :param strategy: when a driver that died is started again
-    :param if_running: what to do about a driver that another one than the owner has started
-    :param health: when to give up on a driver
-    :param clears: how often the owner's DAG run was cleared; the end of a driver that nobody saw counts only while
-        this is the same
     :param left: the driver that a supervisor of the same task try has left; its end is ours, wherever it happened
-    :param poll_seconds: how often the status is read
-    :param stop_timeout_seconds: how long a driver may take to end its batch when it is asked to stop
-    :param look_up: called every tenth of a second or so; may call :meth:`stop`, and may leave by raising
-    :param pause: called with the time of the next start before a delay is waited for; may leave by raising
     """
 
     def __init__(
-        self,
-        home: Home,
-        launch: Launch | Callable[[], Launch],
-        *,
-        owner: str,
-        until: str,
-        strategy: RestartStrategy,
-        cluster: Cluster | None = None,
-        if_running: IfRunning = IfRunning.ADOPT,
-        health: HealthRules | None = None,
-        clears: int = 0,
-        left: Intent | None = None,
-        poll_seconds: float = 1.0,
-        stop_timeout_seconds: float = 60.0,
-        look_up: Callable[[], None] = lambda: None,
-        pause: Callable[[Intent, float], None] = lambda intent, due: None,
+        self, home: Home, launch: Launch | Callable[[], Launch], supervision: Supervision, *, left: Intent | None = None
     ) -> None:
         self.home: Final = home
+        self.supervision: Final = supervision
         self.restarts = 0
         self.series = ""  # start token of the first driver of ours
         self.log: Path | None = None
-        self.stopping: str | None = None  # the reason, once we were asked to stop
         self._launch: Final = launch
-        self.owner: Final = owner
-        self._until: Final = until
-        self._cluster: Final = cluster
-        self._health: Final = health or HealthRules()
-        self._clears: Final = clears
-        self._poll_seconds: Final = poll_seconds
-        self._stop_timeout_seconds: Final = stop_timeout_seconds
-        self._look_up: Final = look_up
         self._left = left
         self._attached: DriverAttachment | None = None
         self._watch: DriverWatch | None = None
         self._previous: Intent | None = None  # the driver of ours that died last
-        self._finder: Final = DriverLocator(
-            home,
-            owner=owner,
-            until=until,
-            clears=clears,
-            cluster=cluster,
-            if_running=if_running,
-            poll_seconds=poll_seconds,
-            look_up=look_up,
-            stopping=lambda: self.stopping,
-            stop_driver=self._stop_driver,
-            stop_timeout_seconds=stop_timeout_seconds,
-        )
-        self._restarting: Final = RestartController(
-            home,
-            strategy=strategy,
-            rules=self._health,
-            look_up=look_up,
-            stopping=lambda: self.stopping,
-            pause=pause,
-        )
+        self._stop: Final = StopSignal()
+        self._locator: Final = DriverLocator(home, supervision, self._stop)
+        self._restarting: Final = RestartController(home, supervision, self._stop)
 
     @property
     def living(self) -> Intent | None:
@@ -146,11 +90,11 @@ class Supervisor:
         :raises ExactlyOnceError: when it failed and is not restarted; the message starts with the driver's own
         """
         while True:
-            attached = self._take_up() or self._finder.find() or self._start()
+            attached = self._take_up() or self._locator.find() or self._start()
             self._attach(attached)
-            if self.stopping is not None:  # asked while we were starting it
+            if self._stop.reason is not None:  # asked while we were starting it
                 self._end(attached)
-            self._watch = self._new_watch(attached)
+            self._watch = DriverWatch(self.home, self.supervision, attached, self._stop, self.stop)
             yield from self._watch.until_its_end()
             died, ended = time.time(), self._watch.ended or Ended(exit_code=None)
             self._attached = self._watch = None
@@ -162,28 +106,18 @@ class Supervisor:
 
         A driver whose end is not the end of our work belongs to somebody else and goes on.
         """
-        if self.stopping is not None:
+        if self._stop.reason is not None:
             return
-        self.stopping = reason
+        self._stop.reason = reason
         if self._attached is not None:
             self._end(self._attached)
 
     def _end(self, attached: DriverAttachment) -> None:
         if not attached.ours:
             return
-        commands.note_killed(self.home, attached.driver.token, self.owner)
-        self._stop_driver(attached.driver, self.stopping or "")
-
-    def _stop_driver(self, driver: DriverProcess, reason: str) -> None:
-        _log.info("asking the driver to stop: %s", reason)
-        stopping.detach(self.home, driver.token, reason=reason, timeout_seconds=self._stop_timeout_seconds)
-        deadline = time.monotonic() + self._stop_timeout_seconds + stopping.TERM_SECONDS + EXIT_GRACE_SECONDS
-        while _lives(driver):
-            if time.monotonic() >= deadline:  # the stopping process was killed, too, or can't reach it
-                driver.signal(signal.SIGKILL)
-                processes.kill_leftovers(driver.token)
-                return
-            time.sleep(PROCESS_POLL_SECONDS)
+        driver, allowed = attached.driver, self.supervision.stop_timeout_seconds
+        commands.note_killed(self.home, driver.token, self.supervision.owner)
+        stopping.stop_and_wait(self.home, driver, reason=self._stop.reason or "", timeout_seconds=allowed)
 
     # -- the next driver ------------------------------------------------------------------------------------------
 
@@ -193,7 +127,7 @@ class Supervisor:
         :raises StopRequestedError: when somebody wants no restart
         """
         left, self._left = self._left, None
-        if left is None or not self._finder.is_ours(left):
+        if left is None or not self.supervision.is_ours(left):
             return None
         self.log, self.restarts = Path(left.log), left.restarts
         if self._restarting.is_recorded(left):  # we have waited for the next start
@@ -201,28 +135,28 @@ class Supervisor:
             return None
         return (
             DriverAttachment(driver=ExitedDriver(left.token), intent=left, ours=True)
-            if self._finder.has_ended(left)
+            if self._locator.has_ended(left)
             else None
         )
 
     def _start(self) -> DriverAttachment:
-        self._look_up()
-        if self.stopping is not None:
-            raise StopRequestedError(f"stopped before a driver was started: {self.stopping}")
+        self.supervision.on_poll()
+        if self._stop.reason is not None:
+            raise StopRequestedError(f"stopped before a driver was started: {self._stop.reason}")
         self.home.check_can_be_made()
         launch = self._launch() if callable(self._launch) else self._launch  # what it refuses leaves no trace
-        token, log = str(uuid.uuid4()), launching.next_log(self.home)
+        cluster, token, log = self.supervision.cluster, str(uuid.uuid4()), launching.next_log(self.home)
         commands.forget_older(self.home, "account-*.json", _ACCOUNTS_KEPT_SECONDS)
         intent = Intent(
             token=token,
-            owner=self.owner,
-            until=self._until,
+            owner=self.supervision.owner,
+            until=self.supervision.until,
             series=self._previous.series if self._previous else token,
             restarts=self.restarts,
             log=str(log),
-            clears=self._clears,
-            host=self._cluster.name if self._cluster is not None else socket.gethostname(),
-            machine=self._cluster.name if self._cluster is not None else leases.this_machine(),
+            clears=self.supervision.clears,
+            host=cluster.name if cluster is not None else socket.gethostname(),
+            machine=cluster.name if cluster is not None else leases.this_machine(),
         )
         self.log = log
         driver = launching.start(self.home, launch, intent, announced=self._heed_stop)
@@ -230,8 +164,8 @@ class Supervisor:
             restart_log.relaunched(self.home.restarts, self._previous.token, time.time())
         _log.info("started %s", launch.printable)
         _log.info("pid %s, output in %s", driver.process.pid, log)
-        if self._cluster is not None:
-            remote = ClusterDriver(token, self.home.lease, self._cluster, submission=driver)
+        if cluster is not None:
+            remote = ClusterDriver(token, self.home.lease, cluster, submission=driver)
             return DriverAttachment(driver=remote, intent=intent, ours=True)
         return DriverAttachment(driver=driver, intent=intent, ours=True)
 
@@ -245,17 +179,6 @@ class Supervisor:
             self.restarts, self.series = attached.intent.restarts, attached.intent.series
         self._attached = attached
 
-    def _new_watch(self, attached: DriverAttachment) -> DriverWatch:
-        return DriverWatch(
-            self.home,
-            attached,
-            rules=self._health,
-            poll_seconds=self._poll_seconds,
-            look_up=self._look_up,
-            stopping=lambda: self.stopping,
-            stop=self.stop,
-        )
-
     # -- its end --------------------------------------------------------------------------------------------------
 
     def _is_over(self, attached: DriverAttachment, ended: Ended, died: float) -> bool:
@@ -266,12 +189,12 @@ class Supervisor:
         intent = attached.intent
         error = exit_classification.failure(self.home, intent.token, ended, Path(intent.log))
         try:
-            if error is None and self.stopping is None and self._finder.was_killed(intent):
+            if error is None and self._stop.reason is None and self._locator.was_killed(intent):
                 return False  # by an earlier try, which was cleared since
             if error is None and self._is_done(intent):
                 return True
-            if error is None or self.stopping is not None:
-                raise StopRequestedError(f"the driver was stopped at {self._place(intent)}: {self.stopping}")
+            if error is None or self._stop.reason is not None:
+                raise StopRequestedError(f"the driver was stopped at {self._place(intent)}: {self._stop.reason}")
             self._restarting.record(intent, ended, error, number=self.restarts + 1, died=died)
         finally:  # not before the record: who wants no restart finds one of the two
             intents.remove(self.home.intent, intent.token)
@@ -290,21 +213,14 @@ class Supervisor:
         status = exit_classification.status_of(self.home, intent.token)
         if status is not None and status.state is DriverState.FINISHED:
             return True
-        if self.stopping is None and self._until != untils.FOREVER:
+        if self._stop.reason is None and self.supervision.until != untils.FOREVER:
             raise StopRequestedError(
                 f"somebody stopped the driver at {self._place(intent)}, before its work was done (until "
-                f"{self._until}): "
+                f"{self.supervision.until}): "
                 f"{commands.stop_requested(self.home, intent.token)}"
             )
-        return self.stopping is None
+        return self._stop.reason is None
 
     def _place(self, intent: Intent) -> str:
         status = exit_classification.status_of(self.home, intent.token)
         return f"commit {status.commit}" if status else "an unknown commit"
-
-
-def _lives(driver: DriverProcess) -> bool:
-    """Whether it lives, without waiting for our child: a signal handler may have interrupted just that."""
-    if isinstance(driver, RemoteDriver):
-        return driver.ended() is None
-    return processes.leader(driver.token) is not None

@@ -330,7 +330,7 @@ class _TaskSupervision:
         return self._result(last)
 
     def _make_supervisor(self) -> Supervisor:
-        from airflow_provider_exactlyonce.control.driver_locator import IfRunning
+        from airflow_provider_exactlyonce.control.supervision import IfRunning, Supervision
         from airflow_provider_exactlyonce.control.supervisor import Supervisor
         from airflow_provider_exactlyonce.control.task_request import TaskRequest
         from airflow_provider_exactlyonce.hooks import spark_submit
@@ -345,9 +345,7 @@ class _TaskSupervision:
         clears = getattr(self._context.get("dag_run"), "clear_number", 0) or 0
         names = (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index))
         self._request: TaskRequest = TaskRequest(self._home, names, clears=clears)
-        return Supervisor(
-            self._home,
-            lambda: task.launch(self._home, driver_until, self._request.name if counts else None),
+        supervision = Supervision(
             owner=f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}",
             until=driver_until,
             strategy=task.restart_strategy,
@@ -355,16 +353,17 @@ class _TaskSupervision:
             if_running=IfRunning(task.if_running),
             health=task.health,
             clears=clears,
-            left=self._left,
             poll_seconds=_seconds(task.poll_interval),
             stop_timeout_seconds=_seconds(task.stop_timeout),
-            look_up=self._look_up,
-            pause=self._pause,
+            on_poll=self._on_poll,
+            on_delay=self._on_delay,
         )
+        goal = self._request.name if counts else None
+        return Supervisor(self._home, lambda: task.launch(self._home, driver_until, goal), supervision, left=self._left)
 
     # -- what the supervisor asks now and then --------------------------------------------------------------------
 
-    def _look_up(self) -> None:
+    def _on_poll(self) -> None:
         if self._task.is_signalled and not self._asked_why:
             self._asked_why = True
             self._answer_signal()
@@ -378,7 +377,7 @@ class _TaskSupervision:
             if time.monotonic() - self._attached[1] > _SLOT_SECONDS:
                 self._defer(intent)
 
-    def _pause(self, dead: Intent, due: float) -> None:
+    def _on_delay(self, dead: Intent, due: float) -> None:
         if self._task.deferrable and due - time.time() > _WORTH_DEFERRING_SECONDS:
             self._defer(dead, due)
 
@@ -434,7 +433,7 @@ class _TaskSupervision:
             trigger=PipelineTrigger(
                 home=str(self._home.path),
                 intent=asdict(intent),
-                owner=self._supervisor.owner,
+                owner=self._supervisor.supervision.owner,
                 poll_interval=_seconds(task.poll_interval),
                 due=due,
                 deadline=self._deadline,

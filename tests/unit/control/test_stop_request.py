@@ -21,6 +21,7 @@ from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.status import Status
 from airflow_provider_exactlyonce.control.stop_request import StopRequest
+from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
@@ -88,11 +89,13 @@ def supervising(
     supervisor = Supervisor(
         home,
         launch,
-        owner="o",
-        until="forever",
-        strategy=RestartStrategy.fixed_delay(1000, timedelta(0)),
-        poll_seconds=0.02,
-        stop_timeout_seconds=HANG_SECONDS,
+        Supervision(
+            owner="o",
+            until="forever",
+            strategy=RestartStrategy.fixed_delay(1000, timedelta(0)),
+            poll_seconds=0.02,
+            stop_timeout_seconds=HANG_SECONDS,
+        ),
     )
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(lambda: list[Status](supervisor.run()))

@@ -30,11 +30,11 @@ from airflow_provider_exactlyonce.control import (
 )
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import status as statuses
-from airflow_provider_exactlyonce.control.driver_locator import IfRunning
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.status import DriverState, Status
+from airflow_provider_exactlyonce.control.supervision import IfRunning, Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
@@ -99,11 +99,9 @@ def supervisor(
     return Supervisor(
         home,
         replace(how, command=command or how.command),
-        owner=owner,
-        until=until,
-        strategy=strategy,
-        poll_seconds=0.05,
-        stop_timeout_seconds=stop_timeout_seconds,
+        Supervision(
+            owner=owner, until=until, strategy=strategy, poll_seconds=0.05, stop_timeout_seconds=stop_timeout_seconds
+        ),
     )
 
 
@@ -113,12 +111,13 @@ def first_supervisor_killed(home: Home, plan: str, *, until_note: str, owner: st
 from datetime import timedelta
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.supervision import IfRunning, Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 command = {list(launch(home, plan).command)!r}
 launch = Launch(command=command, printable="", environment={{}})
-for _ in Supervisor(Home({str(home.path)!r}), launch, owner={owner!r}, until="available",
-                    strategy=RestartStrategy.none()).run():
+for _ in Supervisor(Home({str(home.path)!r}), launch, Supervision(owner={owner!r}, until="available",
+                    strategy=RestartStrategy.none())).run():
     pass
 """
     process = subprocess.Popen([sys.executable, "-c", code])
@@ -609,12 +608,14 @@ def another(home: Home, *plans: str, if_running: IfRunning, until: str = "availa
     return Supervisor(
         home,
         launch(home, *plans, until=until),
-        owner="shop/stream/run2/-1",
-        until=until,
-        strategy=RestartStrategy.none(),
-        if_running=if_running,
-        poll_seconds=0.05,
-        stop_timeout_seconds=HANG_SECONDS,
+        Supervision(
+            owner="shop/stream/run2/-1",
+            until=until,
+            strategy=RestartStrategy.none(),
+            if_running=if_running,
+            poll_seconds=0.05,
+            stop_timeout_seconds=HANG_SECONDS,
+        ),
     )
 
 
@@ -684,11 +685,7 @@ def test_an_end_that_nobody_saw_counts_only_until_the_task_is_cleared(home: Home
     cleared = Supervisor(
         home,
         launch(home, "exit=1", "take-lease commit end=finished"),
-        owner="shop/stream/run1/-1",
-        until="available",
-        strategy=AT_ONCE,
-        clears=1,
-        poll_seconds=0.05,
+        Supervision(owner="shop/stream/run1/-1", until="available", strategy=AT_ONCE, clears=1, poll_seconds=0.05),
     )
     assert list(cleared.run())[-1].commit == 2
 
@@ -705,12 +702,9 @@ def watched(home: Home, *plans: str, health: HealthRules, strategy: RestartStrat
     return Supervisor(
         home,
         launch(home, *plans),
-        owner="o",
-        until="available",
-        strategy=strategy,
-        health=health,
-        poll_seconds=0.05,
-        stop_timeout_seconds=1,
+        Supervision(
+            owner="o", until="available", strategy=strategy, health=health, poll_seconds=0.05, stop_timeout_seconds=1
+        ),
     )
 
 

@@ -25,6 +25,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetentio
 from airflow_provider_exactlyonce.control import commands, intent, lease, restart_log
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, NotAnsweredError, StopRequestedError
 from airflow_provider_exactlyonce.operators.savepoint import (
@@ -332,10 +333,12 @@ def test_a_stop_between_a_crash_and_the_restart_reaches_the_supervisor(home: Hom
     supervisor = Supervisor(
         home,
         Launch(command=command, printable="", environment={}),
-        owner="o",
-        until="forever",
-        strategy=RestartStrategy.fixed_delay(3, timedelta(seconds=60)),
-        poll_seconds=0.05,
+        Supervision(
+            owner="o",
+            until="forever",
+            strategy=RestartStrategy.fixed_delay(3, timedelta(seconds=60)),
+            poll_seconds=0.05,
+        ),
     )
     with ThreadPoolExecutor(1) as pool:
         supervising = pool.submit(list, supervisor.run())

@@ -40,7 +40,7 @@ class DriverWatch:
     ) -> None:
         self._home: Final = home
         self._supervision: Final = supervision
-        self._attached: Final = attached
+        self.attached: Final = attached
         self._stop: Final = stop
         self._give_up: Final = give_up
         self._heartbeats: Final = HeartbeatMonitor(attached.driver.token)
@@ -55,7 +55,7 @@ class DriverWatch:
         :raises StopRequestedError: when we were asked to stop while we waited for somebody else's driver
         :raises UnhealthyError: when it was given up
         """
-        driver, next_check = self._attached.driver, 0.0
+        driver, next_check = self.attached.driver, 0.0
         while True:
             self._supervision.on_poll()
             self.ended = driver.ended()
@@ -66,15 +66,15 @@ class DriverWatch:
             if self.ended is not None:
                 return
             reason = self._stop.reason
-            if reason is not None and not self._attached.ours:
-                raise StopRequestedError(f"stopped while waiting for {self._attached.intent.owner}: {reason}")
+            if reason is not None and not self.attached.ours:
+                raise StopRequestedError(f"stopped while waiting for {self.attached.intent.owner}: {reason}")
             if self._over_since is not None and now - self._over_since > EXIT_GRACE_SECONDS:
                 driver.signal(signal.SIGKILL)  # its Python half has ended; the JVM hangs
             time.sleep(POLL_SECONDS)
 
     def _check(self, now: float) -> Iterator[Status]:
-        status = exit_classification.status_of(self._home, self._attached.driver.token)
-        if self.ended is None and self._attached.ours and self._stop.reason is None:
+        status = exit_classification.status_of(self._home, self.attached.driver.token)
+        if self.ended is None and self.attached.ours and self._stop.reason is None:
             self._check_health()
         if status is not None and progress.moved(self._shown, status):
             self._shown = status
@@ -87,8 +87,8 @@ class DriverWatch:
         self._warned = life is Life.STALE
 
     def _check_health(self) -> None:
-        why = health.stuck(self._home, self._attached.intent, self._supervision.health, time.time())
+        why = health.stuck(self._home, self.attached.intent, self._supervision.health, time.time())
         if why is not None:
             self._give_up(why)
-            intents.remove(self._home.intent, self._attached.intent.token)
+            intents.remove(self._home.intent, self.attached.intent.token)
             raise UnhealthyError(f"{why}; the driver was stopped")

@@ -16,7 +16,7 @@ import logging
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -35,10 +35,11 @@ from airflow_provider_exactlyonce.control.driver_watch import DriverWatch
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
-from airflow_provider_exactlyonce.control.processes import Ended, ExitedDriver
+from airflow_provider_exactlyonce.control.processes import DriverProcess, Ended, ExitedDriver
 from airflow_provider_exactlyonce.control.restart_controller import RestartController
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
+from airflow_provider_exactlyonce.control.supervisor_states import TRANSITIONS, SupervisorEvent, SupervisorState
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.policies import termination as untils
 
@@ -63,18 +64,23 @@ class Supervisor:
         self.series = ""  # start token of the first driver of ours
         self.log: Path | None = None
         self._launch: Final = launch
-        self._left = left
+        self._left: Final = left
+        self.state = SupervisorState.RETURNING
         self._attached: DriverAttachment | None = None
-        self._watch: DriverWatch | None = None
-        self._previous: Intent | None = None  # the driver of ours that died last
+        self._watch: DriverWatch  # of what is attached, or was last
+        self._died = 0.0  # when what was watched ended
+        self._dead: Intent | None = None  # our driver that died last; the next one is its successor
         self._stop: Final = StopSignal()
         self._locator: Final = DriverLocator(home, supervision, self._stop)
         self._restarting: Final = RestartController(home, supervision, self._stop)
 
+    def __repr__(self) -> str:
+        return f"Supervisor({self.supervision.owner!r}, {self.state.name}, {self.home})"
+
     @property
     def living(self) -> Intent | None:
         """The driver that is watched, ours or somebody else's, as long as it has not ended."""
-        if self._attached is None or (self._watch is not None and self._watch.ended is not None):
+        if self._attached is None or self._watch.ended is not None:
             return None
         return self._attached.intent
 
@@ -89,17 +95,16 @@ class Supervisor:
         :raises StopRequestedError: when it was stopped before its work was done
         :raises ExactlyOnceError: when it failed and is not restarted; the message starts with the driver's own
         """
-        while True:
-            attached = self._take_up() or self._locator.find() or self._start()
-            self._attach(attached)
-            if self._stop.reason is not None:  # asked while we were starting it
-                self._end(attached)
-            self._watch = DriverWatch(self.home, self.supervision, attached, self._stop, self.stop)
-            yield from self._watch.until_its_end()
-            died, ended = time.time(), self._watch.ended or Ended(exit_code=None)
-            self._attached = self._watch = None
-            if attached.ours and self._is_over(attached, ended, died):
-                return
+        steps = {
+            SupervisorState.RETURNING: self._return,
+            SupervisorState.FINDING: self._find,
+            SupervisorState.STARTING: self._start,
+            SupervisorState.JUDGING: self._judge,
+            SupervisorState.DELAYING: self._delay,
+        }
+        while self.state is not SupervisorState.DONE:
+            event = steps[self.state]() if self.state in steps else (yield from self._follow())
+            self.state = TRANSITIONS[self.state, event]
 
     def stop(self, reason: str) -> None:
         """Stop the driver and wait for its end. May be called from a signal handler, and again while it runs.
@@ -119,27 +124,25 @@ class Supervisor:
         commands.note_killed(self.home, driver.token, self.supervision.owner)
         stopping.stop_and_wait(self.home, driver, reason=self._stop.reason or "", timeout_seconds=allowed)
 
-    # -- the next driver ------------------------------------------------------------------------------------------
+    # -- the states -----------------------------------------------------------------------------------------------
 
-    def _take_up(self) -> DriverAttachment | None:
-        """Return the driver that was left and has ended, so that it is judged; None when there is none.
-
-        :raises StopRequestedError: when somebody wants no restart
-        """
-        left, self._left = self._left, None
+    def _return(self) -> SupervisorEvent:
+        left = self._left
         if left is None or not self.supervision.is_ours(left):
-            return None
+            return SupervisorEvent.NOTHING_LEFT
         self.log, self.restarts = Path(left.log), left.restarts
         if self._restarting.is_recorded(left):  # we have waited for the next start
-            self._await_restart(left)
-            return None
-        return (
-            DriverAttachment(driver=ExitedDriver(left.token), intent=left, ours=True)
-            if self._locator.has_ended(left)
-            else None
-        )
+            self._dead = left
+            return SupervisorEvent.RESTART_RECORDED
+        if not self._locator.has_ended(left):
+            return SupervisorEvent.NOTHING_LEFT
+        return self._attach(DriverAttachment(driver=ExitedDriver(left.token), intent=left, ours=True))
 
-    def _start(self) -> DriverAttachment:
+    def _find(self) -> SupervisorEvent:
+        attached = self._locator.find()
+        return SupervisorEvent.NONE_LIVES if attached is None else self._attach(attached)
+
+    def _start(self) -> SupervisorEvent:
         self.supervision.on_poll()
         if self._stop.reason is not None:
             raise StopRequestedError(f"stopped before a driver was started: {self._stop.reason}")
@@ -151,7 +154,7 @@ class Supervisor:
             token=token,
             owner=self.supervision.owner,
             until=self.supervision.until,
-            series=self._previous.series if self._previous else token,
+            series=self._dead.series if self._dead else token,
             restarts=self.restarts,
             log=str(log),
             clears=self.supervision.clears,
@@ -160,50 +163,56 @@ class Supervisor:
         )
         self.log = log
         driver = launching.start(self.home, launch, intent, announced=self._heed_stop)
-        if self._previous is not None:
-            restart_log.relaunched(self.home.restarts, self._previous.token, time.time())
+        if self._dead is not None:
+            restart_log.relaunched(self.home.restarts, self._dead.token, time.time())
         _log.info("started %s", launch.printable)
         _log.info("pid %s, output in %s", driver.process.pid, log)
+        process: DriverProcess = driver
         if cluster is not None:
-            remote = ClusterDriver(token, self.home.lease, cluster, submission=driver)
-            return DriverAttachment(driver=remote, intent=intent, ours=True)
-        return DriverAttachment(driver=driver, intent=intent, ours=True)
+            process = ClusterDriver(token, self.home.lease, cluster, submission=driver)
+        self._attach(DriverAttachment(driver=process, intent=intent, ours=True))
+        return SupervisorEvent.STARTED
 
     def _heed_stop(self) -> None:
-        if self._previous is not None:
-            self._restarting.heed_stop(self._previous)
+        if self._dead is not None:
+            self._restarting.heed_stop(self._dead)
 
-    def _attach(self, attached: DriverAttachment) -> None:
+    def _attach(self, attached: DriverAttachment) -> SupervisorEvent:
         self.log = Path(attached.intent.log)
         if attached.ours:
             self.restarts, self.series = attached.intent.restarts, attached.intent.series
+        self._watch = DriverWatch(self.home, self.supervision, attached, self._stop, self.stop)
         self._attached = attached
+        if self._stop.reason is not None:  # asked while we were starting it
+            self._end(attached)
+        return SupervisorEvent.FOUND_OURS if attached.ours else SupervisorEvent.FOUND_ANOTHERS
 
-    # -- its end --------------------------------------------------------------------------------------------------
+    def _follow(self) -> Generator[Status, None, SupervisorEvent]:
+        yield from self._watch.until_its_end()
+        self._attached, self._died = None, time.time()
+        return SupervisorEvent.ENDED
 
-    def _is_over(self, attached: DriverAttachment, ended: Ended, died: float) -> bool:
-        """Judge our driver's end; returns whether the work is done, after the delay of a restart when it is not.
-
-        :raises ExactlyOnceError: as :meth:`run` does
-        """
-        intent = attached.intent
+    def _judge(self) -> SupervisorEvent:
+        intent, ended = self._watch.attached.intent, self._watch.ended or Ended(exit_code=None)
         error = exit_classification.failure(self.home, intent.token, ended, Path(intent.log))
         try:
             if error is None and self._stop.reason is None and self._locator.was_killed(intent):
-                return False  # by an earlier try, which was cleared since
+                return SupervisorEvent.STOPPED_BEFORE
             if error is None and self._is_done(intent):
-                return True
+                return SupervisorEvent.WORK_DONE
             if error is None or self._stop.reason is not None:
                 raise StopRequestedError(f"the driver was stopped at {self._place(intent)}: {self._stop.reason}")
-            self._restarting.record(intent, ended, error, number=self.restarts + 1, died=died)
+            self._restarting.record(intent, ended, error, number=self.restarts + 1, died=self._died)
         finally:  # not before the record: who wants no restart finds one of the two
             intents.remove(self.home.intent, intent.token)
-        self._await_restart(intent)
-        return False
+        self._dead = intent
+        return SupervisorEvent.RESTART_RECORDED
 
-    def _await_restart(self, dead: Intent) -> None:
-        self._previous = dead
-        self.restarts = self._restarting.wait(dead)
+    def _delay(self) -> SupervisorEvent:
+        if self._dead is None:
+            raise AssertionError("a restart comes after a death")
+        self.restarts = self._restarting.wait(self._dead)
+        return SupervisorEvent.RESTART_DUE
 
     def _is_done(self, intent: Intent) -> bool:
         """Whether a driver that ended in order has done its work, too.

@@ -24,6 +24,7 @@ from typing import Final
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.file_lock import try_lock
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
+from airflow_provider_exactlyonce.polling import poll_until
 
 HEARTBEAT_SECONDS: Final = 2.0
 STALE_SECONDS: Final = 10.0
@@ -198,11 +199,9 @@ def _changing(path: Path) -> Iterator[None]:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = path.with_name("lease.lock")
     with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)) as file:
-        deadline = time.monotonic() + STALE_SECONDS
-        while not try_lock(file.fileno()):
-            if time.monotonic() > deadline:
-                raise AlreadyRunningError(f"a process has held {lock} for {STALE_SECONDS:.0f} s: it is frozen; end it")
-            time.sleep(_LOCK_POLL_SECONDS)
+        ours = poll_until(lambda: try_lock(file.fileno()), seconds=STALE_SECONDS, poll_seconds=_LOCK_POLL_SECONDS)
+        if not ours:
+            raise AlreadyRunningError(f"a process has held {lock} for {STALE_SECONDS:.0f} s: it is frozen; end it")
         yield
 
 
@@ -251,18 +250,17 @@ def observe(path: Path, *, poll_seconds: float = 0.2) -> tuple[Lease | None, Lif
     :data:`HEARTBEAT_SECONDS` for a healthy holder, :data:`STALE_SECONDS` for a silent one.
     """
     first = read(path)
-    deadline = time.monotonic() + STALE_SECONDS
-    while True:
+
+    def certain() -> tuple[Lease | None, Life] | None:
         lease = read(path)
         if lease is None:
             return None, Life.NONE
         if life(lease, now=lease.heartbeat) is Life.DEAD:
             return lease, Life.DEAD
-        if first is None or (lease.token, lease.heartbeat) != (first.token, first.heartbeat):
-            return lease, Life.ALIVE
-        if time.monotonic() >= deadline:
-            return lease, Life.STALE
-        time.sleep(poll_seconds)
+        moved = first is None or (lease.token, lease.heartbeat) != (first.token, first.heartbeat)
+        return (lease, Life.ALIVE) if moved else None
+
+    return poll_until(certain, seconds=STALE_SECONDS, poll_seconds=poll_seconds) or (first, Life.STALE)
 
 
 def check_stopped(path: Path, pipeline: str) -> Lease | None:

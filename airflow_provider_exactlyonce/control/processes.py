@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Final
 
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life
+from airflow_provider_exactlyonce.polling import poll_until
 
 #: Environment variable with the start token; the driver's settings read the same name.
 TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"
@@ -180,9 +180,7 @@ def kill_leftovers(token: str) -> None:
 
     Without its JVM the Python driver can do nothing any more; alive, it would keep its lease and block the next start.
     """
-    deadline = time.monotonic() + _KILL_SECONDS
-    while _signal_all(token, signal.SIGKILL) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    poll_until(lambda: not _signal_all(token, signal.SIGKILL), seconds=_KILL_SECONDS, poll_seconds=0.02)
 
 
 def _signal_all(token: str, number: signal.Signals) -> int:

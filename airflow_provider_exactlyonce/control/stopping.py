@@ -12,12 +12,12 @@ import logging
 import os
 import signal
 import sys
-import time
 from typing import Final
 
 from airflow_provider_exactlyonce.control import commands, processes
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.processes import DriverProcess, RemoteDriver
+from airflow_provider_exactlyonce.polling import poll_until
 
 #: How long a driver has between SIGTERM and SIGKILL.
 TERM_SECONDS: Final = 10.0
@@ -43,12 +43,7 @@ def ask_and_enforce(home: Home, token: str, *, reason: str, timeout_seconds: flo
     for number, seconds in ((None, timeout_seconds), (signal.SIGTERM, TERM_SECONDS)):
         if number is not None:
             driver.signal(number)
-        deadline = time.monotonic() + seconds
-        while driver.ended() is None:
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(POLL_SECONDS)
-        else:
+        if poll_until(driver.ended, seconds=seconds, poll_seconds=POLL_SECONDS) is not None:
             return
     processes.kill_leftovers(token)
 
@@ -71,20 +66,17 @@ def stop_and_wait(home: Home, driver: DriverProcess, *, reason: str, timeout_sec
     """
     _log.info("asking the driver to stop: %s", reason)
     detach(home, driver.token, reason=reason, timeout_seconds=timeout_seconds)
-    deadline = time.monotonic() + timeout_seconds + TERM_SECONDS + EXIT_GRACE_SECONDS
-    while _lives(driver):
-        if time.monotonic() >= deadline:  # the stopping process was killed, too, or can't reach it
-            driver.signal(signal.SIGKILL)
-            processes.kill_leftovers(driver.token)
-            return
-        time.sleep(POLL_SECONDS)
+    allowed = timeout_seconds + TERM_SECONDS + EXIT_GRACE_SECONDS
+    if not poll_until(lambda: _has_ended(driver), seconds=allowed, poll_seconds=POLL_SECONDS):
+        driver.signal(signal.SIGKILL)  # the stopping process was killed, too, or can't reach it
+        processes.kill_leftovers(driver.token)
 
 
-def _lives(driver: DriverProcess) -> bool:
-    """Whether it lives, without waiting for our child: a signal handler may have interrupted just that."""
+def _has_ended(driver: DriverProcess) -> bool:
+    """Whether it has, without waiting for our child: a signal handler may have interrupted just that."""
     if isinstance(driver, RemoteDriver):
-        return driver.ended() is None
-    return processes.leader(driver.token) is not None
+        return driver.ended() is not None
+    return processes.leader(driver.token) is None
 
 
 def _reap(child: int) -> None:

@@ -9,10 +9,8 @@ code. They hold compiled wheels: the executors' Python has to be of this one's v
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import sysconfig
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.files import replacing
 
 #: Spark setting of ours: ``ship`` (the default with a cluster) or ``installed``.
 PACKAGES: Final = "spark.exactlyonce.packages"
@@ -127,16 +126,10 @@ def _archive(cache: Path, kind: str, identity: str, files: Mapping[str, Path]) -
     if path.is_file():
         return path
     cache.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=cache)
-    try:
-        with (
-            os.fdopen(descriptor, "wb") as target,
-            zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
-        ):
-            for name in sorted(files):
-                archive.write(files[name], name)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with (
+        replacing(path, durable=False) as target,
+        zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+    ):
+        for name in sorted(files):
+            archive.write(files[name], name)
     return path

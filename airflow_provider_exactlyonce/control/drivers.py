@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import commands, exit_classification, processes, restart_log
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
@@ -70,7 +71,7 @@ def is_announced(home: Home, token: str) -> bool:
     intent = intents.read(home.intent)
     if intent is None or intent.token != token or not intent.is_here or intent.pid or not intent.starter:
         return False
-    return leases.process_start(intent.starter) == intent.starter_started
+    return process_identity.process_start(intent.starter) == intent.starter_started
 
 
 def is_starting(home: Home) -> bool:

@@ -9,7 +9,6 @@ that of two who take it one does.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import socket
 import threading
@@ -21,9 +20,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import json_store
-from airflow_provider_exactlyonce.control.file_lock import try_lock
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
+from airflow_provider_exactlyonce.files import try_lock
 from airflow_provider_exactlyonce.polling import poll_until
 
 HEARTBEAT_SECONDS: Final = 2.0
@@ -92,9 +92,9 @@ def _write(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
         pipeline=pipeline,
         token=token,
         host=socket.gethostname(),
-        machine=this_machine(),
+        machine=process_identity.this_machine(),
         pid=os.getpid(),
-        process_started=process_start(os.getpid()) or 0,
+        process_started=process_identity.process_start(os.getpid()) or 0,
         heartbeat=time.time(),
         run=run,
     )
@@ -214,7 +214,10 @@ def life(lease: Lease | None, *, now: float | None = None) -> Life:
     """Judge whether the holder lives, from its process where it is on this host and from its heartbeat."""
     if lease is None:
         return Life.NONE
-    if lease.machine == this_machine() and process_start(lease.pid) != lease.process_started:
+    if (
+        lease.machine == process_identity.this_machine()
+        and process_identity.process_start(lease.pid) != lease.process_started
+    ):
         return Life.DEAD
     silence = (time.time() if now is None else now) - lease.heartbeat
     return Life.STALE if silence > STALE_SECONDS else Life.ALIVE
@@ -272,28 +275,3 @@ def check_stopped(path: Path, pipeline: str) -> Lease | None:
     if held is not None and its_life is Life.ALIVE:
         raise AlreadyRunningError(f"pipeline {pipeline} runs: pid {held.pid} on {held.host}. Stop it first")
     return held
-
-
-@functools.cache
-def this_machine() -> str:
-    """Return what tells this host, since it booted, and this pid namespace from all others."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
-
-
-def is_here(machine: str, host: str) -> bool:
-    """Whether a process can be seen from this one.
-
-    :param machine: its machine, as :func:`this_machine` has it; empty where an older release has noted its host only
-    :param host: name of its host, which others may have, too
-    """
-    return machine == this_machine() if machine else host == socket.gethostname()
-
-
-def process_start(pid: int) -> int | None:
-    """Return when a process of this host started, in clock ticks since boot; None when it has ended or is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in ("Z", "X") else int(fields[19])

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life
 from airflow_provider_exactlyonce.polling import poll_until
@@ -84,7 +85,7 @@ class FoundDriver(DriverProcess):
     """A driver that another process of this host has started; its exit code can't be seen.
 
     :param pid: the process that leads it
-    :param process_started: its start time, see :func:`~airflow_provider_exactlyonce.control.lease.process_start`
+    :param process_started: its start time, see :func:`~airflow_provider_exactlyonce.process_identity.process_start`
     """
 
     def __init__(self, token: str, pid: int, process_started: int) -> None:
@@ -94,7 +95,7 @@ class FoundDriver(DriverProcess):
 
     def ended(self) -> Ended | None:
         """Ask the process table."""
-        if leases.process_start(self.pid) == self.process_started:
+        if process_identity.process_start(self.pid) == self.process_started:
             return None
         kill_leftovers(self.token)
         return Ended(exit_code=None)
@@ -169,7 +170,7 @@ def leader(token: str) -> FoundDriver | None:
     """Return the driver with this start token if it runs on this host."""
     for pid in members(token):
         with contextlib.suppress(ProcessLookupError):
-            started = leases.process_start(pid)
+            started = process_identity.process_start(pid)
             if started is not None and os.getpgid(pid) == pid:
                 return FoundDriver(token, pid, started)
     return None

@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Final
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import (
     commands,
     exit_classification,
@@ -28,7 +29,6 @@ from airflow_provider_exactlyonce.control import (
     stopping,
 )
 from airflow_provider_exactlyonce.control import intent as intents
-from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.clusters import ClusterDriver
 from airflow_provider_exactlyonce.control.driver_locator import DriverAttachment, DriverLocator
 from airflow_provider_exactlyonce.control.driver_watch import DriverWatch
@@ -159,7 +159,7 @@ class Supervisor:
             log=str(log),
             clears=self.supervision.clears,
             host=cluster.name if cluster is not None else socket.gethostname(),
-            machine=cluster.name if cluster is not None else leases.this_machine(),
+            machine=cluster.name if cluster is not None else process_identity.this_machine(),
         )
         self.log = log
         driver = launching.start(self.home, launch, intent, announced=self._heed_stop)

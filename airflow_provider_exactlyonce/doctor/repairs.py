@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.checkpoint import lineages, request
 from airflow_provider_exactlyonce.checkpoint.rebuild import keep_copy, remake, set_aside
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
@@ -54,7 +55,7 @@ def _check_stopped(facts: Facts, home: Home) -> None:
         return
     unchanged = seen is not None and held == seen.lease
     life = seen.life if seen is not None and unchanged else leases.observe(home.lease)[1]
-    if life is Life.ALIVE or (life is Life.STALE and held.machine == leases.this_machine()):
+    if life is Life.ALIVE or (life is Life.STALE and held.machine == process_identity.this_machine()):
         raise AlreadyRunningError(f"pid {held.pid} on {held.host} holds the pipeline: stop it first, then --fix")
 
 

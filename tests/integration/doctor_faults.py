@@ -23,6 +23,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import READABLE
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
@@ -267,17 +268,17 @@ def torn_manifest(patient: Patient) -> None:
 
 
 def unfinished_savepoint(patient: Patient) -> None:
-    body = {"machine": lease.this_machine(), "pid": dead_pid(), "process_started": 1}
+    body = {"machine": process_identity.this_machine(), "pid": dead_pid(), "process_started": 1}
     json_store.write(patient.home.savepoints / "9-abcdef" / "taking.json", body)
 
 
 def unfinished_verification(patient: Patient) -> None:
-    body = {"machine": lease.this_machine(), "pid": dead_pid(), "process_started": 1}
+    body = {"machine": process_identity.this_machine(), "pid": dead_pid(), "process_started": 1}
     json_store.write(patient.home.savepoints / ".verify-abcdef" / "taking.json", body)
 
 
 def unfinished_delete(patient: Patient) -> None:
-    body = {"machine": lease.this_machine(), "pid": dead_pid(), "process_started": 1}
+    body = {"machine": process_identity.this_machine(), "pid": dead_pid(), "process_started": 1}
     json_store.write(patient.home.savepoints / patient.savepoint / "deleting.json", body)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce import failpoints, process_identity
 from airflow_provider_exactlyonce.backfill import workspace as backfills
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import lease as leases
@@ -336,7 +336,7 @@ class Run:
             parent_savepoint=self.lineage.savepoint,
             guarantee=self.guarantee,
             lost=self.lost,
-            machine=leases.this_machine(),
+            machine=process_identity.this_machine(),
             plan=self.options.plan,
         )
 

@@ -16,6 +16,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import commands, lease, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
@@ -55,7 +56,7 @@ class Driver:
 
     def take_lease_elsewhere(self, clock: str) -> None:
         """Take the lease as a driver of another host does, whose clock differs by so many seconds."""
-        lease.this_machine = lambda: "another boot of another host"
+        process_identity.this_machine = lambda: "another boot of another host"
         real = time.time
         time.time = lambda: real() + float(clock)
         self.take_lease()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import json_store, lease
 from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -29,10 +30,10 @@ def test_this_process_is_alive_until_it_falls_silent(tmp_path: Path) -> None:
 def test_a_process_that_ended_is_gone_at_once_and_a_zombie_too(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     held = lease.acquire(tmp_path / "l", "p", "t")
-    theirs = replace(held, pid=child.pid, process_started=lease.process_start(child.pid) or 0)
+    theirs = replace(held, pid=child.pid, process_started=process_identity.process_start(child.pid) or 0)
     assert lease.life(theirs) is Life.ALIVE
     child.kill()
-    while lease.process_start(child.pid) is not None:
+    while process_identity.process_start(child.pid) is not None:
         time.sleep(0.01)
     assert lease.life(theirs) is Life.DEAD, "killed and not yet reaped"
     child.wait()

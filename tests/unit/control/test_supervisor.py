@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import (
     commands,
     driver_watch,
@@ -373,8 +374,8 @@ def test_a_driver_that_runs_for_ever_can_not_be_waited_for(home: Home) -> None:
     "place",
     [
         {"host": "elsewhere"},
-        {"machine": lease.this_machine().replace(" ", " another-boot-", 1)},
-        {"machine": f"{lease.this_machine()}0"},
+        {"machine": process_identity.this_machine().replace(" ", " another-boot-", 1)},
+        {"machine": f"{process_identity.this_machine()}0"},
     ],
     ids=["of another name", "of the same name", "in another container of the same name on this host"],
 )
@@ -467,7 +468,7 @@ def test_a_driver_that_hangs_is_killed_and_replaced(home: Home, monkeypatch: pyt
     assert held is not None
     json_store.write(home.lease, {**vars(held), "heartbeat": held.heartbeat - 60})
     list(supervisor(home, "exit=1", "take-lease end=finished").run())
-    assert lease.process_start(int(str(up["pid"]))) is None
+    assert process_identity.process_start(int(str(up["pid"]))) is None
     assert len(notes(home, "started")) == 2
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce.control import (
-    commands,
     drivers,
     exit_classification,
     processes,
+    requests,
     stopping,
     upgrade_plan,
 )
@@ -101,7 +101,7 @@ class DriverLocator:
 
     def was_killed(self, intent: Intent) -> bool:
         """Whether a task of ours wanted the driver's end."""
-        return commands.killed_by(self._home, intent.token) is not None
+        return requests.killed_by(self._home, intent.token) is not None
 
     def _wait(self, why: str) -> None:
         _log.info("%s", why)

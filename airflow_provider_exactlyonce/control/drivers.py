@@ -12,14 +12,14 @@ from datetime import UTC, datetime
 from typing import Final
 
 from airflow_provider_exactlyonce import process_identity
-from airflow_provider_exactlyonce.control import commands, exit_classification, processes, restart_log
+from airflow_provider_exactlyonce.control import exit_classification, processes, requests, restart_log
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Lease, Life
+from airflow_provider_exactlyonce.control.requests import WaitCondition
 from airflow_provider_exactlyonce.control.status import ENDED, DriverState
-from airflow_provider_exactlyonce.control.waiting import WaitCondition
 
 _START_GRACE_SECONDS: Final = 120.0  # from intent to lease on another host: submit, JVM, Spark session
 #: A supervisor that was lost between death and restart leaves its trace, too.
@@ -117,7 +117,7 @@ def awaiting_restart(home: Home) -> Death | None:
         if not recorded or recorded[-1].relaunched is not None:
             return None
         dead = Death(token=recorded[-1].token, series=recorded[-1].series, died=recorded[-1].died)
-    return dead if commands.stop_requested(home, dead.token) is None else None
+    return dead if requests.stop_requested(home, dead.token) is None else None
 
 
 def restarts_soon(home: Home) -> bool:
@@ -128,7 +128,7 @@ def restarts_soon(home: Home) -> bool:
 
 def has_happened(home: Home, wait: WaitCondition) -> bool:
     """Whether what somebody waits for has happened, or never will. Cheap, and never waits."""
-    if wait.request is not None and commands.savepoint_answer(home, wait.request) is not None:
+    if wait.request is not None and requests.savepoint_answer(home, wait.request) is not None:
         return True
     if wait.token is None:
         return not restarts_soon(home)

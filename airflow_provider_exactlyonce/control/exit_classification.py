@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce import exceptions
-from airflow_provider_exactlyonce.control import commands
 from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import Life
@@ -75,7 +75,7 @@ def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError
     if status is not None and status.state is DriverState.FINISHED:
         return None
     if status is not None and status.state is DriverState.STOPPED:
-        if commands.stop_requested(home, token) is not None:
+        if requests.stop_requested(home, token) is not None:
             return None
         return DriverFailedError("the driver was stopped by a signal, and nobody had asked for a stop")
     if status is not None and status.error is not None:

@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 from typing import Final
 
-from airflow_provider_exactlyonce.control import commands, drivers, restart_log, upgrade_plan
+from airflow_provider_exactlyonce.control import drivers, requests, restart_log, upgrade_plan
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
@@ -42,7 +42,7 @@ def _next(home: Home, token: str | None, status: Status | None) -> str:
         return upgrade_plan.left_behind(plan) if left else f"{plan.sentence}, which alone starts the next one"
     entry, intent = _recorded(home, token, status), intents.read(home.intent)
     for dead in filter(None, (token, entry.token if entry else None, intent.token if intent else None)):
-        if (reason := commands.stop_requested(home, dead)) is not None:
+        if (reason := requests.stop_requested(home, dead)) is not None:
             return f"a stop was asked for ({reason}), so nobody starts the next one"
     if entry is not None:
         due = datetime.fromtimestamp(entry.due, UTC).isoformat(timespec="seconds")

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Final
 
-from airflow_provider_exactlyonce.control import commands, exit_classification, health, restart_log
+from airflow_provider_exactlyonce.control import exit_classification, health, requests, restart_log
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.processes import Ended
@@ -92,7 +92,7 @@ class RestartController:
 
         :raises StopRequestedError: when it is not
         """
-        reason = self._stop.reason or commands.stop_requested(self._home, dead.token)
+        reason = self._stop.reason or requests.stop_requested(self._home, dead.token)
         if reason is not None:
             entry = self._entry(dead)
             raise StopRequestedError(

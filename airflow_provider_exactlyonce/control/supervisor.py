@@ -22,9 +22,9 @@ from typing import Final
 
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import (
-    commands,
     exit_classification,
     launching,
+    requests,
     restart_log,
     stopping,
 )
@@ -42,8 +42,6 @@ from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervi
 from airflow_provider_exactlyonce.control.supervisor_states import TRANSITIONS, SupervisorEvent, SupervisorState
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.policies import termination as untils
-
-_ACCOUNTS_KEPT_SECONDS: Final = 30 * 24 * 60 * 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +119,7 @@ class Supervisor:
         if not attached.ours:
             return
         driver, allowed = attached.driver, self.supervision.stop_timeout_seconds
-        commands.note_killed(self.home, driver.token, self.supervision.owner)
+        requests.note_killed(self.home, driver.token, self.supervision.owner)
         stopping.stop_and_wait(self.home, driver, reason=self._stop.reason or "", timeout_seconds=allowed)
 
     # -- the states -----------------------------------------------------------------------------------------------
@@ -149,7 +147,7 @@ class Supervisor:
         self.home.check_can_be_made()
         launch = self._launch() if callable(self._launch) else self._launch  # what it refuses leaves no trace
         cluster, token, log = self.supervision.cluster, str(uuid.uuid4()), launching.next_log(self.home)
-        commands.forget_older(self.home, "account-*.json", _ACCOUNTS_KEPT_SECONDS)
+        requests.forget_older(self.home, "account-*.json")
         intent = Intent(
             token=token,
             owner=self.supervision.owner,
@@ -226,7 +224,7 @@ class Supervisor:
             raise StopRequestedError(
                 f"somebody stopped the driver at {self._place(intent)}, before its work was done (until "
                 f"{self.supervision.until}): "
-                f"{commands.stop_requested(self.home, intent.token)}"
+                f"{requests.stop_requested(self.home, intent.token)}"
             )
         return self._stop.reason is None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_exactlyonce.control.waiting import WaitCondition
+from airflow_provider_exactlyonce.control.requests import WaitCondition
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, NotAnsweredError
 from airflow_provider_exactlyonce.hooks import arguments
 from airflow_provider_exactlyonce.links.pipeline import SavepointLink
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker
     from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
     from airflow_provider_exactlyonce.control.home import Home
-    from airflow_provider_exactlyonce.control.task_request import TaskRequest
+    from airflow_provider_exactlyonce.control.requests import TaskRequest
 
 __all__ = ["CleanUpSavepointsOperator", "SavepointOperator", "StopPipelineOperator"]
 
@@ -293,7 +293,7 @@ class CleanUpSavepointsOperator(_PipelineOperator):
 
 
 def _request_of(home: Home, context: Context) -> TaskRequest:
-    from airflow_provider_exactlyonce.control.task_request import TaskRequest
+    from airflow_provider_exactlyonce.control.requests import TaskRequest
 
     ti = context["ti"]
     clears = getattr(context.get("dag_run"), "clear_number", 0) or 0

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.intent import Intent
     from airflow_provider_exactlyonce.control.launching import Launch
+    from airflow_provider_exactlyonce.control.requests import TaskRequest
     from airflow_provider_exactlyonce.control.status import Status
     from airflow_provider_exactlyonce.control.supervisor import Supervisor
-    from airflow_provider_exactlyonce.control.task_request import TaskRequest
 
 __all__ = [
     "Commits",
@@ -330,9 +330,9 @@ class _TaskSupervision:
         return self._result(last)
 
     def _make_supervisor(self) -> Supervisor:
+        from airflow_provider_exactlyonce.control.requests import TaskRequest
         from airflow_provider_exactlyonce.control.supervision import IfRunning, Supervision
         from airflow_provider_exactlyonce.control.supervisor import Supervisor
-        from airflow_provider_exactlyonce.control.task_request import TaskRequest
         from airflow_provider_exactlyonce.hooks import spark_submit
 
         task, ti = self._task, self._context["ti"]
@@ -415,15 +415,15 @@ class _TaskSupervision:
         return not _USERS_STATES.isdisjoint(str(state) for of_run in states.values() for state in of_run.values())
 
     def _ask_for_savepoint(self) -> None:
-        from airflow_provider_exactlyonce.control import commands
+        from airflow_provider_exactlyonce.control import requests
 
         intent = self._supervisor.living
         if intent is None:
             return
-        request = commands.SavepointRequest(
+        request = requests.SavepointRequest(
             request=intent.token.replace("-", "")[:16], token=intent.token, label="worker shutdown", stop=True
         )
-        commands.request_savepoint(self._home, request)
+        requests.request_savepoint(self._home, request)
 
     def _defer(self, intent: Intent, due: float | None = None) -> NoReturn:
         task = self._task

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.launching import Launch
+    from airflow_provider_exactlyonce.control.requests import WaitCondition
     from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
-    from airflow_provider_exactlyonce.control.waiting import WaitCondition
     from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 
 __all__ = ["RollbackPipelineOperator", "UpgradePipelineOperator"]
@@ -98,8 +98,7 @@ class _PlanOperator(PipelineLineage, BaseOperator):
         :raises ExactlyOnceError: one of :mod:`airflow_provider_exactlyonce.exceptions`; what is known of the plan is
             the XCom ``plan`` then
         """
-        from airflow_provider_exactlyonce.control.task_request import TaskRequest
-        from airflow_provider_exactlyonce.control.waiting import WaitCondition
+        from airflow_provider_exactlyonce.control.requests import TaskRequest, WaitCondition
         from airflow_provider_exactlyonce.hooks.home import find
         from airflow_provider_exactlyonce.upgrade.machine import Upgrade, facts_of, raise_outcome
 

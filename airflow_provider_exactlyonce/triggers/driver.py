@@ -54,7 +54,7 @@ class DriverTrigger(BaseTrigger):
     def _is_waiting(self) -> bool:
         from airflow_provider_exactlyonce.control import drivers
         from airflow_provider_exactlyonce.control.home import Home
-        from airflow_provider_exactlyonce.control.waiting import WaitCondition
+        from airflow_provider_exactlyonce.control.requests import WaitCondition
 
         wait = WaitCondition(token=self.token or None, request=self.request, commits=self.commits)
         return not drivers.has_happened(Home(self.home), wait)

@@ -84,7 +84,7 @@ class PipelineTrigger(BaseTrigger):
             await asyncio.to_thread(self._stop, self.stop_timeout)
 
     def _check(self) -> str | None:
-        from airflow_provider_exactlyonce.control import commands
+        from airflow_provider_exactlyonce.control import requests
         from airflow_provider_exactlyonce.control.home import Home
 
         now, home = time.time(), Home(self.home)
@@ -93,7 +93,7 @@ class PipelineTrigger(BaseTrigger):
         try:
             if self.due is None:
                 return self._check_driver(home, now)
-            stopped = commands.stop_requested(home, self.intent["token"]) is not None
+            stopped = requests.stop_requested(home, self.intent["token"]) is not None
         except OSError as error:  # what can't be read says nothing about the driver
             self.log.warning("%s can't be read: %s", self.home, error)
             return None
@@ -126,9 +126,9 @@ class PipelineTrigger(BaseTrigger):
         self._metrics.report()
 
     def _stop(self, timeout_seconds: float) -> None:
-        from airflow_provider_exactlyonce.control import commands, stopping
+        from airflow_provider_exactlyonce.control import requests, stopping
         from airflow_provider_exactlyonce.control.home import Home
 
         home, token = Home(self.home), self.intent["token"]
-        commands.note_killed(home, token, self.owner)
+        requests.note_killed(home, token, self.owner)
         stopping.detach(home, token, reason="the task was killed", timeout_seconds=timeout_seconds)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from airflow_provider_exactlyonce import process_identity
-from airflow_provider_exactlyonce.control import commands, lease, status
+from airflow_provider_exactlyonce.control import lease, requests, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 
@@ -94,7 +94,7 @@ class Driver:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def until_stop(self) -> None:
-        while commands.stop_requested(self.home, self.token) is None:
+        while requests.stop_requested(self.home, self.token) is None:
             time.sleep(0.05)
         self.end("stopped")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.control import commands, lease, restart_log, status
 from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import lease, requests, restart_log, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.outlook import outlook
@@ -86,7 +86,7 @@ def test_a_restart_of_an_older_driver_says_nothing_of_one_that_was_started_by_ha
 
 def test_after_a_stop_nobody_starts_the_next_one(home: Home) -> None:
     record(home, due=60.0)
-    commands.request_stop(home, "t", reason="exactlyonce stop")
+    requests.request_stop(home, "t", reason="exactlyonce stop")
     assert said(home) == "a stop was asked for (exactlyonce stop), so nobody starts the next one"
 
 

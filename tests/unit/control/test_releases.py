@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.control import commands, launching, releases, upgrade_plan
+from airflow_provider_exactlyonce.control import launching, releases, requests, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
@@ -178,7 +178,7 @@ def test_a_supervisor_takes_over_the_driver_that_an_upgrade_has_started(home: Ho
     seen = set()
     for status in supervisor.run():
         seen.add(status.token)
-        commands.request_stop(home, "mine", reason="test")
+        requests.request_stop(home, "mine", reason="test")
     assert seen == {"mine"}
     assert driver.process.wait() == 0
     assert (home.control / "notes.jsonl").read_text().count('"started"') == 1

@@ -19,13 +19,13 @@ import pytest
 
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import (
-    commands,
     driver_watch,
     exit_classification,
     health,
     json_store,
     lease,
     processes,
+    requests,
     restart_log,
     stopping,
 )
@@ -196,7 +196,7 @@ def test_a_stop_that_was_meant_for_a_driver_that_dies_first_is_meant_for_its_suc
         home, "take-lease commit die", "take-lease end=finished", strategy=RestartStrategy.fixed_delay(3, timedelta(30))
     )
     seen = one.run()
-    commands.request_stop(home, next(seen).token, reason="maintenance")
+    requests.request_stop(home, next(seen).token, reason="maintenance")
     with pytest.raises(StopRequestedError, match=r"restart 1: maintenance; the driver had died: .* signal 9"):
         list(seen)
     assert len(notes(home, "started")) == 1
@@ -528,7 +528,7 @@ def stop_by_a_person(home: Home) -> None:
     wait_for(lambda: lease.read(home.lease) is not None)
     held = lease.read(home.lease)
     assert held is not None
-    commands.request_stop(home, held.token, reason="maintenance")
+    requests.request_stop(home, held.token, reason="maintenance")
 
 
 def test_a_stop_by_somebody_else_is_no_success_while_records_were_available(home: Home) -> None:
@@ -625,7 +625,7 @@ def test_another_tasks_driver_is_replaced_when_that_is_wanted(home: Home, until:
     intent = forever_of_another_task(home)
     two = another(home, "exit=1", "take-lease commit end=finished", if_running=IfRunning.REPLACE, until=until)
     assert [status.commit for status in two.run()][-1] == 2
-    assert commands.stop_requested(home, intent.token) == "shop/stream/run2/-1 replaces it"
+    assert requests.stop_requested(home, intent.token) == "shop/stream/run2/-1 replaces it"
     assert processes.members(intent.token) == []
     assert len(notes(home, "started")) == 2
 
@@ -693,7 +693,7 @@ def test_an_end_that_nobody_saw_counts_only_until_the_task_is_cleared(home: Home
 
 def test_a_new_task_that_runs_for_ever_does_not_end_with_the_stop_of_an_old_one(home: Home) -> None:
     intent = forever_of_another_task(home)
-    commands.request_stop(home, intent.token, reason="maintenance")
+    requests.request_stop(home, intent.token, reason="maintenance")
     wait_for(lambda: not processes.members(intent.token))
     two = another(home, "exit=1", "take-lease commit end=finished", if_running=IfRunning.ADOPT, until="forever")
     assert list(two.run())[-1].commit == 2

@@ -8,17 +8,19 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from airflow_provider_exactlyonce.control import exit_classification, health, progress
+from airflow_provider_exactlyonce.control import exit_classification
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.driver_locator import DriverAttachment
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life
 from airflow_provider_exactlyonce.control.processes import Ended
-from airflow_provider_exactlyonce.control.status import ENDED, Status
+from airflow_provider_exactlyonce.control.status import ENDED, Status, has_progressed
 from airflow_provider_exactlyonce.control.stopping import EXIT_GRACE_SECONDS, POLL_SECONDS
 from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
 from airflow_provider_exactlyonce.exceptions import StopRequestedError, UnhealthyError
+from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ class DriverWatch:
         status = exit_classification.status_of(self._home, self.attached.driver.token)
         if self.ended is None and self.attached.ours and self._stop.reason is None:
             self._check_health()
-        if status is not None and progress.moved(self._shown, status):
+        if status is not None and has_progressed(self._shown, status):
             self._shown = status
             yield status
         life = self._heartbeats.life(leases.read(self._home.lease))
@@ -87,8 +89,29 @@ class DriverWatch:
         self._warned = life is Life.STALE
 
     def _check_health(self) -> None:
-        why = health.stuck(self._home, self.attached.intent, self._supervision.health, time.time())
+        why = stuck(self._home, self.attached.intent, self._supervision.health, time.time())
         if why is not None:
             self._give_up(why)
             intents.remove(self._home.intent, self.attached.intent.token)
             raise UnhealthyError(f"{why}; the driver was stopped")
+
+
+def stuck(home: Home, intent: Intent, rules: HealthRules, now: float) -> str | None:
+    """Return what is wrong with a driver that should commit, None when nothing is.
+
+    :param now: seconds since the epoch
+    """
+    if rules.no_commit_within is None:
+        return None
+    allowed = rules.no_commit_within.total_seconds()
+    status = exit_classification.status_of(home, intent.token)
+    if status is not None and status.state in ENDED:
+        return None
+    if status is None or status.progressed == 0:
+        since, what = intent.written, "since the driver was started"
+    else:
+        lag = "unknown" if status.lag is None else f"{status.lag:,}"
+        since, what = status.progressed, f"after commit {status.commit}, lag {lag}"
+    if now - since <= allowed:
+        return None
+    return f"no commit for {now - since:.0f} s {what}; no_commit_within is {allowed:g} s"

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from airflow_provider_exactlyonce import process_identity
-from airflow_provider_exactlyonce.control import exit_classification, processes, requests, restart_log
+from airflow_provider_exactlyonce.control import exit_classification, processes, requests, restarts
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
@@ -113,7 +113,7 @@ def awaiting_restart(home: Home) -> Death | None:
     """
     dead = _unnoticed(home)
     if dead is None:
-        recorded = restart_log.read(home.restarts)
+        recorded = restarts.read(home.restarts)
         if not recorded or recorded[-1].relaunched is not None:
             return None
         dead = Death(token=recorded[-1].token, series=recorded[-1].series, died=recorded[-1].died)

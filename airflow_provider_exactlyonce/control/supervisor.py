@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.control import (
     exit_classification,
     launching,
     requests,
-    restart_log,
+    restarts,
     stopping,
 )
 from airflow_provider_exactlyonce.control import intent as intents
@@ -36,10 +36,15 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.processes import DriverProcess, Ended, ExitedDriver
-from airflow_provider_exactlyonce.control.restart_controller import RestartController
+from airflow_provider_exactlyonce.control.restarts import RestartController
 from airflow_provider_exactlyonce.control.status import DriverState, Status
-from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
-from airflow_provider_exactlyonce.control.supervisor_states import TRANSITIONS, SupervisorEvent, SupervisorState
+from airflow_provider_exactlyonce.control.supervision import (
+    TRANSITIONS,
+    StopSignal,
+    Supervision,
+    SupervisorEvent,
+    SupervisorState,
+)
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.policies import termination as untils
 
@@ -162,7 +167,7 @@ class Supervisor:
         self.log = log
         driver = launching.start(self.home, launch, intent, announced=self._heed_stop)
         if self._dead is not None:
-            restart_log.relaunched(self.home.restarts, self._dead.token, time.time())
+            restarts.relaunched(self.home.restarts, self._dead.token, time.time())
         _log.info("started %s", launch.printable)
         _log.info("pid %s, output in %s", driver.process.pid, log)
         process: DriverProcess = driver

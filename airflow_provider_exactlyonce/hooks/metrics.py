@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.control import restart_log
-from airflow_provider_exactlyonce.control.state import PipelineState, state_of
+from airflow_provider_exactlyonce.control import restarts
+from airflow_provider_exactlyonce.control.pipeline_state import PipelineState, state_of
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
@@ -92,7 +92,7 @@ def measure(home: Home, state: PipelineState, status: Status, now: float) -> Map
     found = {name: max(0.0, now - since) for name, since in ages.items() if since is not None}
     if status.lag is not None:
         found["lag_records"] = status.lag
-    died = [entry.died for entry in restart_log.read(home.control / "restarts.json")]
+    died = [entry.died for entry in restarts.read(home.control / "restarts.json")]
     return {
         **found,
         "transaction_age_seconds": 0.0 if status.batch_began is None else max(0.0, now - status.batch_began),

@@ -193,8 +193,8 @@ class StopPipelineOperator(_AskingOperator):
     cleared stops the pipeline again.
 
     Returns ``pipeline``, ``home``, ``state`` (see
-    :class:`~airflow_provider_exactlyonce.control.state.PipelineState`), ``run`` and ``commit`` as the last driver has
-    reported them, and ``savepoint``: what :class:`SavepointOperator` returns, or None.
+    :class:`~airflow_provider_exactlyonce.control.pipeline_state.PipelineState`), ``run`` and ``commit`` as the last
+    driver has reported them, and ``savepoint``: what :class:`SavepointOperator` returns, or None.
 
     :param pipeline: the pipeline's name; its home is looked up in its ledger. (templated)
     :param checkpoint: the pipeline's home, instead. (templated)
@@ -214,7 +214,7 @@ class StopPipelineOperator(_AskingOperator):
 
     def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | WaitCondition:
         from airflow_provider_exactlyonce.checkpoint.stop import Stop, Stopped
-        from airflow_provider_exactlyonce.control.state import state_of
+        from airflow_provider_exactlyonce.control.pipeline_state import state_of
         from airflow_provider_exactlyonce.hooks.kafka import client_config
 
         stop = Stop(

@@ -310,8 +310,7 @@ class _TaskSupervision:
         return result
 
     def _supervise(self) -> dict[str, Any]:
-        from airflow_provider_exactlyonce.control import progress
-        from airflow_provider_exactlyonce.control.status import DriverState
+        from airflow_provider_exactlyonce.control.status import DriverState, progress_line
         from airflow_provider_exactlyonce.hooks import metrics
 
         last: Status | None = None
@@ -319,7 +318,7 @@ class _TaskSupervision:
         with metrics.reporting(self._home):
             for status in self._supervisor.run():
                 last = status
-                self._task.log.info("%s", progress.sentence(status))
+                self._task.log.info("%s", progress_line(status))
                 pushing.push(status)
                 intent = self._supervisor.living
                 if status.state is DriverState.RUNNING and intent is not None and not self._task.is_signalled:
@@ -447,11 +446,11 @@ class _TaskSupervision:
     def _result(self, last: Status | None) -> dict[str, Any]:
         from datetime import UTC, datetime
 
-        from airflow_provider_exactlyonce.control import restart_log
+        from airflow_provider_exactlyonce.control import restarts
 
         if last is None:
             raise RefusedError("the driver ended in order and without an account")
-        earlier = restart_log.of_series(self._home.restarts, self._supervisor.series)
+        earlier = restarts.of_series(self._home.restarts, self._supervisor.series)
         watermark = datetime.fromtimestamp(last.watermark / 1000, UTC).isoformat() if last.watermark else None
         return {
             "pipeline": last.pipeline,

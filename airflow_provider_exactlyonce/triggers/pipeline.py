@@ -100,24 +100,26 @@ class PipelineTrigger(BaseTrigger):
         return "a stop instead of a restart" if stopped else "a restart is due" if now >= self.due else None
 
     def _check_driver(self, home: Any, now: float) -> str | None:
-        from airflow_provider_exactlyonce.control import drivers, exit_classification, health, progress
+        from airflow_provider_exactlyonce.control import drivers, exit_classification
         from airflow_provider_exactlyonce.control import lease as leases
+        from airflow_provider_exactlyonce.control.driver_watch import stuck
         from airflow_provider_exactlyonce.control.intent import Intent
+        from airflow_provider_exactlyonce.control.status import has_progressed, progress_line
         from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 
         self._report(home)
         intent = codec.load(Intent, self.intent, "the trigger's intent")
         status = exit_classification.status_of(home, intent.token)
-        if status is not None and progress.moved(self._shown, status) and self._throttle.allow():
+        if status is not None and has_progressed(self._shown, status) and self._throttle.allow():
             self._shown = status
-            self.log.info("%s", progress.sentence(status))
+            self.log.info("%s", progress_line(status))
         if not drivers.is_there(home, intent.token):
             return "the driver has ended"
         self._heartbeats = self._heartbeats or leases.HeartbeatMonitor(intent.token)
         if self._heartbeats.life(leases.read(home.lease)) is leases.Life.STALE:
             return "the driver gives no sign of life"
         allowed = None if self.no_commit_within is None else timedelta(seconds=self.no_commit_within)
-        return health.stuck(home, intent, HealthRules(no_commit_within=allowed), now)
+        return stuck(home, intent, HealthRules(no_commit_within=allowed), now)
 
     def _report(self, home: Any) -> None:
         from airflow_provider_exactlyonce.hooks.metrics import Reporter

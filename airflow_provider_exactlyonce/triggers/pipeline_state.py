@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckRe
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
-    from airflow_provider_exactlyonce.control.state import PipelineState
+    from airflow_provider_exactlyonce.control.pipeline_state import PipelineState
     from airflow_provider_exactlyonce.control.status import Status
     from airflow_provider_exactlyonce.hooks.metrics import Reporter
 
@@ -51,7 +51,7 @@ class StateChecker(Checker):
         self._reporters.clear()
 
     def _state(self, place: _Place) -> tuple[str, PipelineState, Status | None]:
-        from airflow_provider_exactlyonce.control.state import PipelineState, state_of
+        from airflow_provider_exactlyonce.control.pipeline_state import PipelineState, state_of
         from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
         from airflow_provider_exactlyonce.hooks import home as homes
         from airflow_provider_exactlyonce.hooks.metrics import Reporter
@@ -73,7 +73,7 @@ class PipelineStateTrigger(PollingTrigger):
 
     :param pipeline: name of the pipeline, None when ``checkpoint`` is given
     :param checkpoint: its home, None when ``pipeline`` is given
-    :param states: values of :class:`~airflow_provider_exactlyonce.control.state.PipelineState`
+    :param states: values of :class:`~airflow_provider_exactlyonce.control.pipeline_state.PipelineState`
     :param kafka_conn_id: connection of type ``kafka``
     :param poll_interval: seconds between two looks
     :param deadline: seconds since the epoch
@@ -89,7 +89,7 @@ def states_of(given: object) -> list[str]:
     """
     from collections.abc import Iterable
 
-    from airflow_provider_exactlyonce.control.state import PipelineState
+    from airflow_provider_exactlyonce.control.pipeline_state import PipelineState
     from airflow_provider_exactlyonce.exceptions import RefusedError
 
     states = [given] if isinstance(given, str) else [str(one) for one in given] if isinstance(given, Iterable) else []

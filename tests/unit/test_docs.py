@@ -14,7 +14,7 @@ import pytest
 
 import airflow_provider_exactlyonce
 from airflow_provider_exactlyonce.cli import pages
-from airflow_provider_exactlyonce.control import supervisor_states
+from airflow_provider_exactlyonce.control import supervision
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.failpoints import (
     BACKFILL_NAMES,
@@ -56,7 +56,7 @@ def test_the_readme_quotes_the_job_and_the_dag() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "transitions"), [("protocol", transaction.TRANSITIONS), ("supervise", supervisor_states.TRANSITIONS)]
+    ("document", "transitions"), [("protocol", transaction.TRANSITIONS), ("supervise", supervision.TRANSITIONS)]
 )
 def test_states_are_drawn_from_their_table(document: str, transitions: Mapping[tuple[Enum, Enum], Enum]) -> None:
     rows = "".join(f"| {old.value} | {event.value} | {new.value} |\n" for (old, event), new in transitions.items())

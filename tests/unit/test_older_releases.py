@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.checkpoint import manifest
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import intent as intents
-from airflow_provider_exactlyonce.control import json_store, releases, requests, restart_log, status, upgrade_plan
+from airflow_provider_exactlyonce.control import json_store, releases, requests, restarts, status, upgrade_plan
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.releases import Release
@@ -148,7 +148,7 @@ KINDS: dict[str, Kind] = {
     ),
     "home/control/intent.json": Kind(lambda of: intents.read(home(of).intent), codec.dump),
     "home/control/restarts.json": Kind(
-        lambda of: restart_log.read(home(of).restarts), lambda found: {"restarts": [codec.dump(one) for one in found]}
+        lambda of: restarts.read(home(of).restarts), lambda found: {"restarts": [codec.dump(one) for one in found]}
     ),
     "home/control/upgrade.json": Kind(plan, lambda found: found.document()),
     "home/control/commands/stop.json": Kind(lambda of: requests.stop_requested(home(of), TOKEN), "exactlyonce stop"),
@@ -339,7 +339,7 @@ def test_a_death_that_an_older_release_records_keeps_what_a_newer_one_said_of_th
     file = release / "home/control/restarts.json"
     entries = [{**one, "blamed": "disk"} for one in body_of(file)["restarts"]]
     changed(file, restarts=entries)
-    restart_log.append(home(release).restarts, restart_log.read(home(release).restarts)[0])
+    restarts.append(home(release).restarts, restarts.read(home(release).restarts)[0])
     expected = [*entries, entries[0]]
     assert kept_of(body_of(file)["restarts"], expected) == expected
 
@@ -393,7 +393,7 @@ WRITTEN: Mapping[str, str | None] = {
     "control.requests.answer_savepoint": ".done.json",
     "control.requests.done": "task-",
     "control.status.write": "status.json",
-    "control.restart_log._write": "restarts.json",
+    "control.restarts._write": "restarts.json",
     "control.intent.write": "intent.json",
     "control.upgrade_plan.write": "upgrade.json",
     "control.stopping._record": "stop-",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_exactlyonce.control import intent as intents
-from airflow_provider_exactlyonce.control import processes, restart_log
+from airflow_provider_exactlyonce.control import processes, restarts
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
@@ -121,7 +121,7 @@ def logs(home: Home) -> list[str]:
 
 
 def tokens(home: Home) -> set[str]:
-    found = {entry.token for entry in restart_log.read(home.restarts)}
+    found = {entry.token for entry in restarts.read(home.restarts)}
     intent = intents.read(home.intent)
     return found | ({intent.token} if intent is not None else set())
 
@@ -129,7 +129,7 @@ def tokens(home: Home) -> set[str]:
 def died_once(home: Home, hold: Hold, monkeypatch: pytest.MonkeyPatch, where: str) -> Callable[[int], None]:
     """Hold a supervisor at a place of its way from the first driver's death to the second one's process."""
     if where == "its death is seen":
-        held_before(monkeypatch, restart_log, "append", hold, call=1)
+        held_before(monkeypatch, restarts, "append", hold, call=1)
     elif where == "its death is on record":
         held_before(monkeypatch, intents, "remove", hold, call=1)
     elif where == "the wait is over":

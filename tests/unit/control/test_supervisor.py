@@ -21,12 +21,11 @@ from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import (
     driver_watch,
     exit_classification,
-    health,
     json_store,
     lease,
     processes,
     requests,
-    restart_log,
+    restarts,
     stopping,
 )
 from airflow_provider_exactlyonce.control import intent as intents
@@ -164,7 +163,7 @@ def test_a_killed_driver_is_started_again_at_once_and_the_death_is_on_record(hom
     one = supervisor(home, "take-lease commit die", "take-lease commit end=finished")
     assert list(one.run())[-1].commit == 2
     [died] = notes(home, "died")
-    [restart] = restart_log.read(home.control / "restarts.json")
+    [restart] = restarts.read(home.control / "restarts.json")
     assert (restart.number, restart.run, restart.commit, restart.exit_code) == (1, 1, 1, -signal.SIGKILL)
     assert restart.cause == "the driver was killed by signal 9"
     assert restart.died >= float(str(died["at"]))
@@ -179,13 +178,13 @@ def test_the_driver_fails_the_work_when_its_restarts_are_used_up(home: Home) -> 
     with pytest.raises(DriverFailedError, match="killed by signal 9"):
         list(one.run())
     assert len(notes(home, "started")) == 3
-    assert [entry.number for entry in restart_log.read(home.control / "restarts.json")] == [1, 2]
+    assert [entry.number for entry in restarts.read(home.control / "restarts.json")] == [1, 2]
 
 
 def test_the_delay_of_the_strategy_is_kept(home: Home) -> None:
     strategy = RestartStrategy.fixed_delay(attempts=1, delay=timedelta(seconds=0.6))
     list(supervisor(home, "take-lease die", "take-lease end=finished", strategy=strategy).run())
-    [restart] = restart_log.read(home.control / "restarts.json")
+    [restart] = restarts.read(home.control / "restarts.json")
     assert restart.relaunched is not None
     assert restart.relaunched - restart.died >= 0.6
     assert restart.due == pytest.approx(restart.died + 0.6)
@@ -328,7 +327,7 @@ def test_a_driver_that_is_taken_over_and_dies_is_restarted_in_its_series(home: H
     let_go(home)
     list(seen)
     assert two.restarts == 3
-    [restart] = restart_log.read(home.control / "restarts.json")
+    [restart] = restarts.read(home.control / "restarts.json")
     assert (restart.series, restart.number, restart.exit_code) == (intent.series, 3, None)
 
 
@@ -500,7 +499,7 @@ def test_a_stop_during_the_delay_before_a_restart_starts_nothing(home: Home) -> 
     strategy = RestartStrategy.fixed_delay(attempts=1, delay=timedelta(seconds=30))
     one = supervisor(home, "take-lease commit die", strategy=strategy)
     with (
-        alarm(lambda: restart_log.read(home.restarts), lambda: one.stop("enough")),
+        alarm(lambda: restarts.read(home.restarts), lambda: one.stop("enough")),
         pytest.raises(StopRequestedError, match="before restart 1: enough"),
     ):
         list(one.run())
@@ -755,10 +754,10 @@ def test_a_pipeline_without_new_records_or_that_has_finished_is_healthy(home: Ho
     quiet = Status(pipeline="shop", token="t", state=DriverState.RUNNING, commit=1, lag=0, progressed=1000.0)
     home.control.mkdir(parents=True)
     statuses.write(home.status, quiet)
-    assert health.stuck(home, intent, rules, 1060.0) is None
-    assert health.stuck(home, intent, rules, 1061.0) is not None
+    assert driver_watch.stuck(home, intent, rules, 1060.0) is None
+    assert driver_watch.stuck(home, intent, rules, 1061.0) is not None
     statuses.write(home.status, replace(quiet, state=DriverState.FINISHED))
-    assert health.stuck(home, intent, rules, 1061.0) is None
+    assert driver_watch.stuck(home, intent, rules, 1061.0) is None
 
 
 def test_an_exponential_delay_grows_over_supervisors(home: Home) -> None:
@@ -767,7 +766,7 @@ def test_an_exponential_delay_grows_over_supervisors(home: Home) -> None:
     assert intent is not None
     now = time.time()
     for number in (1, 2, 3):
-        earlier = restart_log.Restart(
+        earlier = restarts.Restart(
             series=intent.series,
             number=number,
             token=str(number),
@@ -778,7 +777,7 @@ def test_an_exponential_delay_grows_over_supervisors(home: Home) -> None:
             died=now - 10 + number,
             relaunched=now - 9.5 + number,
         )
-        restart_log.append(home.restarts, earlier)
+        restarts.append(home.restarts, earlier)
     intents.write(home.intent, replace(intent, restarts=3))
     strategy = RestartStrategy.exponential(initial=timedelta(seconds=0.2), multiplier=2, jitter=0)
     two = supervisor(home, "exit=1", "take-lease end=finished", strategy=strategy)
@@ -786,7 +785,7 @@ def test_an_exponential_delay_grows_over_supervisors(home: Home) -> None:
     next(seen)
     let_go(home)
     list(seen)
-    last = restart_log.read(home.restarts)[-1]
+    last = restarts.read(home.restarts)[-1]
     assert (last.number, two.restarts) == (4, 4)
     assert last.due == pytest.approx(last.died + 1.6)
     assert last.relaunched is not None

@@ -13,7 +13,7 @@ import yaml
 from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics import stats_utils
 
-from airflow_provider_exactlyonce.control import lease, restart_log, status
+from airflow_provider_exactlyonce.control import lease, restarts, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState, StateSize, Status
 from airflow_provider_exactlyonce.hooks import metrics
@@ -95,10 +95,10 @@ def test_a_statsd_server_gets_every_metric_under_the_pipelines_name(server: sock
     )
     path = home.control / "restarts.json"
     for number, died in ((1, now - 7200), (2, now - 600)):
-        entry = restart_log.Restart(
+        entry = restarts.Restart(
             series="s", number=number, token=str(number), run=number, commit=1, cause="", exit_code=-9, died=died
         )
-        restart_log.append(path, entry)
+        restarts.append(path, entry)
     Reporter(home).report()
     found = received(server)
     assert found["exactlyonce.shop__totals.rows_of_run_for_sink.my__table"] == 200

@@ -22,7 +22,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
-from airflow_provider_exactlyonce.control import intent, lease, requests, restart_log
+from airflow_provider_exactlyonce.control import intent, lease, requests, restarts
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.supervision import Supervision
@@ -342,7 +342,7 @@ def test_a_stop_between_a_crash_and_the_restart_reaches_the_supervisor(home: Hom
     )
     with ThreadPoolExecutor(1) as pool:
         supervising = pool.submit(list, supervisor.run())
-        eventually(lambda: restart_log.read(home.restarts), "the death is on record")
+        eventually(lambda: restarts.read(home.restarts), "the death is on record")
         found = execute(stop(home), TaskInstance("stop"))
         with pytest.raises(StopRequestedError, match=r"before restart 1: task .*stop; the driver had died"):
             supervising.result(HANG_SECONDS)
@@ -351,10 +351,10 @@ def test_a_stop_between_a_crash_and_the_restart_reaches_the_supervisor(home: Hom
 
 
 def test_a_savepoint_between_a_crash_and_the_restart_is_left_to_the_next_driver(home: Home) -> None:
-    died = restart_log.Restart(
+    died = restarts.Restart(
         series="t", number=1, token="t", run=1, commit=3, cause="killed", exit_code=-9, died=time.time()
     )
-    restart_log.append(home.control / "restarts.json", died)
+    restarts.append(home.control / "restarts.json", died)
     with pytest.raises(NotAnsweredError):
         execute(save(home, timeout=0.2))
     assert lease.read(home.lease) is None
@@ -370,10 +370,10 @@ def test_a_savepoint_between_a_crash_and_the_restart_waits_in_the_triggerer_for_
     if asked:
         with lease.holding(home.lease, "p", "t"), pytest.raises(TaskDeferred):
             execute(task)
-    died = restart_log.Restart(
+    died = restarts.Restart(
         series="t", number=1, token="t", run=1, commit=3, cause="killed", exit_code=-9, died=time.time()
     )
-    restart_log.append(home.restarts, died)
+    restarts.append(home.restarts, died)
     with pytest.raises(TaskDeferred) as deferred:
         execute(task)
     trigger = deferred.value.trigger
@@ -383,7 +383,7 @@ def test_a_savepoint_between_a_crash_and_the_restart_waits_in_the_triggerer_for_
         with pytest.raises(TimeoutError):
             events(one, seconds=0.4)
     with serving(home, "u"):
-        restart_log.relaunched(home.restarts, "t", time.time())
+        restarts.relaunched(home.restarts, "t", time.time())
         assert len(events(trigger)) == 1
         assert execute(save(home))["commit"] == 3
 

@@ -17,7 +17,7 @@ from airflow.triggers.base import BaseTrigger
 
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control import processes, requests, restart_log
+from airflow_provider_exactlyonce.control import processes, requests, restarts
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
@@ -120,7 +120,7 @@ def test_the_delay_before_a_restart_is_spent_in_the_triggerer(tmp_path: Path) ->
     plans = ("take-lease commit go die", "take-lease commit go end=finished")
     result, times = play(lambda: deferred(tmp_path, *plans, restart_strategy=strategy))
     assert (result["restarts"], times) == (1, 3)
-    [restart] = restart_log.read(Home(tmp_path / "home").restarts)
+    [restart] = restarts.read(Home(tmp_path / "home").restarts)
     assert restart.relaunched is not None
     assert restart.relaunched - restart.died >= 4
     assert restart.due == pytest.approx(restart.died + 4)
@@ -145,7 +145,7 @@ def test_restarts_are_counted_over_all_stays(tmp_path: Path) -> None:
     strategy = RestartStrategy.fixed_delay(2, timedelta(0))
     with pytest.raises(DriverFailedError):
         play(lambda: deferred(tmp_path, "take-lease commit go die", restart_strategy=strategy))
-    assert [one.number for one in restart_log.read(Home(tmp_path / "home").restarts)] == [1, 2]
+    assert [one.number for one in restarts.read(Home(tmp_path / "home").restarts)] == [1, 2]
 
 
 def test_another_task_that_takes_over_the_pipeline_does_not_lose_the_result(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_an_event_that_comes_while_the_driver_lives_changes_nothing(tmp_path: Pa
         task.resume_from_trigger({"ti": TaskInstance()}, event)  # type: ignore[typeddict-item]
     let_go(Home(tmp_path / "home"))
     asyncio.run(first_event(trigger_of(caught.value)))
-    assert restart_log.read(Home(tmp_path / "home").restarts) == ()
+    assert restarts.read(Home(tmp_path / "home").restarts) == ()
 
 
 def test_the_trigger_is_made_again_and_goes_on_where_a_lost_triggerer_was(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from airflow_provider_exactlyonce.control import intent, lease, status
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.state import PipelineState, state_of
+from airflow_provider_exactlyonce.control.pipeline_state import PipelineState, state_of
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.sensors.pipeline_state import PipelineStateSensor
 from airflow_provider_exactlyonce.triggers.pipeline_state import PipelineStateTrigger

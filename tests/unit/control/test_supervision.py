@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_exactlyonce.control.supervisor_states import TRANSITIONS, SupervisorEvent, SupervisorState
+from airflow_provider_exactlyonce.control.supervision import TRANSITIONS, SupervisorEvent, SupervisorState
 
 
 def before(state: SupervisorState) -> set[SupervisorState]:

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_exactlyonce.control import intent as intents
-from airflow_provider_exactlyonce.control import lease, requests, restart_log, status
+from airflow_provider_exactlyonce.control import lease, requests, restarts, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
-from airflow_provider_exactlyonce.control.outlook import outlook
-from airflow_provider_exactlyonce.control.restart_log import Restart
+from airflow_provider_exactlyonce.control.pipeline_state import outlook
+from airflow_provider_exactlyonce.control.restarts import Restart
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
@@ -45,7 +45,7 @@ def record(home: Home, *, token: str = "t", died: float = 0.0, due: float = 0.0)
     entry = Restart(
         series="t", number=2, token=token, run=3, commit=7, cause="killed", exit_code=-9, died=now + died, due=now + due
     )
-    restart_log.append(home.restarts, entry)
+    restarts.append(home.restarts, entry)
 
 
 def said(home: Home) -> str:
@@ -111,7 +111,7 @@ def test_between_a_real_death_and_the_restart_the_supervisors_next_start_is_told
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        eventually(lambda: restart_log.read(home.restarts), "the supervisor notes the death")
+        eventually(lambda: restarts.read(home.restarts), "the supervisor notes the death")
         assert said(home).startswith("its supervisor starts the next one at ")
     finally:
         supervised.stop("the test is over")

@@ -146,7 +146,7 @@ class TaskRequest:
 
     def __init__(self, home: Home, task_instance: Sequence[str], *, clears: int) -> None:
         self._home: Final = home
-        self._clears: Final = clears
+        self.clears: Final = clears
         self._file: Final = home.commands / f"task-{_digits(*task_instance)}.json"
         body: dict[str, Any] | None = json_store.read(self._file)
         self._number: Final[int] = body["number"] + (clears > body["clears"]) if body else 0
@@ -155,7 +155,7 @@ class TaskRequest:
     def done(self) -> None:
         """Note that the task has what it asked for."""
         forget_older(self._home, "task-*.json")
-        json_store.write(self._file, {"number": self._number, "clears": self._clears})
+        json_store.write(self._file, {"number": self._number, "clears": self.clears})
 
 
 def _digits(*names: str) -> str:

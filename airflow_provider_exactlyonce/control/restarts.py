@@ -11,7 +11,7 @@ from typing import Final
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
-from airflow_provider_exactlyonce.control import exit_classification, json_store, requests, restarts
+from airflow_provider_exactlyonce.control import exit_classification, json_store, requests
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.processes import Ended
@@ -102,7 +102,7 @@ class RestartController:
 
     def is_recorded(self, dead: Intent) -> bool:
         """Whether a driver's death is on record, and a restart decided."""
-        return any(entry.token == dead.token for entry in restarts.of_series(self._home.restarts, dead.series))
+        return any(entry.token == dead.token for entry in of_series(self._home.restarts, dead.series))
 
     def record(self, dead: Intent, ended: Ended, error: ExactlyOnceError, *, number: int, died: float) -> None:
         """Record a death, and when the next driver is started.
@@ -112,7 +112,7 @@ class RestartController:
         :param died: seconds since the epoch
         :raises ExactlyOnceError: when none is
         """
-        recorded = restarts.of_series(self._home.restarts, dead.series)
+        recorded = of_series(self._home.restarts, dead.series)
         past = [Outage(died=one.died, relaunched=one.relaunched) for one in recorded]
         delay = self._supervision.strategy.delay(error, past, died)
         if delay is None:
@@ -135,7 +135,7 @@ class RestartController:
             died=died,
             due=died + delay.total_seconds(),
         )
-        restarts.append(self._home.restarts, entry)
+        append(self._home.restarts, entry)
         _log.warning("%s; restart %s in %.1f s from the retained checkpoint", error, number, delay.total_seconds())
 
     def wait(self, dead: Intent) -> int:
@@ -169,7 +169,7 @@ class RestartController:
             )
 
     def _entry(self, dead: Intent) -> Restart:
-        return next(one for one in restarts.of_series(self._home.restarts, dead.series) if one.token == dead.token)
+        return next(one for one in of_series(self._home.restarts, dead.series) if one.token == dead.token)
 
 
 def _too_many(past: Sequence[Outage], died: float, rules: HealthRules) -> str | None:

@@ -76,6 +76,11 @@ def check_spans(task: BaseOperator, *names: str) -> None:
     """
     for name in names:
         value = getattr(task, name)
-        seconds = value.total_seconds() if isinstance(value, timedelta) else value
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        span = value.total_seconds() if isinstance(value, timedelta) else value
+        if isinstance(span, bool) or not isinstance(span, int | float) or not span >= 0:
             raise ValueError(f"{task.task_id}: {name}={value!r}: a timedelta, or a number of seconds, not negative")
+
+
+def seconds(value: timedelta | float) -> float:
+    """Return a time that was given as a timedelta, or in seconds already."""
+    return value.total_seconds() if isinstance(value, timedelta) else float(value)

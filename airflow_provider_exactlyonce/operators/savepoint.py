@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_provider_exactlyonce.control.requests import WaitCondition
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, NotAnsweredError
 from airflow_provider_exactlyonce.hooks import arguments
+from airflow_provider_exactlyonce.hooks import home as homes
 from airflow_provider_exactlyonce.links.pipeline import SavepointLink
 from airflow_provider_exactlyonce.links.pushed import xcom_page
 from airflow_provider_exactlyonce.triggers.driver import DriverTrigger
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker
     from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
     from airflow_provider_exactlyonce.control.home import Home
-    from airflow_provider_exactlyonce.control.requests import TaskRequest
 
 __all__ = ["CleanUpSavepointsOperator", "SavepointOperator", "StopPipelineOperator"]
 
@@ -55,9 +55,7 @@ class _PipelineOperator(BaseOperator):
         self.kafka_conn_id = kafka_conn_id
 
     def _home(self) -> tuple[Home, str]:
-        from airflow_provider_exactlyonce.hooks import home
-
-        return home.find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
+        return homes.find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
 
 
 class _AskingOperator(_PipelineOperator):
@@ -91,7 +89,7 @@ class _AskingOperator(_PipelineOperator):
         :raises AirflowFailException: when a retry would not help
         :raises ExactlyOnceError: when it failed, with the driver's own words
         """
-        return self._go_on(context, time.time() + _seconds(self.timeout))
+        return self._go_on(context, time.time() + arguments.seconds(self.timeout))
 
     def resume_from_trigger(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on where the trigger has found something to do, or the time is over."""
@@ -100,13 +98,13 @@ class _AskingOperator(_PipelineOperator):
     def _go_on(self, context: Context, deadline: float) -> dict[str, Any]:
         try:
             home, pipeline = self._home()
-            request = _request_of(home, context)
+            request = homes.request_of(home, context)
             while isinstance(found := self._step(home, pipeline, request.name), WaitCondition):
                 if time.time() >= deadline:
                     raise self._too_late(home, pipeline, request.name, found)
                 if self.deferrable:
                     self._defer(home, found, deadline)
-                time.sleep(_seconds(self.poll_interval))
+                time.sleep(arguments.seconds(self.poll_interval))
             request.done()
         except ExactlyOnceError as error:
             _raise(error)
@@ -121,7 +119,7 @@ class _AskingOperator(_PipelineOperator):
                 home=str(home.path),
                 token=wait.token,
                 request=wait.request,
-                poll_interval=_seconds(self.poll_interval),
+                poll_interval=arguments.seconds(self.poll_interval),
                 deadline=deadline,
             ),
             method_name="resume_from_trigger",
@@ -243,7 +241,7 @@ class StopPipelineOperator(_AskingOperator):
     def _too_late(self, home: Home, pipeline: str, request: str, wait: WaitCondition) -> NotAnsweredError:
         from airflow_provider_exactlyonce.checkpoint.stop import not_stopped
 
-        return not_stopped(home, pipeline, wait.token, _seconds(self.timeout))
+        return not_stopped(home, pipeline, wait.token, arguments.seconds(self.timeout))
 
 
 class CleanUpSavepointsOperator(_PipelineOperator):
@@ -292,14 +290,6 @@ class CleanUpSavepointsOperator(_PipelineOperator):
         return SavepointRetention(count=int(self.count), days=float(self.days))
 
 
-def _request_of(home: Home, context: Context) -> TaskRequest:
-    from airflow_provider_exactlyonce.control.requests import TaskRequest
-
-    ti = context["ti"]
-    clears = getattr(context.get("dag_run"), "clear_number", 0) or 0
-    return TaskRequest(home, (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)), clears=clears)
-
-
 def _facts(home: Home, savepoint: Savepoint) -> dict[str, Any]:
     return {
         "pipeline": savepoint.pipeline,
@@ -322,7 +312,3 @@ def _raise(error: ExactlyOnceError) -> NoReturn:
     if exit_classification.is_final(error) and not isinstance(error, AlreadyRunningError):
         raise AirflowFailException(f"{error} ({error.page()})") from error
     raise error
-
-
-def _seconds(value: timedelta | float) -> float:
-    return value.total_seconds() if isinstance(value, timedelta) else float(value)

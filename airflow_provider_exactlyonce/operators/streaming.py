@@ -329,10 +329,10 @@ class _TaskSupervision:
         return self._result(last)
 
     def _make_supervisor(self) -> Supervisor:
-        from airflow_provider_exactlyonce.control.requests import TaskRequest
         from airflow_provider_exactlyonce.control.supervision import IfRunning, Supervision
         from airflow_provider_exactlyonce.control.supervisor import Supervisor
         from airflow_provider_exactlyonce.hooks import spark_submit
+        from airflow_provider_exactlyonce.hooks.home import request_of
 
         task, ti = self._task, self._context["ti"]
         try:
@@ -341,9 +341,7 @@ class _TaskSupervision:
             counts = untils.target_of(driver_until) is not None
         except ValueError as error:
             raise RefusedError(str(error)) from error
-        clears = getattr(self._context.get("dag_run"), "clear_number", 0) or 0
-        names = (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index))
-        self._request: TaskRequest = TaskRequest(self._home, names, clears=clears)
+        self._request: TaskRequest = request_of(self._home, self._context)
         supervision = Supervision(
             owner=f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}",
             until=driver_until,
@@ -351,9 +349,9 @@ class _TaskSupervision:
             cluster=spark_submit.cluster_of(task.conn_id),
             if_running=IfRunning(task.if_running),
             health=task.health,
-            clears=clears,
-            poll_seconds=_seconds(task.poll_interval),
-            stop_timeout_seconds=_seconds(task.stop_timeout),
+            clears=self._request.clears,
+            poll_seconds=arguments.seconds(task.poll_interval),
+            stop_timeout_seconds=arguments.seconds(task.stop_timeout),
             on_poll=self._on_poll,
             on_delay=self._on_delay,
         )
@@ -433,11 +431,11 @@ class _TaskSupervision:
                 home=str(self._home.path),
                 intent=asdict(intent),
                 owner=self._supervisor.supervision.owner,
-                poll_interval=_seconds(task.poll_interval),
+                poll_interval=arguments.seconds(task.poll_interval),
                 due=due,
                 deadline=self._deadline,
                 no_commit_within=allowed.total_seconds() if allowed is not None else None,
-                stop_timeout=_seconds(task.stop_timeout) if task.stop_on_kill and ours else None,
+                stop_timeout=arguments.seconds(task.stop_timeout) if task.stop_on_kill and ours else None,
             ),
             method_name="resume_from_trigger",
         )
@@ -468,7 +466,3 @@ class _TaskSupervision:
             "watermark": watermark,
             "restarts": self._supervisor.restarts,
         }
-
-
-def _seconds(value: timedelta | float) -> float:
-    return value.total_seconds() if isinstance(value, timedelta) else float(value)

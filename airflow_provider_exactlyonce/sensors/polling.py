@@ -26,7 +26,7 @@ class PollingSensor(BaseSensorOperator):
 
     :param kafka_conn_id: connection of type ``kafka``
     :param deferrable: wait in the triggerer; default from ``[operators] default_deferrable``
-    :param poke_interval: seconds between two looks
+    :param poke_interval: seconds between two checks
     """
 
     #: What waits in the triggerer; its checker looks here, too.

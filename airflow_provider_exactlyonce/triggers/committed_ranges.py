@@ -102,7 +102,7 @@ class CommittedRangesTrigger(BaseEventTrigger):
     :param partition: event-time partition with which a range ends, None for a range per commit
     :param start: where to begin when nothing has been told yet
     :param kafka_conn_id: connection of type ``kafka``
-    :param poll_interval: seconds between two looks at the ledger
+    :param poll_interval: seconds between two reads of the ledger
     """
 
     def __init__(

@@ -20,7 +20,7 @@ class DriverTrigger(BaseTrigger):
     :param home: the pipeline's home, a path
     :param token: start token of the driver; None, or empty in older ones, for one that is about to be started again
     :param request: the savepoint that it is asked for, None to wait for its end
-    :param poll_interval: seconds between two looks
+    :param poll_interval: seconds between two checks
     :param deadline: seconds since the epoch
     """
 

@@ -28,18 +28,18 @@ class TransactionsChecker(Checker):
 
         if self._decisions is None:
             self._decisions = Decisions(client_config(self.conn_id))
-        looks: dict[str, CheckResult | Exception] = {}
+        results: dict[str, CheckResult | Exception] = {}
         waiting: dict[str, list[Undecided]] = {}
         targets = {name: subject["targets"] for name, subject in subjects.items()}
         for name, answer in self._decisions.undecided(targets).items():
             if isinstance(answer, ExactlyOnceError):
-                looks[name] = answer
+                results[name] = answer
             elif answer:
                 waiting[name] = answer
             else:
-                looks[name] = CheckResult(found={"offsets": {topic: dict(of) for topic, of in targets[name].items()}})
+                results[name] = CheckResult(found={"offsets": {topic: dict(of) for topic, of in targets[name].items()}})
         blockers = self._decisions.blockers(one for of in waiting.values() for one in of) if diagnose else None
-        return {**looks, **{name: CheckResult(missing=_said(of, blockers)) for name, of in waiting.items()}}
+        return {**results, **{name: CheckResult(missing=_said(of, blockers)) for name, of in waiting.items()}}
 
     def _close(self) -> None:
         self._decisions = None
@@ -50,7 +50,7 @@ class KafkaTransactionsTrigger(PollingTrigger):
 
     :param targets: {topic: {partition: offset}}
     :param kafka_conn_id: connection of type ``kafka``
-    :param poll_interval: seconds between two looks
+    :param poll_interval: seconds between two checks
     :param deadline: seconds since the epoch
     """
 

@@ -31,7 +31,7 @@ class PipelineTrigger(BaseTrigger):
     :param home: the pipeline's home, a path
     :param intent: the driver, fields of :class:`~airflow_provider_exactlyonce.control.intent.Intent`
     :param owner: the task, as the supervisor names it
-    :param poll_interval: seconds between two looks
+    :param poll_interval: seconds between two checks
     :param due: the driver has died, and the next one is to be started then, seconds since the epoch
     :param deadline: the task's execution time-out, seconds since the epoch
     :param no_commit_within: seconds after which a driver that should commit and doesn't is stuck

@@ -37,14 +37,14 @@ class StateChecker(Checker):
         places: dict[_Place, dict[str, Subject]] = {}
         for name, subject in subjects.items():
             places.setdefault((subject["pipeline"], subject["checkpoint"]), {})[name] = subject
-        looks: dict[str, CheckResult | Exception] = {}
+        results: dict[str, CheckResult | Exception] = {}
         for place, its in places.items():
             try:
                 pipeline, state, status = self._state(place)
-                looks.update({name: _said(pipeline, state, status, one["states"]) for name, one in its.items()})
+                results.update({name: _said(pipeline, state, status, one["states"]) for name, one in its.items()})
             except (KafkaException, ExactlyOnceError) as error:
-                looks.update(dict.fromkeys(its, error))
-        return looks
+                results.update(dict.fromkeys(its, error))
+        return results
 
     def _close(self) -> None:
         self._homes.clear()
@@ -75,7 +75,7 @@ class PipelineStateTrigger(PollingTrigger):
     :param checkpoint: its home, None when ``pipeline`` is given
     :param states: values of :class:`~airflow_provider_exactlyonce.control.pipeline_state.PipelineState`
     :param kafka_conn_id: connection of type ``kafka``
-    :param poll_interval: seconds between two looks
+    :param poll_interval: seconds between two checks
     :param deadline: seconds since the epoch
     """
 

@@ -27,13 +27,13 @@ class PollReason(StrEnum):
 
 
 class PollingTrigger(BaseTrigger):
-    """Fire when a look has found what is waited for, or the deadline has passed.
+    """Fire when a check has found what is waited for, or the deadline has passed.
 
     It holds nothing that a restart of the triggerer would change, and no secret. All that wait at one connection share
     one poller.
 
     :param kafka_conn_id: connection of type ``kafka``
-    :param poll_interval: seconds between two looks
+    :param poll_interval: seconds between two checks
     :param deadline: seconds since the epoch; None when Airflow started it without a worker: then a minute before
         Airflow's own time-out
     :param ends_task: end the task here when it is found, without a worker

@@ -28,7 +28,7 @@ Subject = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """What one look has found.
+    """What one check has found.
 
     :param found: the task's result, None while it has to wait
     :param missing: what it waits for
@@ -48,7 +48,7 @@ class Checker(ABC):
     :param conn_id: connection of type ``kafka``, which is fetched again after an error
     """
 
-    #: A poller looks at least as often, in seconds.
+    #: A poller checks at least as often, in seconds.
     seconds: ClassVar[float] = 60.0
 
     def __init__(self, conn_id: str) -> None:
@@ -60,7 +60,7 @@ class Checker(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Close the connections; the next look opens new ones."""
+        """Close the connections; the next check opens new ones."""
 
     def check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> dict[str, CheckResult]:
         """Look once at each; what the cluster doesn't say is missing until it does.
@@ -104,7 +104,7 @@ _NOW_SECONDS: Final = 40.0
 class Subscription:
     """One who waits.
 
-    :param seconds: how often a look is wanted
+    :param seconds: how often a check is wanted
     """
 
     def __init__(self, poller: Poller, subject: Subject, seconds: float) -> None:
@@ -122,7 +122,7 @@ class Subscription:
     async def changed(self, seconds: float) -> CheckResult | None:
         """Wait for news; None when there are none for so long.
 
-        :raises Exception: when looking has failed for a reason that a checker does not expect
+        :raises Exception: when checking has failed for a reason that a checker does not expect
         """
         try:
             await asyncio.wait_for(self._told.wait(), seconds)
@@ -177,14 +177,14 @@ class Poller:
     async def _check(self, *, diagnose: bool) -> None:
         subjects = {subscription.name: subscription.subject for subscription in self.subscriptions}
         try:
-            looks = await asyncio.to_thread(self.checker.check, subjects, diagnose=diagnose)
+            results = await asyncio.to_thread(self.checker.check, subjects, diagnose=diagnose)
         except Exception as error:  # whatever it is: those who wait must hear of it
             for subscription in self.subscriptions:
                 subscription.tell(error)
             return
         for subscription in self.subscriptions:
-            if subscription.name in looks:
-                subscription.tell(looks[subscription.name])
+            if subscription.name in results:
+                subscription.tell(results[subscription.name])
 
     async def _pause(self, seconds: float) -> None:
         try:

@@ -248,8 +248,8 @@ def test_a_worker_that_shuts_down_does_with_the_driver_what_was_chosen(
     home = Home(tmp_path / "home")
     detached = "retries" in options
     assert last_state(tmp_path) is (DriverState.RUNNING if detached else DriverState.STOPPED)
-    requests = list(home.commands.glob("savepoint-*.json"))
-    assert len(requests) == (options.get("on_worker_shutdown") == "stop_with_savepoint")
+    asked = list(home.commands.glob("savepoint-*.json"))
+    assert len(asked) == (options.get("on_worker_shutdown") == "stop_with_savepoint")
     if detached:
         held = leases.read(home.lease)
         assert held is not None

@@ -183,8 +183,8 @@ class DriverLocator:
                 f"pipeline {held.pipeline} in {self._home.path} is run by pid {held.pid} on {held.host} (run "
                 f"{held.run}), which no Airflow task has started; stop it before this task runs"
             )
-        found = processes.leader(held.token)
-        self._replace(found or RemoteDriver(held.token, self._home.lease), f"pid {held.pid} on {held.host}")
+        process = processes.leader(held.token)
+        self._replace(process or RemoteDriver(held.token, self._home.lease), f"pid {held.pid} on {held.host}")
 
     def _replace(self, driver: DriverProcess, who: str) -> None:
         """Stop somebody else's driver.

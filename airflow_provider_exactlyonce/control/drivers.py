@@ -27,7 +27,7 @@ RESTART_GRACE_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class RunningDriver:
     """A driver that can be asked.
 
     :param token: its start token
@@ -40,7 +40,7 @@ class Found:
     stale: bool = False
 
 
-def find(home: Home) -> Found | None:
+def find(home: Home) -> RunningDriver | None:
     """Return the driver that runs a pipeline or is being started, None when there is certainly none.
 
     Takes up to :data:`~airflow_provider_exactlyonce.control.lease.STALE_SECONDS`.
@@ -49,9 +49,9 @@ def find(home: Home) -> Found | None:
     intent = intents.read(home.intent)
     if held is not None and life in (Life.ALIVE, Life.STALE):
         series = intent.series if intent is not None and intent.token == held.token else None
-        return Found(token=held.token, series=series, stale=life is Life.STALE)
+        return RunningDriver(token=held.token, series=series, stale=life is Life.STALE)
     if intent is not None and is_starting(home):
-        return Found(token=intent.token, series=intent.series)
+        return RunningDriver(token=intent.token, series=intent.series)
     return None
 
 

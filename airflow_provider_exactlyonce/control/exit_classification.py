@@ -113,8 +113,8 @@ def _from_status(error: DriverError) -> ExactlyOnceError:
 def _said(log: Path) -> str | None:
     """Return the error that the driver has logged last. Its words only; what they mean is in the exit code."""
     for line in reversed(_last_lines(log)):
-        if found := _SAID.search(line):
-            return found[1]
+        if match := _SAID.search(line):
+            return match[1]
     return None
 
 

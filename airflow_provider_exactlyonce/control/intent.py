@@ -69,6 +69,6 @@ def read(path: Path) -> Intent | None:
 
 def remove(path: Path, token: str) -> None:
     """Remove the intent of a driver that has certainly ended, unless another has replaced it."""
-    found = read(path)
-    if found is not None and found.token == token:
+    intent = read(path)
+    if intent is not None and intent.token == token:
         path.unlink(missing_ok=True)

@@ -67,8 +67,8 @@ def read(path: Path, readable: Collection[int] = (1,)) -> dict[str, Any] | None:
         return None
     if not isinstance(document, dict):
         return None
-    found = document.pop(_CHECKSUM, None)
-    if found != _checksum(document):
+    checksum = document.pop(_CHECKSUM, None)
+    if checksum != _checksum(document):
         return None
     codec.check_schema(document, str(path), readable)
     return document

@@ -156,15 +156,15 @@ def start(
 def members(token: str) -> list[int]:
     """Return the processes of this host and user that carry a start token."""
     wanted = f"{TOKEN_VARIABLE}={token}".encode()
-    found = []
+    pids = []
     for directory in Path("/proc").iterdir():
         if not directory.name.isdigit() or int(directory.name) == os.getpid():
             continue
         # A zombie's environment is empty, so the dead are not counted.
         with contextlib.suppress(OSError):
             if wanted in (directory / "environ").read_bytes().split(b"\0"):
-                found.append(int(directory.name))
-    return found
+                pids.append(int(directory.name))
+    return pids
 
 
 def leader(token: str) -> FoundDriver | None:
@@ -226,13 +226,13 @@ def run_in_foreground(command: Sequence[str]) -> int:
 
 def _drivers(jvm: int) -> list[int]:
     """Return the Python processes that spark-submit has started, but for those that run tasks."""
-    found = []
+    pids = []
     for directory in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # it has ended meanwhile
             is_child = directory.name.isdigit() and _parent(directory) == jvm
             if is_child and _WORKERS not in (directory / "cmdline").read_bytes():
-                found.append(int(directory.name))
-    return found
+                pids.append(int(directory.name))
+    return pids
 
 
 def _parent(directory: Path) -> int:

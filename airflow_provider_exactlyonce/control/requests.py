@@ -95,13 +95,13 @@ def savepoint_request(home: Home, request: str) -> SavepointRequest | None:
 
 def savepoint_requests(home: Home, token: str) -> list[SavepointRequest]:
     """Return what is asked of the driver with this start token, and not answered yet."""
-    found = []
+    asked = []
     for file in sorted(home.commands.glob("savepoint-*.json")):
         match = _SAVEPOINT.fullmatch(file.name)
-        asked = json_store.load(file, SavepointRequest) if match and not match[2] else None
-        if asked is not None and asked.token == token:
-            found.append(asked)
-    return found
+        request = json_store.load(file, SavepointRequest) if match and not match[2] else None
+        if request is not None and request.token == token:
+            asked.append(request)
+    return asked
 
 
 def answer_savepoint(home: Home, request: str, answer: SavepointAnswer) -> None:

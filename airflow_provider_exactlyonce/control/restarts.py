@@ -113,7 +113,7 @@ class RestartController:
         :raises ExactlyOnceError: when none is
         """
         recorded = of_series(self._home.restarts, dead.series)
-        past = [Outage(died=one.died, relaunched=one.relaunched) for one in recorded]
+        past = [Outage(died=restart.died, relaunched=restart.relaunched) for restart in recorded]
         delay = self._supervision.strategy.delay(error, past, died)
         if delay is None:
             raise error
@@ -169,7 +169,7 @@ class RestartController:
             )
 
     def _entry(self, dead: Intent) -> Restart:
-        return next(one for one in of_series(self._home.restarts, dead.series) if one.token == dead.token)
+        return next(entry for entry in of_series(self._home.restarts, dead.series) if entry.token == dead.token)
 
 
 def _too_many(past: Sequence[Outage], died: float, rules: HealthRules) -> str | None:

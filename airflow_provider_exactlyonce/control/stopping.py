@@ -151,9 +151,9 @@ class StopRequest:
     def _decide(self) -> _Target:
         while True:
             before = intents.read(self._home.intent)
-            found = drivers.find(self._home)
-            if found is not None:
-                return self._record(_Target(token=found.token, series=found.series))
+            running = drivers.find(self._home)
+            if running is not None:
+                return self._record(_Target(token=running.token, series=running.series))
             dead = drivers.awaiting_restart(self._home)
             if dead is not None:
                 return self._record(_Target(token=dead.token, series=dead.series))

@@ -41,9 +41,9 @@ def is_open(value: Any) -> bool:
     if isinstance(value, str):
         return any(mark in value for mark in _JINJA)
     if isinstance(value, Mapping):
-        return any(is_open(one) for pair in value.items() for one in pair)
+        return any(is_open(part) for pair in value.items() for part in pair)
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes):
-        return any(is_open(one) for one in value)
+        return any(is_open(part) for part in value)
     if callable(getattr(value, "resolve", None)):
         return True
     return any(is_open(getattr(value, name)) for name in getattr(value, "template_fields", ()))

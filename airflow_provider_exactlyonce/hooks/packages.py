@@ -65,9 +65,14 @@ def wheels(cache: Path) -> Path:
 
     :raises RefusedError: when one isn't installed here
     """
-    distributions = sorted(_needed(), key=lambda one: one.name.lower())
-    described = "\n".join(f"{one.name}=={one.version}" for one in distributions)
-    files = {str(file): Path(str(file.locate())) for one in distributions for file in one.files or () if _ships(file)}
+    distributions = sorted(_needed(), key=lambda distribution: distribution.name.lower())
+    described = "\n".join(f"{distribution.name}=={distribution.version}" for distribution in distributions)
+    files = {
+        str(file): Path(str(file.locate()))
+        for distribution in distributions
+        for file in distribution.files or ()
+        if _ships(file)
+    }
     identity = f"{described}\n{sys.version_info[:2]}\n{sysconfig.get_platform()}"
     return _archive(cache, "wheels", identity, files)
 
@@ -103,15 +108,15 @@ def _needed() -> Iterator[metadata.Distribution]:
     while waiting:
         name, extra = waiting.pop()
         try:
-            found = metadata.distribution(name)
+            distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             raise RefusedError(
                 f"package {name} is not installed here, so it can't be shipped to the executors; install "
                 f"{_OWN}[{_EXTRA}], or set {PACKAGES}=installed if every host has it"
             ) from None
         if name != _OWN:
-            yield found
-        for line in found.requires or ():
+            yield distribution
+        for line in distribution.requires or ():
             required = Requirement(line)
             wanted = required.marker is None or required.marker.evaluate({"extra": extra})
             needed = canonicalize_name(required.name)

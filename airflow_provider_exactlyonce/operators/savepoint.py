@@ -99,19 +99,19 @@ class _AskingOperator(_PipelineOperator):
         try:
             home, pipeline = self._home()
             request = homes.request_of(home, context)
-            while isinstance(found := self._step(home, pipeline, request.name), WaitCondition):
+            while isinstance(result := self._step(home, pipeline, request.name), WaitCondition):
                 if time.time() >= deadline:
-                    raise self._too_late(home, pipeline, request.name, found)
+                    raise self._too_late(home, pipeline, request.name, result)
                 if self.deferrable:
-                    self._defer(home, found, deadline)
+                    self._defer(home, result, deadline)
                 time.sleep(arguments.seconds(self.poll_interval))
             request.done()
         except ExactlyOnceError as error:
             _raise(error)
-        self.log.info("%s", found)
-        if found.get("savepoint") is not None:
+        self.log.info("%s", result)
+        if result.get("savepoint") is not None:
             self.pushed_links[SavepointLink().xcom_key] = xcom_page(context["ti"])
-        return found
+        return result
 
     def _defer(self, home: Home, wait: WaitCondition, deadline: float) -> NoReturn:
         self.defer(
@@ -161,8 +161,8 @@ class SavepointOperator(_AskingOperator):
         self.savepoint_label = label  # Airflow has a label of its own
 
     def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | WaitCondition:
-        found = self._taking(home, pipeline, request).advance()
-        return found if isinstance(found, WaitCondition) else _facts(home, found)
+        taken = self._taking(home, pipeline, request).advance()
+        return taken if isinstance(taken, WaitCondition) else _facts(home, taken)
 
     def _too_late(self, home: Home, pipeline: str, request: str, wait: WaitCondition) -> NotAnsweredError:
         from airflow_provider_exactlyonce.checkpoint.request import not_answered
@@ -223,11 +223,11 @@ class StopPipelineOperator(_AskingOperator):
             reason=f"task {self.dag_id}.{self.task_id}",
             savepoint=self.savepoint,
         )
-        found = stop.advance()
-        if not isinstance(found, Stopped):
-            return found
+        stopped = stop.advance()
+        if not isinstance(stopped, Stopped):
+            return stopped
         state, last = state_of(home)
-        if last is not None and last.error is not None and last.token == found.token:
+        if last is not None and last.error is not None and last.token == stopped.token:
             self.log.warning("the driver failed before it was stopped: %s: %s", last.error.kind, last.error.message)
         return {
             "pipeline": pipeline,
@@ -235,7 +235,7 @@ class StopPipelineOperator(_AskingOperator):
             "state": state.value,
             "run": last.run if last else None,
             "commit": last.commit if last else None,
-            "savepoint": _facts(home, found.savepoint) if found.savepoint else None,
+            "savepoint": _facts(home, stopped.savepoint) if stopped.savepoint else None,
         }
 
     def _too_late(self, home: Home, pipeline: str, request: str, wait: WaitCondition) -> NotAnsweredError:
@@ -280,7 +280,7 @@ class CleanUpSavepointsOperator(_PipelineOperator):
             deleted = savepoints.clean_up(self._retention())
         except ExactlyOnceError as error:
             _raise(error)
-        kept = [one.id for one in savepoints.list()]
+        kept = [savepoint.id for savepoint in savepoints.list()]
         self.log.info("%s: %d savepoints deleted, %d kept", pipeline, len(deleted), len(kept))
         return {"pipeline": pipeline, "deleted": list(deleted), "kept": kept}
 

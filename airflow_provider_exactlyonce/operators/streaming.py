@@ -456,13 +456,13 @@ class _TaskSupervision:
             "lineage": last.lineage,
             "commit": last.commit,
             "batch": last.batch,
-            "rows": last.rows + sum(one.rows for one in earlier),
+            "rows": last.rows + sum(restart.rows for restart in earlier),
             "rows_by_sink": {
-                name: rows + sum(one.rows_by_sink.get(name, 0) for one in earlier)
+                name: rows + sum(restart.rows_by_sink.get(name, 0) for restart in earlier)
                 for name, rows in last.rows_by_sink.items()
             },
-            "records": last.records + sum(one.records for one in earlier),
-            "late_rows": last.late_rows + sum(one.late_rows for one in earlier),
+            "records": last.records + sum(restart.records for restart in earlier),
+            "late_rows": last.late_rows + sum(restart.late_rows for restart in earlier),
             "watermark": watermark,
             "restarts": self._supervisor.restarts,
         }

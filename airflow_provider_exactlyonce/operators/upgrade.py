@@ -106,14 +106,14 @@ class _PlanOperator(PipelineLineage, BaseOperator):
         home, pipeline = find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
         request = request_of(home, context)
         upgrade = Upgrade(home, self._begin(home, pipeline, request.name), self._tools())
-        while isinstance(found := upgrade.advance(), WaitCondition):
+        while isinstance(plan := upgrade.advance(), WaitCondition):
             if self.deferrable:
-                self._defer(home, found)
+                self._defer(home, plan)
             time.sleep(arguments.seconds(self.poll_interval))
         request.done()
-        facts = facts_of(found)
+        facts = facts_of(plan)
         try:
-            raise_outcome(found)
+            raise_outcome(plan)
         except Exception:
             ti.xcom_push("plan", facts)
             raise

@@ -77,8 +77,8 @@ class PollingSensor(BaseSensorOperator):
 
     def poke(self, context: Context) -> PokeReturnValue:
         """Look once."""
-        found = self._check(context)
-        return PokeReturnValue(is_done=found is not None, xcom_value=found)
+        result = self._check(context)
+        return PokeReturnValue(is_done=result is not None, xcom_value=result)
 
     def resume_from_trigger(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Read what the trigger has found.
@@ -107,8 +107,8 @@ class PollingSensor(BaseSensorOperator):
     def kept(self, context: Context) -> dict[str, Any] | None:
         """Return what an earlier try has fixed, None when there is nothing; a task that is cleared starts over."""
         store: Any = context.get("task_state_store")
-        found: Any = store.get(_KEY) if store is not None else None
-        return found["fixed"] if found is not None and found["for"] == self._for(context) else None
+        kept: Any = store.get(_KEY) if store is not None else None
+        return kept["fixed"] if kept is not None and kept["for"] == self._for(context) else None
 
     def keep(self, context: Context, fixed: dict[str, Any]) -> dict[str, Any]:
         """Fix what is waited for, for this try and later ones; returns it."""
@@ -149,9 +149,9 @@ class PollingSensor(BaseSensorOperator):
 
     def _wait(self, context: Context) -> Any:
         if self.deferrable:
-            found = self._check(context)
-            if found is not None:
-                return found
+            result = self._check(context)
+            if result is not None:
+                return result
             self._defer(time.time() + self.timeout)
         try:
             return super().execute(context)

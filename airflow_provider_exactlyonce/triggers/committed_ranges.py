@@ -44,9 +44,9 @@ class CommittedRangesProducer(SharedStreamProducer):
             ranges = []
             if self._on_their_way < _MOST:
                 ranges = await asyncio.to_thread(follower.ranges, _MOST - self._on_their_way)
-            for found, cut in ranges:
+            for committed, cut in ranges:
                 self._on_their_way += 1
-                yield found.to_json(), cut
+                yield committed.to_json(), cut
             if not ranges:
                 await asyncio.sleep(self._watched["poll_interval"])
 

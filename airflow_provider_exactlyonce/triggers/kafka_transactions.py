@@ -38,7 +38,9 @@ class TransactionsChecker(Checker):
                 waiting[name] = answer
             else:
                 results[name] = CheckResult(found={"offsets": {topic: dict(of) for topic, of in targets[name].items()}})
-        blockers = self._decisions.blockers(one for of in waiting.values() for one in of) if diagnose else None
+        blockers = (
+            self._decisions.blockers(partition for of in waiting.values() for partition in of) if diagnose else None
+        )
         return {**results, **{name: CheckResult(missing=_said(of, blockers)) for name, of in waiting.items()}}
 
     def _close(self) -> None:
@@ -58,6 +60,6 @@ class KafkaTransactionsTrigger(PollingTrigger):
 
 
 def _said(waiting: Sequence[Undecided], blockers: Blockers | None) -> str:
-    told = [str(one) for one in waiting[:_NAMED]]
+    named = [str(partition) for partition in waiting[:_NAMED]]
     more = [f"{len(waiting) - _NAMED} partitions more"] if len(waiting) > _NAMED else []
-    return "; ".join([*told, *more, *(blockers.of(waiting) if blockers else [])])
+    return "; ".join([*named, *more, *(blockers.of(waiting) if blockers else [])])

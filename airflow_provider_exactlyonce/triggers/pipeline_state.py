@@ -38,12 +38,14 @@ class StateChecker(Checker):
         for name, subject in subjects.items():
             places.setdefault((subject["pipeline"], subject["checkpoint"]), {})[name] = subject
         results: dict[str, CheckResult | Exception] = {}
-        for place, its in places.items():
+        for place, waiting in places.items():
             try:
                 pipeline, state, status = self._state(place)
-                results.update({name: _said(pipeline, state, status, one["states"]) for name, one in its.items()})
+                results.update(
+                    {name: _said(pipeline, state, status, subject["states"]) for name, subject in waiting.items()}
+                )
             except (KafkaException, ExactlyOnceError) as error:
-                results.update(dict.fromkeys(its, error))
+                results.update(dict.fromkeys(waiting, error))
         return results
 
     def _close(self) -> None:
@@ -92,7 +94,9 @@ def states_of(given: object) -> list[str]:
     from airflow_provider_exactlyonce.control.pipeline_state import PipelineState
     from airflow_provider_exactlyonce.exceptions import RefusedError
 
-    states = [given] if isinstance(given, str) else [str(one) for one in given] if isinstance(given, Iterable) else []
+    states = (
+        [given] if isinstance(given, str) else [str(state) for state in given] if isinstance(given, Iterable) else []
+    )
     known = [state.value for state in PipelineState]
     if not states or not set(states) <= set(known):
         raise RefusedError(f"states={given!r}: one or more of {', '.join(known)}")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from airflow_provider_exactlyonce.control.supervision import TRANSITIONS, SupervisorEvent, SupervisorState
+from pathlib import Path
+
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.supervision import TRANSITIONS, Supervision, SupervisorEvent, SupervisorState
+from airflow_provider_exactlyonce.control.supervisor import Supervisor
+from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 
 
 def before(state: SupervisorState) -> set[SupervisorState]:
@@ -28,3 +34,10 @@ def test_nothing_is_started_before_it_was_asked_whether_a_driver_lives() -> None
 def test_the_work_is_done_only_by_a_judgement_of_our_own_driver() -> None:
     assert before(SupervisorState.DONE) == {SupervisorState.JUDGING}
     assert before(SupervisorState.JUDGING) == {SupervisorState.WATCHING}
+
+
+def test_a_supervisor_shows_what_it_does(tmp_path: Path) -> None:
+    launch = Launch(command=["true"], printable="true", environment={})
+    supervision = Supervision(owner="shop/stream", until="forever", strategy=RestartStrategy.none())
+    shown = repr(Supervisor(Home(tmp_path), launch, supervision))
+    assert shown == f"Supervisor('shop/stream', RETURNING, Home('{tmp_path}'))"

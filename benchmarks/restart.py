@@ -32,9 +32,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_provider_exactlyonce.cli.main import submit_command
-from airflow_provider_exactlyonce.control import processes, restart_log, status
+from airflow_provider_exactlyonce.control import processes, restarts, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
@@ -102,9 +103,7 @@ def supervised(folder: Path, servers: str) -> dict[str, float]:
     supervisor = Supervisor(
         home,
         Launch(command=command, printable="", environment=environment(servers, "supervised")),
-        owner="bench",
-        until="forever",
-        strategy=RestartStrategy.fixed_delay(1, timedelta(0)),
+        Supervision(owner="bench", until="forever", strategy=RestartStrategy.fixed_delay(1, timedelta(0))),
     )
 
     def supervise() -> None:
@@ -132,7 +131,7 @@ def supervised(folder: Path, servers: str) -> dict[str, float]:
 
     eventually(came_back, "a commit of the next driver")
     commit = time.time()
-    [restart] = restart_log.read(home.restarts)
+    [restart] = restarts.read(home.restarts)
     assert restart.relaunched is not None
     supervisor.stop("measured")
     thread.join()
@@ -196,7 +195,7 @@ def deferred(folder: Path, rounds: int) -> list[float]:
             os.kill(int(stream.notes("started")[-1]["pid"]), signal.SIGKILL)
             killed = time.time()
             eventually(lambda number=number: len(stream.notes("started")) == number + 2, "a restart")  # type: ignore[misc]
-            found.append(restart_log.read(stream.home.restarts)[-1].relaunched - killed)  # type: ignore[operator]
+            found.append(restarts.read(stream.home.restarts)[-1].relaunched - killed)  # type: ignore[operator]
         stream.wait_for("deferred")
         stream.stop()
         stream.wait_for("success")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.control import restart_log
+from airflow_provider_exactlyonce.control import restarts
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.restart_log import Restart
+from airflow_provider_exactlyonce.control.restarts import Restart
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Record, ledger_topic
@@ -111,7 +111,7 @@ class MainJob:
         return DagResult(
             started=tasks["stream"]["started"],
             gate_opened=tasks["gate"]["ended"],
-            restarts=restart_log.read(self._home.control / _RESTARTS),
+            restarts=restarts.read(self._home.control / _RESTARTS),
             labels=list(self._fail_points.values()),
         )
 
@@ -164,7 +164,7 @@ class _Watch:
 
     def look(self) -> None:
         """Look once, and tell what is new."""
-        for entry in restart_log.read(self._restarts)[self._told :]:
+        for entry in restarts.read(self._restarts)[self._told :]:
             self._told += 1
             self._say(f"run {self._run} is dead: {entry.cause}; the operator starts the next")
         tail = self._reader.tail()

@@ -27,9 +27,9 @@ from typing import Any, Final
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.control import json_store
-from airflow_provider_exactlyonce.control.file_lock import try_lock
 from airflow_provider_exactlyonce.control.home import SCHEMA, Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.files import try_lock
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import backfill_pipeline
 

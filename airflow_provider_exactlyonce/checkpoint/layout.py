@@ -19,11 +19,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from airflow_provider_exactlyonce.files import replacing
 
 _NO_OFFSET: Final = "-"
 
@@ -273,10 +274,8 @@ class Checkpoint:
 def _replace(path: Path, text: str) -> None:
     """Write a file by rename; Hadoop's checksum of what was there is dropped."""
     path.parent.mkdir(exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
+    with replacing(path, durable=False) as file:
+        file.write(text.encode())
         file.flush()
-        os.fsync(file.fileno())
-    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
-    os.replace(temporary, path)
+        os.fsync(file.fileno())  # before the checksum is dropped: what was there must not pass unchecked
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)

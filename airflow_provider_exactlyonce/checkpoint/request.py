@@ -13,11 +13,10 @@ from airflow_provider_exactlyonce.checkpoint.integrity import newest_whole
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.control import commands, drivers
+from airflow_provider_exactlyonce.control import drivers, requests
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control.commands import SavepointRequest
 from airflow_provider_exactlyonce.control.home import Home, Lineage, read_lineage
-from airflow_provider_exactlyonce.control.waiting import WaitCondition
+from airflow_provider_exactlyonce.control.requests import SavepointRequest, WaitCondition
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     ExactlyOnceError,
@@ -65,13 +64,13 @@ class SavepointTaker:
         :raises AlreadyRunningError: when a driver holds the pipeline that gives no sign of life
         :raises ExactlyOnceError: when the driver could not take it
         """
-        answer = commands.savepoint_answer(self._home, self._request)
+        answer = requests.savepoint_answer(self._home, self._request)
         if answer is not None:
             self.forget()
             if answer.savepoint is None:
                 raise ExactlyOnceError(f"the driver of {self._pipeline} took no savepoint: {answer.error}")
             return Savepoints(self._home.savepoints).get(answer.savepoint)
-        asked = commands.savepoint_request(self._home, self._request)
+        asked = requests.savepoint_request(self._home, self._request)
         if asked is not None and drivers.is_there(self._home, asked.token):
             return WaitCondition(token=asked.token, request=self._request)
         taken = self._taken()
@@ -83,9 +82,9 @@ class SavepointTaker:
             if drivers.restarts_soon(self._home):  # it would fail if we held the pipeline meanwhile
                 return WaitCondition(token=None, request=self._request)
             return self._take_without_driver()
-        if driver.silent and driver.token == self._holder:  # an earlier try of ours, on a host that is lost
+        if driver.stale and driver.token == self._holder:  # an earlier try of ours, on a host that is lost
             return self._take_without_driver()
-        if driver.silent:
+        if driver.stale:
             raise AlreadyRunningError(
                 f"{drivers.describe(self._home, driver.token)} of {self._pipeline} gives no sign of life and holds the "
                 "pipeline; end it, then ask again"
@@ -93,12 +92,12 @@ class SavepointTaker:
         asked = SavepointRequest(
             request=self._request, token=driver.token, label=self._label, stop=self._stops(driver.token)
         )
-        commands.request_savepoint(self._home, asked)
+        requests.request_savepoint(self._home, asked)
         return WaitCondition(token=driver.token, request=self._request)
 
     def forget(self) -> None:
         """Ask no longer."""
-        commands.forget_savepoint(self._home, self._request)
+        requests.forget_savepoint(self._home, self._request)
 
     def _taken(self) -> Savepoint | None:
         found = Savepoints(self._home.savepoints).list()

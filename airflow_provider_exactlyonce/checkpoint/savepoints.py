@@ -25,13 +25,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce import failpoints, process_identity
 from airflow_provider_exactlyonce.checkpoint import checksums, integrity, storage
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import READABLE, Savepoint, decode, describe, encode
 from airflow_provider_exactlyonce.checkpoint.state import Defect
-from airflow_provider_exactlyonce.control import json_store, lease
+from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
@@ -299,9 +299,9 @@ class Savepoints:
         age = time.time() - directory.stat().st_mtime
         if taker is None:
             return age > _FRESH_SECONDS
-        if taker["machine"] != lease.this_machine():
+        if taker["machine"] != process_identity.this_machine():
             return age > _FOREIGN_LEFTOVER_SECONDS
-        return bool(lease.process_start(taker["pid"]) != taker["process_started"])
+        return bool(process_identity.process_start(taker["pid"]) != taker["process_started"])
 
     def _newest_first(self) -> Iterator[Savepoint]:
         """Yield the savepoints, newest commit first as far as their names tell; each is read when it is asked for."""
@@ -339,9 +339,9 @@ class _KnownSums:
 
 def _taker() -> dict[str, Any]:
     return {
-        "machine": lease.this_machine(),
+        "machine": process_identity.this_machine(),
         "pid": os.getpid(),
-        "process_started": lease.process_start(os.getpid()) or 0,
+        "process_started": process_identity.process_start(os.getpid()) or 0,
     }
 
 

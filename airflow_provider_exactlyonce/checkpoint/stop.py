@@ -12,8 +12,8 @@ from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker
 from airflow_provider_exactlyonce.control import drivers
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.stop_request import StopRequest
-from airflow_provider_exactlyonce.control.waiting import WaitCondition
+from airflow_provider_exactlyonce.control.requests import WaitCondition
+from airflow_provider_exactlyonce.control.stopping import StopRequest
 from airflow_provider_exactlyonce.exceptions import NotAnsweredError
 
 _POLL_SECONDS: Final = 0.2

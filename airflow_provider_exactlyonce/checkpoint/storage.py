@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
+from airflow_provider_exactlyonce import files
 from airflow_provider_exactlyonce.control.json_store import is_local
 
 #: What a file system without hard links, or two file systems, answer.
@@ -44,13 +45,8 @@ def copy(source: Path, target: Path) -> None:
 
 def flush(path: Path) -> None:
     """Wait until a local file's bytes, or a directory's names, are on disk; others are when they are written."""
-    if not is_local(path):
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    if is_local(path):
+        files.flush(path)
 
 
 def flush_all(paths: Sequence[Path]) -> None:

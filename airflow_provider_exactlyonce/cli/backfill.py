@@ -14,9 +14,10 @@ from airflow_provider_exactlyonce.backfill.application import application_of
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments
-from airflow_provider_exactlyonce.control import progress
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.status import progress_line
+from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, DriverFailedError
 from airflow_provider_exactlyonce.kafka import reach
@@ -121,13 +122,15 @@ def _run(home: Home, launch: Launch) -> dict[str, Any]:
     supervisor = Supervisor(
         home,
         launch,
-        owner=f"exactlyonce backfill {home.path.name}",
-        until=AVAILABLE,
-        strategy=RestartStrategy.fixed_delay(3, timedelta(seconds=1)),
+        Supervision(
+            owner=f"exactlyonce backfill {home.path.name}",
+            until=AVAILABLE,
+            strategy=RestartStrategy.fixed_delay(3, timedelta(seconds=1)),
+        ),
     )
     try:
         for status in supervisor.run():
-            print(progress.sentence(status), file=sys.stderr, flush=True)
+            print(progress_line(status), file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         supervisor.stop("interrupted")
         raise

@@ -10,7 +10,7 @@ from typing import Any
 from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.state import state_of
+from airflow_provider_exactlyonce.control.pipeline_state import state_of
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger import listing

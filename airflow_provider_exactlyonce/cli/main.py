@@ -30,10 +30,9 @@ from airflow_provider_exactlyonce.cli.state import add_state_parser
 from airflow_provider_exactlyonce.cli.stop import add_stop_parser
 from airflow_provider_exactlyonce.cli.transactions import add_transactions_parser
 from airflow_provider_exactlyonce.cli.upgrade import add_upgrade_parser
-from airflow_provider_exactlyonce.control import foreground, lease, restart_log, status, upgrade_plan
+from airflow_provider_exactlyonce.control import lease, processes, restarts, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.outlook import outlook
-from airflow_provider_exactlyonce.control.state import state_of
+from airflow_provider_exactlyonce.control.pipeline_state import outlook, state_of
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, UnknownPipelineError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.kafka import reach
@@ -134,7 +133,7 @@ def _run(given: argparse.Namespace) -> int:
     )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    return foreground.run(command)
+    return processes.run_in_foreground(command)
 
 
 def submit_command(
@@ -291,7 +290,7 @@ def _restarts(home: Home) -> list[dict[str, Any]]:
             "started_again": _time(round(one.relaunched * 1000)) if one.relaunched else None,
             "cause": one.cause,
         }
-        for one in restart_log.read(home.restarts)[-_RESTARTS_SHOWN:]
+        for one in restarts.read(home.restarts)[-_RESTARTS_SHOWN:]
     ]
 
 

@@ -8,83 +8,51 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_exactlyonce.control import commands, drivers, exit_classification, processes, upgrade_plan
+from airflow_provider_exactlyonce.control import (
+    drivers,
+    exit_classification,
+    processes,
+    requests,
+    stopping,
+    upgrade_plan,
+)
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.clusters import Cluster, ClusterDriver, ClusterState
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Lease, Life
-from airflow_provider_exactlyonce.control.processes import Driver, Ended, ExitedDriver, FoundDriver, RemoteDriver
+from airflow_provider_exactlyonce.control.processes import DriverProcess, Ended, ExitedDriver, FoundDriver, RemoteDriver
+from airflow_provider_exactlyonce.control.supervision import IfRunning, StopSignal, Supervision
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.policies import termination as untils
 
 _log = logging.getLogger(__name__)
 
 
-class IfRunning(Enum):
-    """What to do about a living driver that another task, or a person, has started."""
-
-    ADOPT = "adopt"  # watch it, or wait for its end; refuse where neither makes sense
-    FAIL = "fail"
-    REPLACE = "replace"  # stop it at its next batch boundary
-
-
 @dataclass(frozen=True, kw_only=True)
 class DriverAttachment:
     """A driver, and whether its end is the end of our work."""
 
-    driver: Driver
+    driver: DriverProcess
     intent: Intent
     ours: bool
 
 
 class DriverLocator:
-    """Who we are, and how to tell our driver from others.
+    """Tells our driver from others.
 
-    :param owner: who we are; a driver of the same owner is ours
-    :param until: when our driver ends
-    :param clears: how often the owner's DAG run was cleared
-    :param cluster: the manager that runs the driver; None when it is a process of this host
-    :param poll_seconds: how often it is looked while it is unknown
-    :param look_up: called all the time; may leave by raising
-    :param stopping: returns why we were asked to stop, None while nobody has
-    :param stop_driver: stops a driver, for a reason
-    :param stop_timeout_seconds: how long that takes at most
+    :param stop: whether we were asked to stop
     """
 
-    def __init__(
-        self,
-        home: Home,
-        *,
-        owner: str,
-        until: str,
-        clears: int,
-        cluster: Cluster | None,
-        if_running: IfRunning,
-        poll_seconds: float,
-        look_up: Callable[[], None],
-        stopping: Callable[[], str | None],
-        stop_driver: Callable[[Driver, str], None],
-        stop_timeout_seconds: float,
-    ) -> None:
+    def __init__(self, home: Home, supervision: Supervision, stop: StopSignal) -> None:
         self._home: Final = home
-        self._owner: Final = owner
-        self._until: Final = until
-        self._clears: Final = clears
-        self._cluster: Final = cluster
-        self._if_running: Final = if_running
-        self._poll_seconds: Final = poll_seconds
-        self._look_up: Final = look_up
-        self._stopping: Final = stopping
-        self._stop_driver: Final = stop_driver
-        self._stop_timeout_seconds: Final = stop_timeout_seconds
+        self._supervision: Final = supervision
+        self._stop: Final = stop
 
     def find(self) -> DriverAttachment | None:
         """Return a living driver, None when there is certainly none.
@@ -94,9 +62,9 @@ class DriverLocator:
         :raises RefusedError: when an upgrade keeps everybody out that nobody goes on with
         """
         while True:
-            self._look_up()
+            self._supervision.on_poll()
             intent = intents.read(self._home.intent)
-            held, life = leases.settle(self._home.lease)
+            held, life = leases.observe(self._home.lease)
             if held is not None and life is Life.ALIVE:
                 if intent is None or intent.token != held.token:
                     self._replace_stranger(held)
@@ -113,54 +81,49 @@ class DriverLocator:
             if intent is None:
                 return None
             if intent.is_here:
-                return self._find_here(intent, held if life is Life.SILENT else None)
+                return self._find_here(intent, held if life is Life.STALE else None)
             if not drivers.may_be_starting(self._home, intent, held) and not self._may_live_on_cluster(intent):
                 return self._ended_unseen(intent)
             self._wait(f"a driver was started on {intent.host} and has not reported yet; waiting for it")
 
     def has_ended(self, left: Intent) -> bool:
         """Whether the driver that we have left has certainly ended; kills one of this host that hangs."""
-        held, life = leases.settle(self._home.lease)
+        held, life = leases.observe(self._home.lease)
         if held is not None and held.token == left.token:
             if life is Life.ALIVE:
                 return False
-            if life is Life.SILENT and left.is_here:
+            if life is Life.STALE and left.is_here:
                 _log.warning("the driver (pid %s) gives no sign of life; it is killed", held.pid)
-                processes.sweep(left.token)
+                processes.kill_leftovers(left.token)
         elif drivers.is_there(self._home, left.token):
             return False
         return not self._may_live_on_cluster(left)
 
-    def is_ours(self, intent: Intent) -> bool:
-        """Whether a driver's end is the end of our work."""
-        # A driver that another task started for what was available *then* does not cover what is available now.
-        return intent.until == self._until and (intent.owner == self._owner or self._until == untils.FOREVER)
-
     def was_killed(self, intent: Intent) -> bool:
         """Whether a task of ours wanted the driver's end."""
-        return commands.killed_by(self._home, intent.token) is not None
+        return requests.killed_by(self._home, intent.token) is not None
 
     def _wait(self, why: str) -> None:
         _log.info("%s", why)
-        reason = self._stopping()
-        if reason is not None:
-            raise StopRequestedError(f"stopped before a driver was started: {reason}")
-        time.sleep(self._poll_seconds)
+        if self._stop.reason is not None:
+            raise StopRequestedError(f"stopped before a driver was started: {self._stop.reason}")
+        time.sleep(self._supervision.poll_seconds)
 
     def _find_here(self, intent: Intent, silent: Lease | None) -> DriverAttachment | None:
         driver = processes.leader(intent.token)
         if driver is not None and silent is not None and silent.token == intent.token:
             _log.warning("the driver (pid %s) gives no sign of life; it is killed and replaced", driver.pid)
-            processes.sweep(intent.token)
+            processes.kill_leftovers(intent.token)
             return None
         if driver is None:
-            processes.sweep(intent.token)
+            processes.kill_leftovers(intent.token)
             return self._ended_unseen(intent)
         return self._adopt(intent, driver)
 
     def _ended_unseen(self, intent: Intent) -> DriverAttachment | None:
         """Return a driver of ours that has done its work while nobody watched. Of a failure the next start tells."""
-        same = (intent.owner, intent.until, intent.clears) == (self._owner, self._until, self._clears)
+        ours = self._supervision
+        same = (intent.owner, intent.until, intent.clears) == (ours.owner, ours.until, ours.clears)
         if not same or self.was_killed(intent):
             return None
         done = exit_classification.status_of(self._home, intent.token) is not None and (
@@ -168,7 +131,7 @@ class DriverLocator:
         )
         return DriverAttachment(driver=ExitedDriver(intent.token), intent=intent, ours=True) if done else None
 
-    def _driver_of(self, intent: Intent, held: Lease) -> Driver:
+    def _driver_of(self, intent: Intent, held: Lease) -> DriverProcess:
         if not intent.is_here:
             cluster = self._cluster_of(intent)
             if cluster is not None:
@@ -177,7 +140,7 @@ class DriverLocator:
         return processes.leader(intent.token) or FoundDriver(intent.token, held.pid, held.process_started)
 
     def _cluster_of(self, intent: Intent) -> Cluster | None:
-        cluster = self._cluster
+        cluster = self._supervision.cluster
         return cluster if cluster is not None and cluster.name == intent.host else None
 
     def _may_live_on_cluster(self, intent: Intent) -> bool:
@@ -187,17 +150,17 @@ class DriverLocator:
             return False
         return processes.leader(intent.token) is not None or cluster.state(intent.token) is not ClusterState.GONE
 
-    def _adopt(self, intent: Intent, driver: Driver) -> DriverAttachment | None:
+    def _adopt(self, intent: Intent, driver: DriverProcess) -> DriverAttachment | None:
         """Return the driver to watch, None when it was replaced.
 
         :raises AlreadyRunningError: when it is to be left alone
         """
-        ours = self.is_ours(intent)
-        if intent.owner != self._owner:
+        ours = self._supervision.is_ours(intent)
+        if intent.owner != self._supervision.owner:
             who = f"a driver of {intent.owner}"
-            if self._if_running is IfRunning.FAIL:
+            if self._supervision.if_running is IfRunning.FAIL:
                 raise AlreadyRunningError(f"{who} runs this pipeline, in {self._home.path}, and if_running is fail")
-            if self._if_running is IfRunning.REPLACE:
+            if self._supervision.if_running is IfRunning.REPLACE:
                 self._replace(driver, who)
                 return None
         if intent.until == untils.FOREVER and not ours:
@@ -215,23 +178,24 @@ class DriverLocator:
         return DriverAttachment(driver=driver, intent=intent, ours=ours)
 
     def _replace_stranger(self, held: Lease) -> None:
-        if self._if_running is not IfRunning.REPLACE:
+        if self._supervision.if_running is not IfRunning.REPLACE:
             raise AlreadyRunningError(
                 f"pipeline {held.pipeline} in {self._home.path} is run by pid {held.pid} on {held.host} (run "
                 f"{held.run}), which no Airflow task has started; stop it before this task runs"
             )
-        found = processes.leader(held.token)
-        self._replace(found or RemoteDriver(held.token, self._home.lease), f"pid {held.pid} on {held.host}")
+        process = processes.leader(held.token)
+        self._replace(process or RemoteDriver(held.token, self._home.lease), f"pid {held.pid} on {held.host}")
 
-    def _replace(self, driver: Driver, who: str) -> None:
+    def _replace(self, driver: DriverProcess, who: str) -> None:
         """Stop somebody else's driver.
 
         :raises AlreadyRunningError: when it does not end
         """
-        self._stop_driver(driver, f"{self._owner} replaces it")
+        reason, allowed = f"{self._supervision.owner} replaces it", self._supervision.stop_timeout_seconds
+        stopping.stop_and_wait(self._home, driver, reason=reason, timeout_seconds=allowed)
         if drivers.is_there(self._home, driver.token):
             raise AlreadyRunningError(
                 f"{who} runs this pipeline, in {self._home.path}, and was not stopped within "
-                f"{self._stop_timeout_seconds:g} s; end it, then try again"
+                f"{allowed:g} s; end it, then try again"
             )
         _log.info("%s was stopped, to be replaced", who)

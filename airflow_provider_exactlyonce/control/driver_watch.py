@@ -8,52 +8,44 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from airflow_provider_exactlyonce.control import exit_classification, health, progress
+from airflow_provider_exactlyonce.control import exit_classification
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.driver_locator import DriverAttachment
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life
 from airflow_provider_exactlyonce.control.processes import Ended
-from airflow_provider_exactlyonce.control.status import ENDED, Status
+from airflow_provider_exactlyonce.control.status import ENDED, Status, has_progressed
+from airflow_provider_exactlyonce.control.stopping import EXIT_GRACE_SECONDS, POLL_SECONDS
+from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
 from airflow_provider_exactlyonce.exceptions import StopRequestedError, UnhealthyError
 from airflow_provider_exactlyonce.policies.health_rules import HealthRules
-
-PROCESS_POLL_SECONDS: Final = 0.1  # the restart's overhead is mostly this
-EXIT_GRACE_SECONDS: Final = 30.0  # from the driver's last status to the end of its JVM
 
 _log = logging.getLogger(__name__)
 
 
-class Watch:
+class DriverWatch:
     """A driver that is watched.
 
-    :param rules: when to give up on it
-    :param poll_seconds: how often its status is read
-    :param look_up: called ten times a second or so; may leave by raising
-    :param stopping: returns why we were asked to stop, None while nobody has
-    :param stop: stops it, for a reason
+    :param stop: whether we were asked to stop
+    :param give_up: stops it, for a reason
     """
 
     def __init__(
         self,
         home: Home,
+        supervision: Supervision,
         attached: DriverAttachment,
-        *,
-        rules: HealthRules,
-        poll_seconds: float,
-        look_up: Callable[[], None],
-        stopping: Callable[[], str | None],
-        stop: Callable[[str], None],
+        stop: StopSignal,
+        give_up: Callable[[str], None],
     ) -> None:
         self._home: Final = home
-        self._attached: Final = attached
-        self._rules: Final = rules
-        self._poll_seconds: Final = poll_seconds
-        self._look_up: Final = look_up
-        self._stopping: Final = stopping
+        self._supervision: Final = supervision
+        self.attached: Final = attached
         self._stop: Final = stop
-        self._pulse: Final = HeartbeatMonitor(attached.driver.token)
+        self._give_up: Final = give_up
+        self._heartbeats: Final = HeartbeatMonitor(attached.driver.token)
         self._shown: Status | None = None
         self._over_since: float | None = None
         self._warned = False
@@ -65,40 +57,61 @@ class Watch:
         :raises StopRequestedError: when we were asked to stop while we waited for somebody else's driver
         :raises UnhealthyError: when it was given up
         """
-        driver, next_look = self._attached.driver, 0.0
+        driver, next_check = self.attached.driver, 0.0
         while True:
-            self._look_up()
+            self._supervision.on_poll()
             self.ended = driver.ended()
             now = time.monotonic()
-            if self.ended is not None or now >= next_look:
-                next_look = now + self._poll_seconds
-                yield from self._look(now)
+            if self.ended is not None or now >= next_check:
+                next_check = now + self._supervision.poll_seconds
+                yield from self._check(now)
             if self.ended is not None:
                 return
-            reason = self._stopping()
-            if reason is not None and not self._attached.ours:
-                raise StopRequestedError(f"stopped while waiting for {self._attached.intent.owner}: {reason}")
+            reason = self._stop.reason
+            if reason is not None and not self.attached.ours:
+                raise StopRequestedError(f"stopped while waiting for {self.attached.intent.owner}: {reason}")
             if self._over_since is not None and now - self._over_since > EXIT_GRACE_SECONDS:
                 driver.signal(signal.SIGKILL)  # its Python half has ended; the JVM hangs
-            time.sleep(PROCESS_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
-    def _look(self, now: float) -> Iterator[Status]:
-        status = exit_classification.status_of(self._home, self._attached.driver.token)
-        if self.ended is None and self._attached.ours and self._stopping() is None:
+    def _check(self, now: float) -> Iterator[Status]:
+        status = exit_classification.status_of(self._home, self.attached.driver.token)
+        if self.ended is None and self.attached.ours and self._stop.reason is None:
             self._check_health()
-        if status is not None and progress.moved(self._shown, status):
+        if status is not None and has_progressed(self._shown, status):
             self._shown = status
             yield status
-        life = self._pulse.life(leases.read(self._home.lease))
-        if life is Life.GONE or (status is not None and status.state in ENDED):
+        life = self._heartbeats.life(leases.read(self._home.lease))
+        if life is Life.DEAD or (status is not None and status.state in ENDED):
             self._over_since = self._over_since or now
-        if life is Life.SILENT and not self._warned:
+        if life is Life.STALE and not self._warned:
             _log.warning("the driver has given no sign of life for %.0f s", leases.STALE_SECONDS)
-        self._warned = life is Life.SILENT
+        self._warned = life is Life.STALE
 
     def _check_health(self) -> None:
-        why = health.stuck(self._home, self._attached.intent, self._rules, time.time())
+        why = stuck(self._home, self.attached.intent, self._supervision.health, time.time())
         if why is not None:
-            self._stop(why)
-            intents.remove(self._home.intent, self._attached.intent.token)
+            self._give_up(why)
+            intents.remove(self._home.intent, self.attached.intent.token)
             raise UnhealthyError(f"{why}; the driver was stopped")
+
+
+def stuck(home: Home, intent: Intent, rules: HealthRules, now: float) -> str | None:
+    """Return what is wrong with a driver that should commit, None when nothing is.
+
+    :param now: seconds since the epoch
+    """
+    if rules.no_commit_within is None:
+        return None
+    allowed = rules.no_commit_within.total_seconds()
+    status = exit_classification.status_of(home, intent.token)
+    if status is not None and status.state in ENDED:
+        return None
+    if status is None or status.progressed == 0:
+        since, what = intent.written, "since the driver was started"
+    else:
+        lag = "unknown" if status.lag is None else f"{status.lag:,}"
+        since, what = status.progressed, f"after commit {status.commit}, lag {lag}"
+    if now - since <= allowed:
+        return None
+    return f"no commit for {now - since:.0f} s {what}; no_commit_within is {allowed:g} s"

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from airflow_provider_exactlyonce.control import commands, exit_classification, processes, restart_log
+from airflow_provider_exactlyonce import process_identity
+from airflow_provider_exactlyonce.control import exit_classification, processes, requests, restarts
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Lease, Life
+from airflow_provider_exactlyonce.control.requests import WaitCondition
 from airflow_provider_exactlyonce.control.status import ENDED, DriverState
-from airflow_provider_exactlyonce.control.waiting import WaitCondition
 
 _START_GRACE_SECONDS: Final = 120.0  # from intent to lease on another host: submit, JVM, Spark session
 #: A supervisor that was lost between death and restart leaves its trace, too.
@@ -26,38 +27,38 @@ RESTART_GRACE_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class RunningDriver:
     """A driver that can be asked.
 
     :param token: its start token
     :param series: start token of the first driver of its supervisor's restarts, None without a supervisor
-    :param silent: it has given no sign of life for some time, and may never answer
+    :param stale: it has given no sign of life for some time, and may never answer
     """
 
     token: str
     series: str | None
-    silent: bool = False
+    stale: bool = False
 
 
-def find(home: Home) -> Found | None:
+def find(home: Home) -> RunningDriver | None:
     """Return the driver that runs a pipeline or is being started, None when there is certainly none.
 
     Takes up to :data:`~airflow_provider_exactlyonce.control.lease.STALE_SECONDS`.
     """
-    held, life = leases.settle(home.lease)
+    held, life = leases.observe(home.lease)
     intent = intents.read(home.intent)
-    if held is not None and life in (Life.ALIVE, Life.SILENT):
+    if held is not None and life in (Life.ALIVE, Life.STALE):
         series = intent.series if intent is not None and intent.token == held.token else None
-        return Found(token=held.token, series=series, silent=life is Life.SILENT)
+        return RunningDriver(token=held.token, series=series, stale=life is Life.STALE)
     if intent is not None and is_starting(home):
-        return Found(token=intent.token, series=intent.series)
+        return RunningDriver(token=intent.token, series=intent.series)
     return None
 
 
 def is_there(home: Home, token: str) -> bool:
     """Whether the driver with this start token may still do something. Cheap, and never waits."""
     held = leases.read(home.lease)
-    if held is not None and held.token == token and leases.life(held) is not Life.GONE:
+    if held is not None and held.token == token and leases.life(held) is not Life.DEAD:
         return True
     intent = intents.read(home.intent)
     if intent is None or intent.token != token:
@@ -70,7 +71,7 @@ def is_announced(home: Home, token: str) -> bool:
     intent = intents.read(home.intent)
     if intent is None or intent.token != token or not intent.is_here or intent.pid or not intent.starter:
         return False
-    return leases.process_start(intent.starter) == intent.starter_started
+    return process_identity.process_start(intent.starter) == intent.starter_started
 
 
 def is_starting(home: Home) -> bool:
@@ -112,11 +113,11 @@ def awaiting_restart(home: Home) -> Death | None:
     """
     dead = _unnoticed(home)
     if dead is None:
-        recorded = restart_log.read(home.restarts)
+        recorded = restarts.read(home.restarts)
         if not recorded or recorded[-1].relaunched is not None:
             return None
         dead = Death(token=recorded[-1].token, series=recorded[-1].series, died=recorded[-1].died)
-    return dead if commands.stop_requested(home, dead.token) is None else None
+    return dead if requests.stop_requested(home, dead.token) is None else None
 
 
 def restarts_soon(home: Home) -> bool:
@@ -127,7 +128,7 @@ def restarts_soon(home: Home) -> bool:
 
 def has_happened(home: Home, wait: WaitCondition) -> bool:
     """Whether what somebody waits for has happened, or never will. Cheap, and never waits."""
-    if wait.request is not None and commands.savepoint_answer(home, wait.request) is not None:
+    if wait.request is not None and requests.savepoint_answer(home, wait.request) is not None:
         return True
     if wait.token is None:
         return not restarts_soon(home)

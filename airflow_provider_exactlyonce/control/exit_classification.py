@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce import exceptions
-from airflow_provider_exactlyonce.control import commands
 from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import Life
@@ -62,7 +62,7 @@ _BY_DECISION: Final[Mapping[str, type[ExactlyOnceError]]] = {
 def status_of(home: Home, token: str) -> Status | None:
     """Return the status of the driver with this start token, or the last words that it has left."""
     status = statuses.read(home.status)
-    return status if status is not None and status.token == token else statuses.read(home.account(token))
+    return status if status is not None and status.token == token else statuses.read(home.final_status_path(token))
 
 
 def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError | None:
@@ -75,7 +75,7 @@ def failure(home: Home, token: str, ended: Ended, log: Path) -> ExactlyOnceError
     if status is not None and status.state is DriverState.FINISHED:
         return None
     if status is not None and status.state is DriverState.STOPPED:
-        if commands.stop_requested(home, token) is not None:
+        if requests.stop_requested(home, token) is not None:
             return None
         return DriverFailedError("the driver was stopped by a signal, and nobody had asked for a stop")
     if status is not None and status.error is not None:
@@ -113,8 +113,8 @@ def _from_status(error: DriverError) -> ExactlyOnceError:
 def _said(log: Path) -> str | None:
     """Return the error that the driver has logged last. Its words only; what they mean is in the exit code."""
     for line in reversed(_last_lines(log)):
-        if found := _SAID.search(line):
-            return found[1]
+        if match := _SAID.search(line):
+            return match[1]
     return None
 
 

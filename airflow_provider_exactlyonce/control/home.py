@@ -204,8 +204,8 @@ class Home:
         """Write what the lineage remembers."""
         json_store.write(self.lineages / lineage.id / "lineage.json", lineage.document())
 
-    def account(self, token: str) -> Path:
-        """Return where a driver leaves its last words, whoever has taken over the status since."""
+    def final_status_path(self, token: str) -> Path:
+        """Return where a driver leaves its last status, whoever has taken over the status document since."""
         return self.commands / f"account-{token}.json"
 
     def note_commit(self, lineage_id: str, commit: int) -> None:

@@ -11,8 +11,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import json_store
-from airflow_provider_exactlyonce.control import lease as leases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Intent:
     @property
     def is_here(self) -> bool:
         """Whether the driver was started where this process sees it."""
-        return leases.is_here(self.machine, self.host)
+        return process_identity.is_here(self.machine, self.host)
 
 
 def write(path: Path, intent: Intent) -> None:
@@ -69,6 +69,6 @@ def read(path: Path) -> Intent | None:
 
 def remove(path: Path, token: str) -> None:
     """Remove the intent of a driver that has certainly ended, unless another has replaced it."""
-    found = read(path)
-    if found is not None and found.token == token:
+    intent = read(path)
+    if intent is not None and intent.token == token:
         path.unlink(missing_ok=True)

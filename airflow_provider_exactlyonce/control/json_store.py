@@ -8,14 +8,13 @@ never taken for a document.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from airflow_provider_exactlyonce import codec
+from airflow_provider_exactlyonce.files import replacing
 
 _CHECKSUM: Final = "checksum"
 
@@ -44,32 +43,9 @@ def write(path: Path, body: Mapping[str, Any], *, durable: bool = True, exclusiv
     if not is_local(path):
         _put(path, text, exclusive=exclusive)
         return
-    _write(path, text.encode(), durable=durable, exclusive=exclusive)
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file that is kept beside a document, in the same way."""
-    _write(path, content, durable=True, exclusive=False)
-
-
-def _write(path: Path, content: bytes, *, durable: bool, exclusive: bool) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp gives mode 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        if exclusive:
-            _create(temporary, path)
-        else:
-            os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    if durable:
-        _flush_directory(path.parent)
+    with replacing(path, durable=durable, exclusive=exclusive) as file:
+        file.write(text.encode())
 
 
 def _put(path: Any, text: str, *, exclusive: bool) -> None:
@@ -77,27 +53,6 @@ def _put(path: Any, text: str, *, exclusive: bool) -> None:
         raise FileExistsError(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-
-
-def _create(temporary: str, path: Path) -> None:
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        if path.exists():
-            raise FileExistsError(path) from None
-        os.replace(temporary, path)
-    else:
-        os.unlink(temporary)
-
-
-def _flush_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read(path: Path, readable: Collection[int] = (1,)) -> dict[str, Any] | None:
@@ -112,8 +67,8 @@ def read(path: Path, readable: Collection[int] = (1,)) -> dict[str, Any] | None:
         return None
     if not isinstance(document, dict):
         return None
-    found = document.pop(_CHECKSUM, None)
-    if found != _checksum(document):
+    checksum = document.pop(_CHECKSUM, None)
+    if checksum != _checksum(document):
         return None
     codec.check_schema(document, str(path), readable)
     return document

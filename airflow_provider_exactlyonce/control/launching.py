@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import intent as intents
-from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import processes
 from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
 from airflow_provider_exactlyonce.control.home import Home
@@ -42,7 +42,7 @@ def start(home: Home, launch: Launch, intent: Intent, *, announced: Callable[[],
     :param announced: called between that and the start of the process
     :raises OSError: when the program can't be started; leaves no intent, like an error that ``announced`` raises
     """
-    intent = replace(intent, starter=os.getpid(), starter_started=leases.process_start(os.getpid()) or 0)
+    intent = replace(intent, starter=os.getpid(), starter_started=process_identity.process_start(os.getpid()) or 0)
     intents.write(home.intent, intent)
     try:
         announced()
@@ -58,7 +58,7 @@ def start(home: Home, launch: Launch, intent: Intent, *, announced: Callable[[],
         raise
     if not intent.is_here:  # it is the submission's process, which ends before the driver
         return driver
-    started = leases.process_start(driver.process.pid) or 0
+    started = process_identity.process_start(driver.process.pid) or 0
     intents.write(home.intent, replace(intent, pid=driver.process.pid, process_started=started))
     return driver
 

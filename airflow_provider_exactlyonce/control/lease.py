@@ -9,7 +9,6 @@ that of two who take it one does.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import socket
 import threading
@@ -21,9 +20,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import json_store
-from airflow_provider_exactlyonce.control.file_lock import try_lock
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
+from airflow_provider_exactlyonce.files import try_lock
+from airflow_provider_exactlyonce.polling import poll_until
 
 HEARTBEAT_SECONDS: Final = 2.0
 STALE_SECONDS: Final = 10.0
@@ -53,15 +54,15 @@ class Lease:
 
 
 class Life(Enum):
-    """What is known of the lease's holder."""
+    """What is known of the lease's holder; commands print the values."""
 
     NONE = "none"  # there is no lease
     ALIVE = "alive"
-    GONE = "gone"  # the process has certainly ended
-    SILENT = "silent"  # no heartbeat for STALE_SECONDS; stopped, cut off, or on another host
+    DEAD = "gone"  # the process has certainly ended
+    STALE = "silent"  # no heartbeat for STALE_SECONDS; stopped, cut off, or on another host
 
 
-def take(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
+def acquire(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
     """Write the lease of this process, with its run once that is claimed, and return it; who held it has lost it."""
     with _changing(path):
         return _write(path, pipeline, token, run=run)
@@ -81,7 +82,7 @@ def take_over(path: Path, pipeline: str, token: str, judged: Lease | None) -> Le
 
 
 def _is_left(held: Lease, judged: Lease | None) -> bool:
-    if life(held, now=held.heartbeat) is Life.GONE:
+    if life(held, now=held.heartbeat) is Life.DEAD:
         return True
     return judged is not None and (held.token, held.heartbeat) == (judged.token, judged.heartbeat)
 
@@ -91,9 +92,9 @@ def _write(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
         pipeline=pipeline,
         token=token,
         host=socket.gethostname(),
-        machine=this_machine(),
+        machine=process_identity.this_machine(),
         pid=os.getpid(),
-        process_started=process_start(os.getpid()) or 0,
+        process_started=process_identity.process_start(os.getpid()) or 0,
         heartbeat=time.time(),
         run=run,
     )
@@ -101,7 +102,7 @@ def _write(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
     return lease
 
 
-def beat(path: Path, lease: Lease) -> Lease | None:
+def renew(path: Path, lease: Lease) -> Lease | None:
     """Renew the lease; returns None, and writes nothing, when another driver has taken it.
 
     A lease of a lower run is taken back: it is of a superseded driver that was frozen while it renewed.
@@ -171,17 +172,17 @@ def holding(path: Path, pipeline: str, token: str, judged: Lease | None = None) 
     mine = take_over(path, pipeline, token, judged)
     done = threading.Event()
 
-    def renew() -> None:
+    def keep_renewing() -> None:
         while not done.wait(HEARTBEAT_SECONDS):
             with contextlib.suppress(AlreadyRunningError):  # the lock is held; the next time it is not
-                if beat(path, mine) is None:
+                if renew(path, mine) is None:
                     return
 
-    renewing = threading.Thread(target=renew, name="heartbeat", daemon=True)
+    renewing = threading.Thread(target=keep_renewing, name="heartbeat", daemon=True)
     renewing.start()
     try:
         yield Hold(path, mine)
-        if beat(path, mine) is None:
+        if renew(path, mine) is None:
             raise AlreadyRunningError(f"a driver of {pipeline} started meanwhile; try again")
     finally:
         done.set()
@@ -198,11 +199,9 @@ def _changing(path: Path) -> Iterator[None]:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = path.with_name("lease.lock")
     with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)) as file:
-        deadline = time.monotonic() + STALE_SECONDS
-        while not try_lock(file.fileno()):
-            if time.monotonic() > deadline:
-                raise AlreadyRunningError(f"a process has held {lock} for {STALE_SECONDS:.0f} s: it is frozen; end it")
-            time.sleep(_LOCK_POLL_SECONDS)
+        ours = poll_until(lambda: try_lock(file.fileno()), seconds=STALE_SECONDS, poll_seconds=_LOCK_POLL_SECONDS)
+        if not ours:
+            raise AlreadyRunningError(f"a process has held {lock} for {STALE_SECONDS:.0f} s: it is frozen; end it")
         yield
 
 
@@ -215,10 +214,13 @@ def life(lease: Lease | None, *, now: float | None = None) -> Life:
     """Judge whether the holder lives, from its process where it is on this host and from its heartbeat."""
     if lease is None:
         return Life.NONE
-    if lease.machine == this_machine() and process_start(lease.pid) != lease.process_started:
-        return Life.GONE
+    if (
+        lease.machine == process_identity.this_machine()
+        and process_identity.process_start(lease.pid) != lease.process_started
+    ):
+        return Life.DEAD
     silence = (time.time() if now is None else now) - lease.heartbeat
-    return Life.SILENT if silence > STALE_SECONDS else Life.ALIVE
+    return Life.STALE if silence > STALE_SECONDS else Life.ALIVE
 
 
 class HeartbeatMonitor:
@@ -237,32 +239,31 @@ class HeartbeatMonitor:
         if lease is None or lease.token != self._token:
             self._heard = time.monotonic()
             return Life.NONE
-        if life(lease, now=lease.heartbeat) is Life.GONE:
-            return Life.GONE
+        if life(lease, now=lease.heartbeat) is Life.DEAD:
+            return Life.DEAD
         if lease.heartbeat != self._heartbeat:
             self._heartbeat, self._heard = lease.heartbeat, time.monotonic()
-        return Life.SILENT if time.monotonic() - self._heard > STALE_SECONDS else Life.ALIVE
+        return Life.STALE if time.monotonic() - self._heard > STALE_SECONDS else Life.ALIVE
 
 
-def settle(path: Path, *, poll_seconds: float = 0.2) -> tuple[Lease | None, Life]:
+def observe(path: Path, *, poll_seconds: float = 0.2) -> tuple[Lease | None, Life]:
     """Watch the lease until its holder's life is certain: it beats, has ended, or stays silent.
 
     Clocks of other hosts don't matter: what counts is that the heartbeat changes. Takes less than
     :data:`HEARTBEAT_SECONDS` for a healthy holder, :data:`STALE_SECONDS` for a silent one.
     """
     first = read(path)
-    deadline = time.monotonic() + STALE_SECONDS
-    while True:
+
+    def certain() -> tuple[Lease | None, Life] | None:
         lease = read(path)
         if lease is None:
             return None, Life.NONE
-        if life(lease, now=lease.heartbeat) is Life.GONE:
-            return lease, Life.GONE
-        if first is None or (lease.token, lease.heartbeat) != (first.token, first.heartbeat):
-            return lease, Life.ALIVE
-        if time.monotonic() >= deadline:
-            return lease, Life.SILENT
-        time.sleep(poll_seconds)
+        if life(lease, now=lease.heartbeat) is Life.DEAD:
+            return lease, Life.DEAD
+        moved = first is None or (lease.token, lease.heartbeat) != (first.token, first.heartbeat)
+        return (lease, Life.ALIVE) if moved else None
+
+    return poll_until(certain, seconds=STALE_SECONDS, poll_seconds=poll_seconds) or (first, Life.STALE)
 
 
 def check_stopped(path: Path, pipeline: str) -> Lease | None:
@@ -270,32 +271,7 @@ def check_stopped(path: Path, pipeline: str) -> Lease | None:
 
     :raises AlreadyRunningError: when its holder lives
     """
-    held, its_life = settle(path)
+    held, its_life = observe(path)
     if held is not None and its_life is Life.ALIVE:
         raise AlreadyRunningError(f"pipeline {pipeline} runs: pid {held.pid} on {held.host}. Stop it first")
     return held
-
-
-@functools.cache
-def this_machine() -> str:
-    """Return what tells this host, since it booted, and this pid namespace from all others."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
-
-
-def is_here(machine: str, host: str) -> bool:
-    """Whether a process can be seen from this one.
-
-    :param machine: its machine, as :func:`this_machine` has it; empty where an older release has noted its host only
-    :param host: name of its host, which others may have, too
-    """
-    return machine == this_machine() if machine else host == socket.gethostname()
-
-
-def process_start(pid: int) -> int | None:
-    """Return when a process of this host started, in clock ticks since boot; None when it has ended or is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in ("Z", "X") else int(fields[19])

@@ -10,20 +10,22 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.lease import HeartbeatMonitor, Life
+from airflow_provider_exactlyonce.polling import poll_until
 
 #: Environment variable with the start token; the driver's settings read the same name.
 TOKEN_VARIABLE: Final = "EXACTLYONCE_TOKEN"
 
-_SWEEP_SECONDS: Final = 5.0
+_KILL_SECONDS: Final = 5.0
 
 #: Children that were started here and may be left by their supervisor: kept to be reaped once they end.
 _children: Final[list[subprocess.Popen[bytes]]] = []
@@ -39,7 +41,7 @@ class Ended:
     exit_code: int | None
 
 
-class Driver(ABC):
+class DriverProcess(ABC):
     """A started driver, as far as its processes go.
 
     :param token: its start token
@@ -64,7 +66,7 @@ class _Detached(subprocess.Popen[bytes]):
         """Leave the child alone."""
 
 
-class ChildDriver(Driver):
+class ChildDriver(DriverProcess):
     """A driver that this process has started."""
 
     def __init__(self, token: str, process: subprocess.Popen[bytes]) -> None:
@@ -76,15 +78,15 @@ class ChildDriver(Driver):
         code = self.process.poll()
         if code is None:
             return None
-        sweep(self.token)
+        kill_leftovers(self.token)
         return Ended(exit_code=code)
 
 
-class FoundDriver(Driver):
+class FoundDriver(DriverProcess):
     """A driver that another process of this host has started; its exit code can't be seen.
 
     :param pid: the process that leads it
-    :param process_started: its start time, see :func:`~airflow_provider_exactlyonce.control.lease.process_start`
+    :param process_started: its start time, see :func:`~airflow_provider_exactlyonce.process_identity.process_start`
     """
 
     def __init__(self, token: str, pid: int, process_started: int) -> None:
@@ -94,13 +96,13 @@ class FoundDriver(Driver):
 
     def ended(self) -> Ended | None:
         """Ask the process table."""
-        if leases.process_start(self.pid) == self.process_started:
+        if process_identity.process_start(self.pid) == self.process_started:
             return None
-        sweep(self.token)
+        kill_leftovers(self.token)
         return Ended(exit_code=None)
 
 
-class RemoteDriver(Driver):
+class RemoteDriver(DriverProcess):
     """A driver on another host: only its lease tells whether it lives, only commands reach it.
 
     :param lease: path of the lease
@@ -109,14 +111,14 @@ class RemoteDriver(Driver):
     def __init__(self, token: str, lease: Path) -> None:
         super().__init__(token)
         self.lease: Final = lease
-        self._pulse: Final = HeartbeatMonitor(token)
+        self._heartbeats: Final = HeartbeatMonitor(token)
 
     def ended(self) -> Ended | None:
         """Ask the lease."""
-        return None if self._pulse.life(leases.read(self.lease)) is Life.ALIVE else Ended(exit_code=None)
+        return None if self._heartbeats.life(leases.read(self.lease)) is Life.ALIVE else Ended(exit_code=None)
 
 
-class ExitedDriver(Driver):
+class ExitedDriver(DriverProcess):
     """A driver that has ended while nobody watched."""
 
     def ended(self) -> Ended | None:
@@ -154,35 +156,33 @@ def start(
 def members(token: str) -> list[int]:
     """Return the processes of this host and user that carry a start token."""
     wanted = f"{TOKEN_VARIABLE}={token}".encode()
-    found = []
+    pids = []
     for directory in Path("/proc").iterdir():
         if not directory.name.isdigit() or int(directory.name) == os.getpid():
             continue
         # A zombie's environment is empty, so the dead are not counted.
         with contextlib.suppress(OSError):
             if wanted in (directory / "environ").read_bytes().split(b"\0"):
-                found.append(int(directory.name))
-    return found
+                pids.append(int(directory.name))
+    return pids
 
 
 def leader(token: str) -> FoundDriver | None:
     """Return the driver with this start token if it runs on this host."""
     for pid in members(token):
         with contextlib.suppress(ProcessLookupError):
-            started = leases.process_start(pid)
+            started = process_identity.process_start(pid)
             if started is not None and os.getpgid(pid) == pid:
                 return FoundDriver(token, pid, started)
     return None
 
 
-def sweep(token: str) -> None:
+def kill_leftovers(token: str) -> None:
     """Kill what is left of a driver whose leader has ended, and wait until nothing is.
 
     Without its JVM the Python driver can do nothing any more; alive, it would keep its lease and block the next start.
     """
-    deadline = time.monotonic() + _SWEEP_SECONDS
-    while _signal_all(token, signal.SIGKILL) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    poll_until(lambda: not _signal_all(token, signal.SIGKILL), seconds=_KILL_SECONDS, poll_seconds=0.02)
 
 
 def _signal_all(token: str, number: signal.Signals) -> int:
@@ -191,3 +191,49 @@ def _signal_all(token: str, number: signal.Signals) -> int:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
     return len(pids)
+
+
+_SIGNALLED: Final = 128  # a shell's exit code for a program that a signal has ended, less the signal
+_WORKERS: Final = b"pyspark.daemon"
+
+
+def run_in_foreground(command: Sequence[str]) -> int:
+    """Run a command that starts a driver, for somebody at a terminal, of whose Ctrl-C the driver makes a stop in order.
+
+    All of its output goes to stderr; returns its exit code.
+
+    It has a process group of its own: of a signal to the terminal's, or to us, only the driver is told. Spark's JVM and
+    the Python workers would end at once, each with a traceback, in the middle of the batch that the driver ends first.
+    """
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), process_group=0)
+    told: set[int] = set()
+
+    def tell(number: int, _: object) -> None:
+        drivers = set(_drivers(process.pid))
+        with contextlib.suppress(ProcessLookupError):
+            if not drivers or drivers <= told:  # none yet, or asked for the second time
+                os.killpg(process.pid, number)
+            for pid in drivers - told:
+                os.kill(pid, signal.SIGTERM if number == signal.SIGHUP else number)
+        told.update(drivers)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+            signal.signal(number, tell)
+    code = process.wait()
+    return code if code >= 0 else _SIGNALLED - code
+
+
+def _drivers(jvm: int) -> list[int]:
+    """Return the Python processes that spark-submit has started, but for those that run tasks."""
+    pids = []
+    for directory in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            is_child = directory.name.isdigit() and _parent(directory) == jvm
+            if is_child and _WORKERS not in (directory / "cmdline").read_bytes():
+                pids.append(int(directory.name))
+    return pids
+
+
+def _parent(directory: Path) -> int:
+    return int((directory / "stat").read_text().rpartition(")")[2].split()[1])

@@ -21,6 +21,7 @@ from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import json_store, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, VersionRefusedError
+from airflow_provider_exactlyonce.files import replacing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,9 @@ def keep(home: Home, version: str, file: Path, content: bytes) -> None:
     directory = home.path / "applications" / version
     known = json_store.read(directory / "release.json") or {}
     if hash_of(directory / file.name) != job_hash:  # it is not there, or was damaged
-        json_store.write_bytes(directory / file.name, content)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(directory / file.name) as kept:
+            kept.write(content)
     body = {**known, "path": str(file.resolve()), "job_hash": job_hash}
     json_store.write(directory / "release.json", body)
 

@@ -1,25 +1,35 @@
-"""Stops a driver: asks it, waits, then SIGTERM, then SIGKILL.
+"""Stops a driver: asks it under a name, so that it is asked once; and by force: waits, then SIGTERM, then SIGKILL.
 
-Runs as a process of its own (``python -m airflow_provider_exactlyonce.control.stopping HOME TOKEN SECONDS REASON``),
-because Airflow gives a killed task about ten seconds before it kills its process: too short for a batch to end.
+The force runs as a process of its own
+(``python -m airflow_provider_exactlyonce.control.stopping HOME TOKEN SECONDS REASON``), because Airflow gives a killed
+task about ten seconds before it kills its process: too short for a batch to end.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import logging
 import os
 import signal
 import sys
-import time
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from airflow_provider_exactlyonce.control import commands, processes
+from airflow_provider_exactlyonce.control import drivers, json_store, processes, requests
+from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.processes import DriverProcess, RemoteDriver
+from airflow_provider_exactlyonce.polling import poll_until
 
 #: How long a driver has between SIGTERM and SIGKILL.
 TERM_SECONDS: Final = 10.0
-_POLL_SECONDS: Final = 0.1
+#: From a driver's last status to the end of its JVM.
+EXIT_GRACE_SECONDS: Final = 30.0
+#: The overhead of a restart is mostly this.
+POLL_SECONDS: Final = 0.1
+
+_log = logging.getLogger(__name__)
 
 
 def ask_and_enforce(home: Home, token: str, *, reason: str, timeout_seconds: float) -> None:
@@ -29,26 +39,21 @@ def ask_and_enforce(home: Home, token: str, *, reason: str, timeout_seconds: flo
 
     :param timeout_seconds: how long it may take to end its batch before it gets SIGTERM
     """
-    commands.request_stop(home, token, reason=reason)
+    requests.request_stop(home, token, reason=reason)
     driver = processes.leader(token)
     if driver is None:
         return
     for number, seconds in ((None, timeout_seconds), (signal.SIGTERM, TERM_SECONDS)):
         if number is not None:
             driver.signal(number)
-        deadline = time.monotonic() + seconds
-        while driver.ended() is None:
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(_POLL_SECONDS)
-        else:
+        if poll_until(driver.ended, seconds=seconds, poll_seconds=POLL_SECONDS) is not None:
             return
-    processes.sweep(token)
+    processes.kill_leftovers(token)
 
 
 def detach(home: Home, token: str, *, reason: str, timeout_seconds: float) -> None:
     """Do :func:`ask_and_enforce` in a process that outlives this one; returns as soon as the driver is asked."""
-    commands.request_stop(home, token, reason=reason)  # at once: the process below needs a moment to start
+    requests.request_stop(home, token, reason=reason)  # at once: the process below needs a moment to start
     command = [sys.executable, "-m", __name__, str(home.path), token, str(timeout_seconds), reason]
     null = [(os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_RDWR, 0) for descriptor in (0, 1, 2)]
     child = os.posix_spawn(sys.executable, command, os.environ, file_actions=null, setsid=True)
@@ -57,9 +62,113 @@ def detach(home: Home, token: str, *, reason: str, timeout_seconds: float) -> No
     _thread.start_new_thread(_reap, (child,))
 
 
+def stop_and_wait(home: Home, driver: DriverProcess, *, reason: str, timeout_seconds: float) -> None:
+    """Do :func:`detach` and wait for the driver's end. May be called in a signal handler.
+
+    :param timeout_seconds: how long it may take to end its batch before it gets SIGTERM
+    """
+    _log.info("asking the driver to stop: %s", reason)
+    detach(home, driver.token, reason=reason, timeout_seconds=timeout_seconds)
+    allowed = timeout_seconds + TERM_SECONDS + EXIT_GRACE_SECONDS
+    if not poll_until(lambda: _has_ended(driver), seconds=allowed, poll_seconds=POLL_SECONDS):
+        driver.signal(signal.SIGKILL)  # the stopping process was killed, too, or can't reach it
+        processes.kill_leftovers(driver.token)
+
+
+def _has_ended(driver: DriverProcess) -> bool:
+    """Whether it has, without waiting for our child: a signal handler may have interrupted just that."""
+    if isinstance(driver, RemoteDriver):
+        return driver.ended() is not None
+    return processes.leader(driver.token) is None
+
+
 def _reap(child: int) -> None:
     with contextlib.suppress(ChildProcessError):  # somebody waits for all children here
         os.waitpid(child, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Target:
+    """Whom a request is for.
+
+    :param token: start token of the driver, None when the pipeline was stopped already
+    :param series: start token of the first driver of its supervisor's restarts, None without a supervisor
+    """
+
+    token: str | None
+    series: str | None = None
+
+
+class StopRequest:
+    """One request for a stop: asked again under the same name, it is asked once.
+
+    What is stopped is decided at the first call and recorded in the home: ``commands/stop-<request>.json``. A
+    repetition, by whoever comes after a lost worker, waits for that same driver and leaves one alone that was started
+    since.
+
+    A driver may die before it sees the stop, and its supervisor start the next one meanwhile. Each side writes first
+    and reads then: the request asks the dead driver and looks for another intent; the supervisor writes that intent and
+    looks whether the dead driver was asked. So at least one of them sees the other, and nobody waits.
+
+    :param request: hexadecimal digits; who they belong to asks once
+    :param reason: for the driver's log and its supervisor
+    """
+
+    def __init__(self, home: Home, request: str, *, reason: str) -> None:
+        self._home: Final = home
+        self._file: Final = home.commands / f"stop-{request}.json"
+        self._reason: Final = reason
+
+    def target(self) -> str | None:
+        """Return the start token of the driver that is to stop, None when none ran; decided at the first call.
+
+        It moves on when that driver has died and the same supervisor has started another one.
+        """
+        return self._target().token
+
+    def advance(self) -> bool:
+        """Ask the driver if that is to be done, and return whether it has ended. Never waits for it."""
+        token = self._target().token
+        if token is None:
+            return True
+        if drivers.is_there(self._home, token) or drivers.is_announced(self._home, token):
+            self._ask(token)
+            return False
+        dead = drivers.awaiting_restart(self._home)
+        if dead is not None and dead.token == token:
+            self._ask(token)
+        return self._target().token == token
+
+    def _target(self) -> _Target:
+        target = json_store.load(self._file, _Target) or self._decide()
+        if target.token is None or drivers.is_there(self._home, target.token):
+            return target
+        intent = intents.read(self._home.intent)
+        if intent is None or intent.series != target.series or intent.token == target.token:
+            return target
+        return self._record(replace(target, token=intent.token))
+
+    def _decide(self) -> _Target:
+        while True:
+            before = intents.read(self._home.intent)
+            running = drivers.find(self._home)
+            if running is not None:
+                return self._record(_Target(token=running.token, series=running.series))
+            dead = drivers.awaiting_restart(self._home)
+            if dead is not None:
+                return self._record(_Target(token=dead.token, series=dead.series))
+            intent = intents.read(self._home.intent)
+            if intent is None or intent == before:
+                return self._record(_Target(token=None))
+
+    def _ask(self, token: str) -> None:
+        if requests.stop_requested(self._home, token) is None:
+            requests.request_stop(self._home, token, reason=self._reason)
+
+    def _record(self, target: _Target) -> _Target:
+        requests.forget_older(self._home, "stop-*.json")
+        json_store.write(self._file, asdict(target))
+        return target
 
 
 if __name__ == "__main__":

@@ -13,39 +13,40 @@ Rules of a supervisor:
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Final
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import (
-    commands,
     exit_classification,
     launching,
-    processes,
-    restart_log,
+    requests,
+    restarts,
     stopping,
 )
 from airflow_provider_exactlyonce.control import intent as intents
-from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control.clusters import Cluster, ClusterDriver
-from airflow_provider_exactlyonce.control.driver_locator import DriverAttachment, DriverLocator, IfRunning
-from airflow_provider_exactlyonce.control.driver_watch import EXIT_GRACE_SECONDS, PROCESS_POLL_SECONDS, Watch
+from airflow_provider_exactlyonce.control.clusters import ClusterDriver
+from airflow_provider_exactlyonce.control.driver_locator import DriverAttachment, DriverLocator
+from airflow_provider_exactlyonce.control.driver_watch import DriverWatch
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
-from airflow_provider_exactlyonce.control.processes import Driver, Ended, ExitedDriver, RemoteDriver
-from airflow_provider_exactlyonce.control.restart_controller import RestartController
+from airflow_provider_exactlyonce.control.processes import DriverProcess, Ended, ExitedDriver
+from airflow_provider_exactlyonce.control.restarts import RestartController
 from airflow_provider_exactlyonce.control.status import DriverState, Status
+from airflow_provider_exactlyonce.control.supervision import (
+    TRANSITIONS,
+    StopSignal,
+    Supervision,
+    SupervisorEvent,
+    SupervisorState,
+)
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.policies import termination as untils
-from airflow_provider_exactlyonce.policies.health_rules import HealthRules
-from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
-
-_ACCOUNTS_KEPT_SECONDS: Final = 30 * 24 * 60 * 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -54,83 +55,35 @@ class Supervisor:
     """One stay with one pipeline's driver, over its restarts. May be left at any time: the driver goes on.
 
     :param launch: how to start it, or what tells that at each start: the pipeline may be upgraded meanwhile
-    :param owner: who we are; a later supervisor with the same owner takes over our driver as its own
-    :param until: as in ``launch``
-    :param cluster: the manager that runs the driver; None when it is a process of this host
-    :param strategy: when a driver that died is started again
-    :param if_running: what to do about a driver that another one than the owner has started
-    :param health: when to give up on a driver
-    :param clears: how often the owner's DAG run was cleared; the end of a driver that nobody saw counts only while
-        this is the same
     :param left: the driver that a supervisor of the same task try has left; its end is ours, wherever it happened
-    :param poll_seconds: how often the status is read
-    :param stop_timeout_seconds: how long a driver may take to end its batch when it is asked to stop
-    :param look_up: called every tenth of a second or so; may call :meth:`stop`, and may leave by raising
-    :param pause: called with the time of the next start before a delay is waited for; may leave by raising
     """
 
     def __init__(
-        self,
-        home: Home,
-        launch: Launch | Callable[[], Launch],
-        *,
-        owner: str,
-        until: str,
-        strategy: RestartStrategy,
-        cluster: Cluster | None = None,
-        if_running: IfRunning = IfRunning.ADOPT,
-        health: HealthRules | None = None,
-        clears: int = 0,
-        left: Intent | None = None,
-        poll_seconds: float = 1.0,
-        stop_timeout_seconds: float = 60.0,
-        look_up: Callable[[], None] = lambda: None,
-        pause: Callable[[Intent, float], None] = lambda intent, due: None,
+        self, home: Home, launch: Launch | Callable[[], Launch], supervision: Supervision, *, left: Intent | None = None
     ) -> None:
         self.home: Final = home
+        self.supervision: Final = supervision
         self.restarts = 0
         self.series = ""  # start token of the first driver of ours
         self.log: Path | None = None
-        self.stopping: str | None = None  # the reason, once we were asked to stop
         self._launch: Final = launch
-        self.owner: Final = owner
-        self._until: Final = until
-        self._cluster: Final = cluster
-        self._health: Final = health or HealthRules()
-        self._clears: Final = clears
-        self._poll_seconds: Final = poll_seconds
-        self._stop_timeout_seconds: Final = stop_timeout_seconds
-        self._look_up: Final = look_up
-        self._left = left
+        self._left: Final = left
+        self.state = SupervisorState.RETURNING
         self._attached: DriverAttachment | None = None
-        self._watch: Watch | None = None
-        self._previous: Intent | None = None  # the driver of ours that died last
-        self._finder: Final = DriverLocator(
-            home,
-            owner=owner,
-            until=until,
-            clears=clears,
-            cluster=cluster,
-            if_running=if_running,
-            poll_seconds=poll_seconds,
-            look_up=look_up,
-            stopping=lambda: self.stopping,
-            stop_driver=self._stop_driver,
-            stop_timeout_seconds=stop_timeout_seconds,
-        )
-        self._restarting: Final = RestartController(
-            home,
-            strategy=strategy,
-            rules=self._health,
-            look_up=look_up,
-            stopping=lambda: self.stopping,
-            pause=pause,
-        )
+        self._watch: DriverWatch  # of what is attached, or was last
+        self._died = 0.0  # when what was watched ended
+        self._dead: Intent | None = None  # our driver that died last; the next one is its successor
+        self._stop: Final = StopSignal()
+        self._locator: Final = DriverLocator(home, supervision, self._stop)
+        self._restarting: Final = RestartController(home, supervision, self._stop)
+
+    def __repr__(self) -> str:
+        return f"Supervisor({self.supervision.owner!r}, {self.state.name}, {self.home})"
 
     @property
     def living(self) -> Intent | None:
         """The driver that is watched, ours or somebody else's, as long as it has not ended."""
-        if self._attached is None or (self._watch is not None and self._watch.ended is not None):
+        if self._attached is None or self._watch.ended is not None:
             return None
         return self._attached.intent
 
@@ -145,142 +98,124 @@ class Supervisor:
         :raises StopRequestedError: when it was stopped before its work was done
         :raises ExactlyOnceError: when it failed and is not restarted; the message starts with the driver's own
         """
-        while True:
-            attached = self._take_up() or self._finder.find() or self._start()
-            self._attach(attached)
-            if self.stopping is not None:  # asked while we were starting it
-                self._end(attached)
-            self._watch = self._new_watch(attached)
-            yield from self._watch.until_its_end()
-            died, ended = time.time(), self._watch.ended or Ended(exit_code=None)
-            self._attached = self._watch = None
-            if attached.ours and self._is_over(attached, ended, died):
-                return
+        steps = {
+            SupervisorState.RETURNING: self._return,
+            SupervisorState.FINDING: self._find,
+            SupervisorState.STARTING: self._start,
+            SupervisorState.JUDGING: self._judge,
+            SupervisorState.DELAYING: self._delay,
+        }
+        while self.state is not SupervisorState.DONE:
+            event = steps[self.state]() if self.state in steps else (yield from self._follow())
+            self.state = TRANSITIONS[self.state, event]
 
     def stop(self, reason: str) -> None:
         """Stop the driver and wait for its end. May be called from a signal handler, and again while it runs.
 
         A driver whose end is not the end of our work belongs to somebody else and goes on.
         """
-        if self.stopping is not None:
+        if self._stop.reason is not None:
             return
-        self.stopping = reason
+        self._stop.reason = reason
         if self._attached is not None:
             self._end(self._attached)
 
     def _end(self, attached: DriverAttachment) -> None:
         if not attached.ours:
             return
-        commands.note_killed(self.home, attached.driver.token, self.owner)
-        self._stop_driver(attached.driver, self.stopping or "")
+        driver, allowed = attached.driver, self.supervision.stop_timeout_seconds
+        requests.note_killed(self.home, driver.token, self.supervision.owner)
+        stopping.stop_and_wait(self.home, driver, reason=self._stop.reason or "", timeout_seconds=allowed)
 
-    def _stop_driver(self, driver: Driver, reason: str) -> None:
-        _log.info("asking the driver to stop: %s", reason)
-        stopping.detach(self.home, driver.token, reason=reason, timeout_seconds=self._stop_timeout_seconds)
-        deadline = time.monotonic() + self._stop_timeout_seconds + stopping.TERM_SECONDS + EXIT_GRACE_SECONDS
-        while _lives(driver):
-            if time.monotonic() >= deadline:  # the stopping process was killed, too, or can't reach it
-                driver.signal(signal.SIGKILL)
-                processes.sweep(driver.token)
-                return
-            time.sleep(PROCESS_POLL_SECONDS)
+    # -- the states -----------------------------------------------------------------------------------------------
 
-    # -- the next driver ------------------------------------------------------------------------------------------
-
-    def _take_up(self) -> DriverAttachment | None:
-        """Return the driver that was left and has ended, so that it is judged; None when there is none.
-
-        :raises StopRequestedError: when somebody wants no restart
-        """
-        left, self._left = self._left, None
-        if left is None or not self._finder.is_ours(left):
-            return None
+    def _return(self) -> SupervisorEvent:
+        left = self._left
+        if left is None or not self.supervision.is_ours(left):
+            return SupervisorEvent.NOTHING_LEFT
         self.log, self.restarts = Path(left.log), left.restarts
         if self._restarting.is_recorded(left):  # we have waited for the next start
-            self._await_restart(left)
-            return None
-        return (
-            DriverAttachment(driver=ExitedDriver(left.token), intent=left, ours=True)
-            if self._finder.has_ended(left)
-            else None
-        )
+            self._dead = left
+            return SupervisorEvent.RESTART_RECORDED
+        if not self._locator.has_ended(left):
+            return SupervisorEvent.NOTHING_LEFT
+        return self._attach(DriverAttachment(driver=ExitedDriver(left.token), intent=left, ours=True))
 
-    def _start(self) -> DriverAttachment:
-        self._look_up()
-        if self.stopping is not None:
-            raise StopRequestedError(f"stopped before a driver was started: {self.stopping}")
+    def _find(self) -> SupervisorEvent:
+        attached = self._locator.find()
+        return SupervisorEvent.NONE_LIVES if attached is None else self._attach(attached)
+
+    def _start(self) -> SupervisorEvent:
+        self.supervision.on_poll()
+        if self._stop.reason is not None:
+            raise StopRequestedError(f"stopped before a driver was started: {self._stop.reason}")
         self.home.check_can_be_made()
         launch = self._launch() if callable(self._launch) else self._launch  # what it refuses leaves no trace
-        token, log = str(uuid.uuid4()), launching.next_log(self.home)
-        commands.forget_older(self.home, "account-*.json", _ACCOUNTS_KEPT_SECONDS)
+        cluster, token, log = self.supervision.cluster, str(uuid.uuid4()), launching.next_log(self.home)
+        requests.forget_older(self.home, "account-*.json")
         intent = Intent(
             token=token,
-            owner=self.owner,
-            until=self._until,
-            series=self._previous.series if self._previous else token,
+            owner=self.supervision.owner,
+            until=self.supervision.until,
+            series=self._dead.series if self._dead else token,
             restarts=self.restarts,
             log=str(log),
-            clears=self._clears,
-            host=self._cluster.name if self._cluster is not None else socket.gethostname(),
-            machine=self._cluster.name if self._cluster is not None else leases.this_machine(),
+            clears=self.supervision.clears,
+            host=cluster.name if cluster is not None else socket.gethostname(),
+            machine=cluster.name if cluster is not None else process_identity.this_machine(),
         )
         self.log = log
         driver = launching.start(self.home, launch, intent, announced=self._heed_stop)
-        if self._previous is not None:
-            restart_log.relaunched(self.home.restarts, self._previous.token, time.time())
+        if self._dead is not None:
+            restarts.relaunched(self.home.restarts, self._dead.token, time.time())
         _log.info("started %s", launch.printable)
         _log.info("pid %s, output in %s", driver.process.pid, log)
-        if self._cluster is not None:
-            remote = ClusterDriver(token, self.home.lease, self._cluster, submission=driver)
-            return DriverAttachment(driver=remote, intent=intent, ours=True)
-        return DriverAttachment(driver=driver, intent=intent, ours=True)
+        process: DriverProcess = driver
+        if cluster is not None:
+            process = ClusterDriver(token, self.home.lease, cluster, submission=driver)
+        self._attach(DriverAttachment(driver=process, intent=intent, ours=True))
+        return SupervisorEvent.STARTED
 
     def _heed_stop(self) -> None:
-        if self._previous is not None:
-            self._restarting.heed_stop(self._previous)
+        if self._dead is not None:
+            self._restarting.heed_stop(self._dead)
 
-    def _attach(self, attached: DriverAttachment) -> None:
+    def _attach(self, attached: DriverAttachment) -> SupervisorEvent:
         self.log = Path(attached.intent.log)
         if attached.ours:
             self.restarts, self.series = attached.intent.restarts, attached.intent.series
+        self._watch = DriverWatch(self.home, self.supervision, attached, self._stop, self.stop)
         self._attached = attached
+        if self._stop.reason is not None:  # asked while we were starting it
+            self._end(attached)
+        return SupervisorEvent.FOUND_OURS if attached.ours else SupervisorEvent.FOUND_ANOTHERS
 
-    def _new_watch(self, attached: DriverAttachment) -> Watch:
-        return Watch(
-            self.home,
-            attached,
-            rules=self._health,
-            poll_seconds=self._poll_seconds,
-            look_up=self._look_up,
-            stopping=lambda: self.stopping,
-            stop=self.stop,
-        )
+    def _follow(self) -> Generator[Status, None, SupervisorEvent]:
+        yield from self._watch.until_its_end()
+        self._attached, self._died = None, time.time()
+        return SupervisorEvent.ENDED
 
-    # -- its end --------------------------------------------------------------------------------------------------
-
-    def _is_over(self, attached: DriverAttachment, ended: Ended, died: float) -> bool:
-        """Judge our driver's end; returns whether the work is done, after the delay of a restart when it is not.
-
-        :raises ExactlyOnceError: as :meth:`run` does
-        """
-        intent = attached.intent
+    def _judge(self) -> SupervisorEvent:
+        intent, ended = self._watch.attached.intent, self._watch.ended or Ended(exit_code=None)
         error = exit_classification.failure(self.home, intent.token, ended, Path(intent.log))
         try:
-            if error is None and self.stopping is None and self._finder.was_killed(intent):
-                return False  # by an earlier try, which was cleared since
+            if error is None and self._stop.reason is None and self._locator.was_killed(intent):
+                return SupervisorEvent.STOPPED_BEFORE
             if error is None and self._is_done(intent):
-                return True
-            if error is None or self.stopping is not None:
-                raise StopRequestedError(f"the driver was stopped at {self._place(intent)}: {self.stopping}")
-            self._restarting.record(intent, ended, error, number=self.restarts + 1, died=died)
+                return SupervisorEvent.WORK_DONE
+            if error is None or self._stop.reason is not None:
+                raise StopRequestedError(f"the driver was stopped at {self._place(intent)}: {self._stop.reason}")
+            self._restarting.record(intent, ended, error, number=self.restarts + 1, died=self._died)
         finally:  # not before the record: who wants no restart finds one of the two
             intents.remove(self.home.intent, intent.token)
-        self._await_restart(intent)
-        return False
+        self._dead = intent
+        return SupervisorEvent.RESTART_RECORDED
 
-    def _await_restart(self, dead: Intent) -> None:
-        self._previous = dead
-        self.restarts = self._restarting.wait(dead)
+    def _delay(self) -> SupervisorEvent:
+        if self._dead is None:
+            raise AssertionError("a restart comes after a death")
+        self.restarts = self._restarting.wait(self._dead)
+        return SupervisorEvent.RESTART_DUE
 
     def _is_done(self, intent: Intent) -> bool:
         """Whether a driver that ended in order has done its work, too.
@@ -290,21 +225,14 @@ class Supervisor:
         status = exit_classification.status_of(self.home, intent.token)
         if status is not None and status.state is DriverState.FINISHED:
             return True
-        if self.stopping is None and self._until != untils.FOREVER:
+        if self._stop.reason is None and self.supervision.until != untils.FOREVER:
             raise StopRequestedError(
                 f"somebody stopped the driver at {self._place(intent)}, before its work was done (until "
-                f"{self._until}): "
-                f"{commands.stop_requested(self.home, intent.token)}"
+                f"{self.supervision.until}): "
+                f"{requests.stop_requested(self.home, intent.token)}"
             )
-        return self.stopping is None
+        return self._stop.reason is None
 
     def _place(self, intent: Intent) -> str:
         status = exit_classification.status_of(self.home, intent.token)
         return f"commit {status.commit}" if status else "an unknown commit"
-
-
-def _lives(driver: Driver) -> bool:
-    """Whether it lives, without waiting for our child: a signal handler may have interrupted just that."""
-    if isinstance(driver, RemoteDriver):
-        return driver.ended() is None
-    return processes.leader(driver.token) is not None

@@ -19,9 +19,9 @@ from typing import Any, Final
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import json_store
-from airflow_provider_exactlyonce.control.file_lock import try_lock
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
+from airflow_provider_exactlyonce.files import try_lock
 
 
 class Step(StrEnum):

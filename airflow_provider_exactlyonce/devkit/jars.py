@@ -22,6 +22,7 @@ from typing import Final
 
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
 from airflow_provider_exactlyonce.devkit.ivy import Progress, retrieve
+from airflow_provider_exactlyonce.files import replacing
 
 KAFKA_VERSION: Final = "4.3.1"
 SPARK_VERSION: Final = "4.2.0"
@@ -192,9 +193,8 @@ def _facts(directory: Path) -> dict[str, object]:
 
 
 def _write_stamp(directory: Path) -> None:
-    temporary = directory / f"{STAMP_NAME}.{os.getpid()}"
-    temporary.write_text(json.dumps(_facts(directory)), encoding="utf-8")
-    os.replace(temporary, directory / STAMP_NAME)
+    with replacing(directory / STAMP_NAME, durable=False, mode=0o644) as file:
+        file.write(json.dumps(_facts(directory)).encode())
 
 
 def _is_stamped(directory: Path) -> bool:

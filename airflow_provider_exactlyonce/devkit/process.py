@@ -6,7 +6,8 @@ import os
 import select
 import signal
 from dataclasses import dataclass
-from pathlib import Path
+
+from airflow_provider_exactlyonce import process_identity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,14 +21,8 @@ class ProcessIdentity:
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
         """Identify a process by its id, None if there is none or only its zombie is left."""
-        try:
-            status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-            boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        # The second field is the command in brackets, which may itself hold brackets and blanks.
-        state, *fields = status.rpartition(")")[2].split()
-        return None if state in "ZX" else cls(pid=pid, start_ticks=int(fields[18]), boot_id=boot_id)
+        started = process_identity.process_start(pid)
+        return None if started is None else cls(pid=pid, start_ticks=started, boot_id=process_identity.boot_id())
 
     def is_alive(self) -> bool:
         """Tell whether this very process still runs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -11,6 +10,7 @@ from typing import Final
 from airflow_provider_exactlyonce.devkit.configuration import HOST
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
 from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
+from airflow_provider_exactlyonce.files import replacing
 
 STATE_NAME: Final = "broker.json"
 SCHEMA_VERSION: Final = 1
@@ -31,10 +31,8 @@ class BrokerState:
 
     def save(self, data_directory: Path) -> None:
         """Write the state file, whole or not at all."""
-        path = data_directory / STATE_NAME
-        temporary = path.with_name(f"{STATE_NAME}.{os.getpid()}")
-        temporary.write_text(json.dumps({"schema": SCHEMA_VERSION, **asdict(self)}), encoding="utf-8")
-        os.replace(temporary, path)
+        with replacing(data_directory / STATE_NAME, durable=False, mode=0o644) as file:
+            file.write(json.dumps({"schema": SCHEMA_VERSION, **asdict(self)}).encode())
 
     @classmethod
     def load_living(cls, data_directory: Path) -> BrokerState | None:

@@ -65,7 +65,7 @@ def gather(
             facts.history = seen(facts, "the ledger", lambda: _history(facts, reader))
         if home is not None:
             facts.driver = seen(facts, "the driver", lambda: driver.look(facts, home))
-            is_silent = facts.driver is not None and facts.driver.life is Life.SILENT
+            is_silent = facts.driver is not None and facts.driver.life is Life.STALE
             facts.in_motion = grown or (facts.in_motion and not is_silent)
         if client is not None:
             facts.topics = seen(facts, "the topics", lambda: topics.look(facts, client))

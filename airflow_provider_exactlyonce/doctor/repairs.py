@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.checkpoint import lineages, request
 from airflow_provider_exactlyonce.checkpoint.rebuild import keep_copy, remake, set_aside
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
@@ -53,8 +54,8 @@ def _check_stopped(facts: Facts, home: Home) -> None:
     if held is None:
         return
     unchanged = seen is not None and held == seen.lease
-    life = seen.life if seen is not None and unchanged else leases.settle(home.lease)[1]
-    if life is Life.ALIVE or (life is Life.SILENT and held.machine == leases.this_machine()):
+    life = seen.life if seen is not None and unchanged else leases.observe(home.lease)[1]
+    if life is Life.ALIVE or (life is Life.STALE and held.machine == process_identity.this_machine()):
         raise AlreadyRunningError(f"pid {held.pid} on {held.host} holds the pipeline: stop it first, then --fix")
 
 
@@ -109,7 +110,7 @@ def _with_transactions(facts: Facts, use: Callable[[Transactions], str]) -> str:
 
 def _release(facts: Facts, home: Home, finding: Finding) -> str:
     seen = facts.driver.lease if facts.driver else None
-    held, life = leases.settle(home.lease)
+    held, life = leases.observe(home.lease)
     if held is None or seen is None or held.token != seen.token or life is Life.ALIVE:
         raise AlreadyRunningError("another driver has taken the lease meanwhile, or its holder has come back")
     leases.release(home.lease, held)

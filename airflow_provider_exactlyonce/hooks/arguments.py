@@ -41,9 +41,9 @@ def is_open(value: Any) -> bool:
     if isinstance(value, str):
         return any(mark in value for mark in _JINJA)
     if isinstance(value, Mapping):
-        return any(is_open(one) for pair in value.items() for one in pair)
+        return any(is_open(part) for pair in value.items() for part in pair)
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes):
-        return any(is_open(one) for one in value)
+        return any(is_open(part) for part in value)
     if callable(getattr(value, "resolve", None)):
         return True
     return any(is_open(getattr(value, name)) for name in getattr(value, "template_fields", ()))
@@ -76,6 +76,11 @@ def check_spans(task: BaseOperator, *names: str) -> None:
     """
     for name in names:
         value = getattr(task, name)
-        seconds = value.total_seconds() if isinstance(value, timedelta) else value
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        span = value.total_seconds() if isinstance(value, timedelta) else value
+        if isinstance(span, bool) or not isinstance(span, int | float) or not span >= 0:
             raise ValueError(f"{task.task_id}: {name}={value!r}: a timedelta, or a number of seconds, not negative")
+
+
+def seconds(value: timedelta | float) -> float:
+    """Return a time that was given as a timedelta, or in seconds already."""
+    return value.total_seconds() if isinstance(value, timedelta) else float(value)

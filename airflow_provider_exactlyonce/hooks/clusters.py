@@ -60,8 +60,8 @@ class YarnCluster(Cluster):
     def kill(self, token: str) -> None:
         """Kill the application with this tag."""
         try:
-            for found in self._find(token):
-                self._hook._kill_yarn_application(str(found["id"]))
+            for application in self._find(token):
+                self._hook._kill_yarn_application(str(application["id"]))
         except Exception as error:
             _log.warning("driver %s could not be killed on YARN: %s", token, error)
 
@@ -115,8 +115,8 @@ class KubernetesCluster(Cluster):
 
     def _find(self, client: Any, token: str) -> list[Any]:
         selector = f"{LABEL}={token}"
-        found = client.list_namespaced_pod(self._namespace, label_selector=selector, _request_timeout=_TIMEOUT_SECONDS)
-        return list(found.items)
+        pods = client.list_namespaced_pod(self._namespace, label_selector=selector, _request_timeout=_TIMEOUT_SECONDS)
+        return list(pods.items)
 
 
 def _judged(states: set[str], *, active: frozenset[str], ended: frozenset[str]) -> ClusterState:

@@ -1,9 +1,15 @@
-"""Finds the home of a pipeline that a task names."""
+"""Finds the home of a pipeline that a task names, and by what name the task asks it."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.requests import TaskRequest
 from airflow_provider_exactlyonce.exceptions import RefusedError, UnknownPipelineError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
 
 
 def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) -> tuple[Home, str]:
@@ -30,3 +36,10 @@ def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) ->
     if pipeline not in (None, owner):
         raise RefusedError(f"checkpoint={checkpoint!r} is the home of pipeline {owner}, not of {pipeline}")
     return home, owner
+
+
+def request_of(home: Home, context: Context) -> TaskRequest:
+    """Return the name under which a task asks its pipeline: the same for all its tries."""
+    ti = context["ti"]
+    clears = getattr(context.get("dag_run"), "clear_number", 0) or 0
+    return TaskRequest(home, (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)), clears=clears)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.files import replacing
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
@@ -112,10 +111,8 @@ def _file_of(variable: str) -> str:
 def _write_private(path: Path, text: str) -> Path:
     """Write what a driver on another host reads: only its owner may, and everybody may read a command line."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp gives mode 0600
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    with replacing(path, durable=False) as file:
+        file.write(text.encode())
     return path
 
 

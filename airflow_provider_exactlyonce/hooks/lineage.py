@@ -54,9 +54,9 @@ def _newest(reader: LedgerReader, tail: LedgerTail, since: int) -> list[CommitRe
     window = _FIRST_WINDOW
     while True:
         start = max(0, tail.commit_offset - window)
-        found = [record for _, record in reader.records(start) if isinstance(record, CommitRecord)]
-        if start == 0 or found[0].committed < since or len(found) > COMMITS_LIMIT:
-            return [record for record in found if record.committed >= since][-COMMITS_LIMIT:]
+        commits = [record for _, record in reader.records(start) if isinstance(record, CommitRecord)]
+        if start == 0 or commits[0].committed < since or len(commits) > COMMITS_LIMIT:
+            return [record for record in commits if record.committed >= since][-COMMITS_LIMIT:]
         window *= 4
 
 
@@ -129,10 +129,10 @@ def _outputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]
     from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
 
     written = _merged(
-        ((topic, partition), found.first, found.last + 1, found.rows)
+        ((topic, partition), span.first, span.last + 1, span.rows)
         for record in commits
         for topic, ranges in record.sink.items()
-        for partition, found in ranges.items()
+        for partition, span in ranges.items()
     )
     made = []
     for topic in sorted({topic for topic, _ in written} | set(last.sink)):
@@ -150,13 +150,13 @@ def _outputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]
 
 def _merged(ranges: Iterable[tuple[tuple[str, int], int, int, int]]) -> _Ranges:
     """Add up ranges of offsets, an empty one leaves no trace."""
-    found: _Ranges = {}
+    spans: _Ranges = {}
     for place, start, end, rows in ranges:
         if start == end:
             continue
-        known = found.setdefault(place, [start, end, 0])
-        found[place] = [min(known[0], start), max(known[1], end), known[2] + rows]
-    return found
+        known = spans.setdefault(place, [start, end, 0])
+        spans[place] = [min(known[0], start), max(known[1], end), known[2] + rows]
+    return spans
 
 
 def _rows(topic: str, ranges: _Ranges) -> list[dict[str, int]]:

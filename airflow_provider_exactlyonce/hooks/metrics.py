@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.control import restart_log
-from airflow_provider_exactlyonce.control.state import PipelineState, state_of
+from airflow_provider_exactlyonce.control import restarts
+from airflow_provider_exactlyonce.control.pipeline_state import PipelineState, state_of
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
@@ -87,14 +87,16 @@ def measure(home: Home, state: PipelineState, status: Status, now: float) -> Map
     ages = {
         "commit_age_seconds": status.committed,
         "watermark_age_seconds": status.watermark / 1000 if status.watermark else None,
-        "savepoint_age_seconds": max((one.created / 1000 for one in Savepoints(home.savepoints).list()), default=None),
+        "savepoint_age_seconds": max(
+            (savepoint.created / 1000 for savepoint in Savepoints(home.savepoints).list()), default=None
+        ),
     }
-    found = {name: max(0.0, now - since) for name, since in ages.items() if since is not None}
+    values = {name: max(0.0, now - since) for name, since in ages.items() if since is not None}
     if status.lag is not None:
-        found["lag_records"] = status.lag
-    died = [entry.died for entry in restart_log.read(home.control / "restarts.json")]
+        values["lag_records"] = status.lag
+    died = [entry.died for entry in restarts.read(home.control / "restarts.json")]
     return {
-        **found,
+        **values,
         "transaction_age_seconds": 0.0 if status.batch_began is None else max(0.0, now - status.batch_began),
         "drivers_running": float(state in (PipelineState.STARTING, PipelineState.RUNNING)),
         "restarts_per_hour": sum(now - at < 3600 for at in died),
@@ -113,13 +115,13 @@ def _state(status: Status) -> Mapping[str, float]:
     sizes = status.state_sizes
     if not sizes:
         return {}
-    found: dict[str, float] = {
-        "state_rows": sum(one.rows for one in sizes),
-        "state_bytes": sum(one.memory_bytes if one.disk_bytes is None else one.disk_bytes for one in sizes),
+    values: dict[str, float] = {
+        "state_rows": sum(size.rows for size in sizes),
+        "state_bytes": sum(size.memory_bytes if size.disk_bytes is None else size.disk_bytes for size in sizes),
     }
-    if changed := sum(one.changed for one in sizes):
-        found["state_milliseconds_per_row"] = sum(one.milliseconds for one in sizes) / changed
-    return found
+    if changed := sum(size.changed for size in sizes):
+        values["state_milliseconds_per_row"] = sum(size.milliseconds for size in sizes) / changed
+    return values
 
 
 @contextmanager

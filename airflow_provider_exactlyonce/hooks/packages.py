@@ -9,10 +9,8 @@ code. They hold compiled wheels: the executors' Python has to be of this one's v
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import sysconfig
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.files import replacing
 
 #: Spark setting of ours: ``ship`` (the default with a cluster) or ``installed``.
 PACKAGES: Final = "spark.exactlyonce.packages"
@@ -66,9 +65,14 @@ def wheels(cache: Path) -> Path:
 
     :raises RefusedError: when one isn't installed here
     """
-    distributions = sorted(_needed(), key=lambda one: one.name.lower())
-    described = "\n".join(f"{one.name}=={one.version}" for one in distributions)
-    files = {str(file): Path(str(file.locate())) for one in distributions for file in one.files or () if _ships(file)}
+    distributions = sorted(_needed(), key=lambda distribution: distribution.name.lower())
+    described = "\n".join(f"{distribution.name}=={distribution.version}" for distribution in distributions)
+    files = {
+        str(file): Path(str(file.locate()))
+        for distribution in distributions
+        for file in distribution.files or ()
+        if _ships(file)
+    }
     identity = f"{described}\n{sys.version_info[:2]}\n{sysconfig.get_platform()}"
     return _archive(cache, "wheels", identity, files)
 
@@ -104,15 +108,15 @@ def _needed() -> Iterator[metadata.Distribution]:
     while waiting:
         name, extra = waiting.pop()
         try:
-            found = metadata.distribution(name)
+            distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             raise RefusedError(
                 f"package {name} is not installed here, so it can't be shipped to the executors; install "
                 f"{_OWN}[{_EXTRA}], or set {PACKAGES}=installed if every host has it"
             ) from None
         if name != _OWN:
-            yield found
-        for line in found.requires or ():
+            yield distribution
+        for line in distribution.requires or ():
             required = Requirement(line)
             wanted = required.marker is None or required.marker.evaluate({"extra": extra})
             needed = canonicalize_name(required.name)
@@ -127,16 +131,10 @@ def _archive(cache: Path, kind: str, identity: str, files: Mapping[str, Path]) -
     if path.is_file():
         return path
     cache.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=cache)
-    try:
-        with (
-            os.fdopen(descriptor, "wb") as target,
-            zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
-        ):
-            for name in sorted(files):
-                archive.write(files[name], name)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with (
+        replacing(path, durable=False) as target,
+        zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+    ):
+        for name in sorted(files):
+            archive.write(files[name], name)
     return path

@@ -14,7 +14,7 @@ def driver_config(conn_ids: Sequence[str]) -> str:
     """
     from airflow.sdk import Connection
 
-    found = {}
+    connections = {}
     for conn_id in conn_ids:
         connection = Connection.get(conn_id)
         given = {
@@ -25,5 +25,5 @@ def driver_config(conn_ids: Sequence[str]) -> str:
             "password": connection.password,
             **{name: value for name, value in connection.extra_dejson.items() if isinstance(value, str | int)},
         }
-        found[conn_id] = {name: str(value) for name, value in given.items() if value not in (None, "")}
-    return json.dumps(found)
+        connections[conn_id] = {name: str(value) for name, value in given.items() if value not in (None, "")}
+    return json.dumps(connections)

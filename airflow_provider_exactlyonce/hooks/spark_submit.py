@@ -126,13 +126,13 @@ def python_environment() -> dict[str, str]:
 
 def _executable(program: str) -> str:
     beside = Path(sys.executable).parent / program
-    found = shutil.which(program) or (str(beside) if beside.exists() else None)
-    if found is None:
+    path = shutil.which(program) or (str(beside) if beside.exists() else None)
+    if path is None:
         raise RefusedError(
             f"{program} is neither on the PATH nor beside {sys.executable}; "
             "install airflow-provider-exactlyonce[spark], or put Spark's bin folder on the PATH"
         )
-    return found
+    return path
 
 
 def _connector_jars() -> str:

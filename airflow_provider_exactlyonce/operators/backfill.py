@@ -146,8 +146,10 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         request = self._request(context)
         if self.pipeline and self.checkpoint:
             return workspace.make(Home(self.checkpoint), self.pipeline, request)
-        found, pipeline = home.find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint or None)
-        return workspace.make(found, pipeline, request)
+        pipelines_home, pipeline = home.find(
+            self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint or None
+        )
+        return workspace.make(pipelines_home, pipeline, request)
 
     def ledger_of(self, pipeline: str) -> str:
         """Return the ledger of the pipeline's backfills."""
@@ -193,10 +195,10 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         """
         from airflow_provider_exactlyonce.backfill import workspace
 
-        found = workspace.result_of(home)
-        if found is None:
+        written = workspace.result_of(home)
+        if written is None:
             raise DriverFailedError(f"the driver of the backfill in {home.path} ended without a result")
-        result = {**found, "restarts": facts["restarts"]}
+        result = {**written, "restarts": facts["restarts"]}
         if not result["clean"]:
             ti = context["ti"]
             ti.xcom_push(key="return_value", value=result)
@@ -212,7 +214,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 
         start, end = self.start, self.end
-        if all(one is None for one in (self.commits, self.offsets, self.watermark, start, end)):
+        if all(given is None for given in (self.commits, self.offsets, self.watermark, start, end)):
             start, end = context.get("data_interval_start"), context.get("data_interval_end")
             if start is None or end is None:
                 raise RefusedError("this run has no data interval: give commits, offsets, watermark, or start and end")

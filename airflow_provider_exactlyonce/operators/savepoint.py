@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_exactlyonce.control.waiting import WaitCondition
+from airflow_provider_exactlyonce.control.requests import WaitCondition
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, NotAnsweredError
 from airflow_provider_exactlyonce.hooks import arguments
+from airflow_provider_exactlyonce.hooks import home as homes
 from airflow_provider_exactlyonce.links.pipeline import SavepointLink
 from airflow_provider_exactlyonce.links.pushed import xcom_page
 from airflow_provider_exactlyonce.triggers.driver import DriverTrigger
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker
     from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
     from airflow_provider_exactlyonce.control.home import Home
-    from airflow_provider_exactlyonce.control.task_request import TaskRequest
 
 __all__ = ["CleanUpSavepointsOperator", "SavepointOperator", "StopPipelineOperator"]
 
@@ -55,9 +55,7 @@ class _PipelineOperator(BaseOperator):
         self.kafka_conn_id = kafka_conn_id
 
     def _home(self) -> tuple[Home, str]:
-        from airflow_provider_exactlyonce.hooks import home
-
-        return home.find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
+        return homes.find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
 
 
 class _AskingOperator(_PipelineOperator):
@@ -91,7 +89,7 @@ class _AskingOperator(_PipelineOperator):
         :raises AirflowFailException: when a retry would not help
         :raises ExactlyOnceError: when it failed, with the driver's own words
         """
-        return self._go_on(context, time.time() + _seconds(self.timeout))
+        return self._go_on(context, time.time() + arguments.seconds(self.timeout))
 
     def resume_from_trigger(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on where the trigger has found something to do, or the time is over."""
@@ -100,20 +98,20 @@ class _AskingOperator(_PipelineOperator):
     def _go_on(self, context: Context, deadline: float) -> dict[str, Any]:
         try:
             home, pipeline = self._home()
-            request = _request_of(home, context)
-            while isinstance(found := self._step(home, pipeline, request.name), WaitCondition):
+            request = homes.request_of(home, context)
+            while isinstance(result := self._step(home, pipeline, request.name), WaitCondition):
                 if time.time() >= deadline:
-                    raise self._too_late(home, pipeline, request.name, found)
+                    raise self._too_late(home, pipeline, request.name, result)
                 if self.deferrable:
-                    self._defer(home, found, deadline)
-                time.sleep(_seconds(self.poll_interval))
+                    self._defer(home, result, deadline)
+                time.sleep(arguments.seconds(self.poll_interval))
             request.done()
         except ExactlyOnceError as error:
             _raise(error)
-        self.log.info("%s", found)
-        if found.get("savepoint") is not None:
+        self.log.info("%s", result)
+        if result.get("savepoint") is not None:
             self.pushed_links[SavepointLink().xcom_key] = xcom_page(context["ti"])
-        return found
+        return result
 
     def _defer(self, home: Home, wait: WaitCondition, deadline: float) -> NoReturn:
         self.defer(
@@ -121,7 +119,7 @@ class _AskingOperator(_PipelineOperator):
                 home=str(home.path),
                 token=wait.token,
                 request=wait.request,
-                poll_interval=_seconds(self.poll_interval),
+                poll_interval=arguments.seconds(self.poll_interval),
                 deadline=deadline,
             ),
             method_name="resume_from_trigger",
@@ -163,8 +161,8 @@ class SavepointOperator(_AskingOperator):
         self.savepoint_label = label  # Airflow has a label of its own
 
     def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | WaitCondition:
-        found = self._taking(home, pipeline, request).advance()
-        return found if isinstance(found, WaitCondition) else _facts(home, found)
+        taken = self._taking(home, pipeline, request).advance()
+        return taken if isinstance(taken, WaitCondition) else _facts(home, taken)
 
     def _too_late(self, home: Home, pipeline: str, request: str, wait: WaitCondition) -> NotAnsweredError:
         from airflow_provider_exactlyonce.checkpoint.request import not_answered
@@ -193,8 +191,8 @@ class StopPipelineOperator(_AskingOperator):
     cleared stops the pipeline again.
 
     Returns ``pipeline``, ``home``, ``state`` (see
-    :class:`~airflow_provider_exactlyonce.control.state.PipelineState`), ``run`` and ``commit`` as the last driver has
-    reported them, and ``savepoint``: what :class:`SavepointOperator` returns, or None.
+    :class:`~airflow_provider_exactlyonce.control.pipeline_state.PipelineState`), ``run`` and ``commit`` as the last
+    driver has reported them, and ``savepoint``: what :class:`SavepointOperator` returns, or None.
 
     :param pipeline: the pipeline's name; its home is looked up in its ledger. (templated)
     :param checkpoint: the pipeline's home, instead. (templated)
@@ -214,7 +212,7 @@ class StopPipelineOperator(_AskingOperator):
 
     def _step(self, home: Home, pipeline: str, request: str) -> dict[str, Any] | WaitCondition:
         from airflow_provider_exactlyonce.checkpoint.stop import Stop, Stopped
-        from airflow_provider_exactlyonce.control.state import state_of
+        from airflow_provider_exactlyonce.control.pipeline_state import state_of
         from airflow_provider_exactlyonce.hooks.kafka import client_config
 
         stop = Stop(
@@ -225,11 +223,11 @@ class StopPipelineOperator(_AskingOperator):
             reason=f"task {self.dag_id}.{self.task_id}",
             savepoint=self.savepoint,
         )
-        found = stop.advance()
-        if not isinstance(found, Stopped):
-            return found
+        stopped = stop.advance()
+        if not isinstance(stopped, Stopped):
+            return stopped
         state, last = state_of(home)
-        if last is not None and last.error is not None and last.token == found.token:
+        if last is not None and last.error is not None and last.token == stopped.token:
             self.log.warning("the driver failed before it was stopped: %s: %s", last.error.kind, last.error.message)
         return {
             "pipeline": pipeline,
@@ -237,13 +235,13 @@ class StopPipelineOperator(_AskingOperator):
             "state": state.value,
             "run": last.run if last else None,
             "commit": last.commit if last else None,
-            "savepoint": _facts(home, found.savepoint) if found.savepoint else None,
+            "savepoint": _facts(home, stopped.savepoint) if stopped.savepoint else None,
         }
 
     def _too_late(self, home: Home, pipeline: str, request: str, wait: WaitCondition) -> NotAnsweredError:
         from airflow_provider_exactlyonce.checkpoint.stop import not_stopped
 
-        return not_stopped(home, pipeline, wait.token, _seconds(self.timeout))
+        return not_stopped(home, pipeline, wait.token, arguments.seconds(self.timeout))
 
 
 class CleanUpSavepointsOperator(_PipelineOperator):
@@ -282,7 +280,7 @@ class CleanUpSavepointsOperator(_PipelineOperator):
             deleted = savepoints.clean_up(self._retention())
         except ExactlyOnceError as error:
             _raise(error)
-        kept = [one.id for one in savepoints.list()]
+        kept = [savepoint.id for savepoint in savepoints.list()]
         self.log.info("%s: %d savepoints deleted, %d kept", pipeline, len(deleted), len(kept))
         return {"pipeline": pipeline, "deleted": list(deleted), "kept": kept}
 
@@ -290,14 +288,6 @@ class CleanUpSavepointsOperator(_PipelineOperator):
         from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
 
         return SavepointRetention(count=int(self.count), days=float(self.days))
-
-
-def _request_of(home: Home, context: Context) -> TaskRequest:
-    from airflow_provider_exactlyonce.control.task_request import TaskRequest
-
-    ti = context["ti"]
-    clears = getattr(context.get("dag_run"), "clear_number", 0) or 0
-    return TaskRequest(home, (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)), clears=clears)
 
 
 def _facts(home: Home, savepoint: Savepoint) -> dict[str, Any]:
@@ -322,7 +312,3 @@ def _raise(error: ExactlyOnceError) -> NoReturn:
     if exit_classification.is_final(error) and not isinstance(error, AlreadyRunningError):
         raise AirflowFailException(f"{error} ({error.page()})") from error
     raise error
-
-
-def _seconds(value: timedelta | float) -> float:
-    return value.total_seconds() if isinstance(value, timedelta) else float(value)

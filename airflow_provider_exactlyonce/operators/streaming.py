@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.intent import Intent
     from airflow_provider_exactlyonce.control.launching import Launch
+    from airflow_provider_exactlyonce.control.requests import TaskRequest
     from airflow_provider_exactlyonce.control.status import Status
     from airflow_provider_exactlyonce.control.supervisor import Supervisor
-    from airflow_provider_exactlyonce.control.task_request import TaskRequest
 
 __all__ = [
     "Commits",
@@ -206,14 +206,14 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
         deadline = None
         if self.deferrable and self.execution_timeout is not None:
             deadline = time.time() + self.execution_timeout.total_seconds()
-        return _Stay(self, context, None, deadline).run()
+        return _TaskSupervision(self, context, None, deadline).run()
 
     def resume_from_trigger(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on where the trigger has found something to do."""
         from airflow_provider_exactlyonce.control.intent import Intent
 
         intent = codec.load(Intent, event["intent"], "the event of the task's trigger")
-        return _Stay(self, context, intent, event["deadline"]).run()
+        return _TaskSupervision(self, context, intent, event["deadline"]).run()
 
     def on_kill(self) -> None:
         """Note the signal. What it means is asked of Airflow where messages can be exchanged: while supervising."""
@@ -265,7 +265,7 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
         return build_launch(home, settings, until=until, goal=goal)
 
 
-class _Stay:
+class _TaskSupervision:
     """One stay of the task in a worker: from its start, or its return from the triggerer, to its end or deferral.
 
     :param left: the driver that an earlier stay of the same try has left
@@ -310,8 +310,7 @@ class _Stay:
         return result
 
     def _supervise(self) -> dict[str, Any]:
-        from airflow_provider_exactlyonce.control import progress
-        from airflow_provider_exactlyonce.control.status import DriverState
+        from airflow_provider_exactlyonce.control.status import DriverState, progress_line
         from airflow_provider_exactlyonce.hooks import metrics
 
         last: Status | None = None
@@ -319,7 +318,7 @@ class _Stay:
         with metrics.reporting(self._home):
             for status in self._supervisor.run():
                 last = status
-                self._task.log.info("%s", progress.sentence(status))
+                self._task.log.info("%s", progress_line(status))
                 pushing.push(status)
                 intent = self._supervisor.living
                 if status.state is DriverState.RUNNING and intent is not None and not self._task.is_signalled:
@@ -330,10 +329,10 @@ class _Stay:
         return self._result(last)
 
     def _make_supervisor(self) -> Supervisor:
-        from airflow_provider_exactlyonce.control.driver_locator import IfRunning
+        from airflow_provider_exactlyonce.control.supervision import IfRunning, Supervision
         from airflow_provider_exactlyonce.control.supervisor import Supervisor
-        from airflow_provider_exactlyonce.control.task_request import TaskRequest
         from airflow_provider_exactlyonce.hooks import spark_submit
+        from airflow_provider_exactlyonce.hooks.home import request_of
 
         task, ti = self._task, self._context["ti"]
         try:
@@ -342,29 +341,26 @@ class _Stay:
             counts = untils.target_of(driver_until) is not None
         except ValueError as error:
             raise RefusedError(str(error)) from error
-        clears = getattr(self._context.get("dag_run"), "clear_number", 0) or 0
-        names = (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index))
-        self._request: TaskRequest = TaskRequest(self._home, names, clears=clears)
-        return Supervisor(
-            self._home,
-            lambda: task.launch(self._home, driver_until, self._request.name if counts else None),
+        self._request: TaskRequest = request_of(self._home, self._context)
+        supervision = Supervision(
             owner=f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}",
             until=driver_until,
             strategy=task.restart_strategy,
             cluster=spark_submit.cluster_of(task.conn_id),
             if_running=IfRunning(task.if_running),
             health=task.health,
-            clears=clears,
-            left=self._left,
-            poll_seconds=_seconds(task.poll_interval),
-            stop_timeout_seconds=_seconds(task.stop_timeout),
-            look_up=self._look_up,
-            pause=self._pause,
+            clears=self._request.clears,
+            poll_seconds=arguments.seconds(task.poll_interval),
+            stop_timeout_seconds=arguments.seconds(task.stop_timeout),
+            on_poll=self._on_poll,
+            on_delay=self._on_delay,
         )
+        goal = self._request.name if counts else None
+        return Supervisor(self._home, lambda: task.launch(self._home, driver_until, goal), supervision, left=self._left)
 
     # -- what the supervisor asks now and then --------------------------------------------------------------------
 
-    def _look_up(self) -> None:
+    def _on_poll(self) -> None:
         if self._task.is_signalled and not self._asked_why:
             self._asked_why = True
             self._answer_signal()
@@ -378,7 +374,7 @@ class _Stay:
             if time.monotonic() - self._attached[1] > _SLOT_SECONDS:
                 self._defer(intent)
 
-    def _pause(self, dead: Intent, due: float) -> None:
+    def _on_delay(self, dead: Intent, due: float) -> None:
         if self._task.deferrable and due - time.time() > _WORTH_DEFERRING_SECONDS:
             self._defer(dead, due)
 
@@ -416,15 +412,15 @@ class _Stay:
         return not _USERS_STATES.isdisjoint(str(state) for of_run in states.values() for state in of_run.values())
 
     def _ask_for_savepoint(self) -> None:
-        from airflow_provider_exactlyonce.control import commands
+        from airflow_provider_exactlyonce.control import requests
 
         intent = self._supervisor.living
         if intent is None:
             return
-        request = commands.SavepointRequest(
+        request = requests.SavepointRequest(
             request=intent.token.replace("-", "")[:16], token=intent.token, label="worker shutdown", stop=True
         )
-        commands.request_savepoint(self._home, request)
+        requests.request_savepoint(self._home, request)
 
     def _defer(self, intent: Intent, due: float | None = None) -> NoReturn:
         task = self._task
@@ -434,12 +430,12 @@ class _Stay:
             trigger=PipelineTrigger(
                 home=str(self._home.path),
                 intent=asdict(intent),
-                owner=self._supervisor.owner,
-                poll_interval=_seconds(task.poll_interval),
+                owner=self._supervisor.supervision.owner,
+                poll_interval=arguments.seconds(task.poll_interval),
                 due=due,
                 deadline=self._deadline,
                 no_commit_within=allowed.total_seconds() if allowed is not None else None,
-                stop_timeout=_seconds(task.stop_timeout) if task.stop_on_kill and ours else None,
+                stop_timeout=arguments.seconds(task.stop_timeout) if task.stop_on_kill and ours else None,
             ),
             method_name="resume_from_trigger",
         )
@@ -448,11 +444,11 @@ class _Stay:
     def _result(self, last: Status | None) -> dict[str, Any]:
         from datetime import UTC, datetime
 
-        from airflow_provider_exactlyonce.control import restart_log
+        from airflow_provider_exactlyonce.control import restarts
 
         if last is None:
             raise RefusedError("the driver ended in order and without an account")
-        earlier = restart_log.of_series(self._home.restarts, self._supervisor.series)
+        earlier = restarts.of_series(self._home.restarts, self._supervisor.series)
         watermark = datetime.fromtimestamp(last.watermark / 1000, UTC).isoformat() if last.watermark else None
         return {
             "pipeline": last.pipeline,
@@ -460,17 +456,13 @@ class _Stay:
             "lineage": last.lineage,
             "commit": last.commit,
             "batch": last.batch,
-            "rows": last.rows + sum(one.rows for one in earlier),
+            "rows": last.rows + sum(restart.rows for restart in earlier),
             "rows_by_sink": {
-                name: rows + sum(one.rows_by_sink.get(name, 0) for one in earlier)
+                name: rows + sum(restart.rows_by_sink.get(name, 0) for restart in earlier)
                 for name, rows in last.rows_by_sink.items()
             },
-            "records": last.records + sum(one.records for one in earlier),
-            "late_rows": last.late_rows + sum(one.late_rows for one in earlier),
+            "records": last.records + sum(restart.records for restart in earlier),
+            "late_rows": last.late_rows + sum(restart.late_rows for restart in earlier),
             "watermark": watermark,
             "restarts": self._supervisor.restarts,
         }
-
-
-def _seconds(value: timedelta | float) -> float:
-    return value.total_seconds() if isinstance(value, timedelta) else float(value)

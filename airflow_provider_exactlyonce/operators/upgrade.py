@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.launching import Launch
+    from airflow_provider_exactlyonce.control.requests import WaitCondition
     from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
-    from airflow_provider_exactlyonce.control.waiting import WaitCondition
     from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 
 __all__ = ["RollbackPipelineOperator", "UpgradePipelineOperator"]
@@ -98,24 +98,22 @@ class _PlanOperator(PipelineLineage, BaseOperator):
         :raises ExactlyOnceError: one of :mod:`airflow_provider_exactlyonce.exceptions`; what is known of the plan is
             the XCom ``plan`` then
         """
-        from airflow_provider_exactlyonce.control.task_request import TaskRequest
-        from airflow_provider_exactlyonce.control.waiting import WaitCondition
-        from airflow_provider_exactlyonce.hooks.home import find
+        from airflow_provider_exactlyonce.control.requests import WaitCondition
+        from airflow_provider_exactlyonce.hooks.home import find, request_of
         from airflow_provider_exactlyonce.upgrade.machine import Upgrade, facts_of, raise_outcome
 
         ti = context["ti"]
-        clears = getattr(context.get("dag_run"), "clear_number", 0) or 0
         home, pipeline = find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
-        request = TaskRequest(home, (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)), clears=clears)
+        request = request_of(home, context)
         upgrade = Upgrade(home, self._begin(home, pipeline, request.name), self._tools())
-        while isinstance(found := upgrade.advance(), WaitCondition):
+        while isinstance(plan := upgrade.advance(), WaitCondition):
             if self.deferrable:
-                self._defer(home, found)
-            time.sleep(_seconds(self.poll_interval))
+                self._defer(home, plan)
+            time.sleep(arguments.seconds(self.poll_interval))
         request.done()
-        facts = facts_of(found)
+        facts = facts_of(plan)
         try:
-            raise_outcome(found)
+            raise_outcome(plan)
         except Exception:
             ti.xcom_push("plan", facts)
             raise
@@ -133,7 +131,7 @@ class _PlanOperator(PipelineLineage, BaseOperator):
                 token=wait.token,
                 request=wait.request,
                 commits=wait.commits,
-                poll_interval=_seconds(self.poll_interval),
+                poll_interval=arguments.seconds(self.poll_interval),
                 deadline=deadline,
             ),
             method_name="resume_from_trigger",
@@ -272,9 +270,9 @@ class UpgradePipelineOperator(_PlanOperator):
             function=function,
             allow=dict(self.allow or {}),
             stable_after=_whole("stable_after", self.stable_after),
-            stable_timeout=_seconds(self.stable_timeout),
+            stable_timeout=arguments.seconds(self.stable_timeout),
             on_unstable=self.on_unstable,
-            stop_timeout=_seconds(self.stop_timeout),
+            stop_timeout=arguments.seconds(self.stop_timeout),
             accept_nondeterminism=self.accept_nondeterminism,
         )
 
@@ -320,7 +318,9 @@ class RollbackPipelineOperator(_PlanOperator):
         from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.upgrade.begin import begin_rollback
 
-        options = Options(stop_timeout=_seconds(self.stop_timeout), accept_nondeterminism=self.accept_nondeterminism)
+        options = Options(
+            stop_timeout=arguments.seconds(self.stop_timeout), accept_nondeterminism=self.accept_nondeterminism
+        )
         return begin_rollback(
             home,
             pipeline,
@@ -336,7 +336,3 @@ def _whole(name: str, value: int | str) -> int:
     if not str(value).isdecimal():
         raise RefusedError(f"{name}={value!r}: a whole number, 0 or more")
     return int(value)
-
-
-def _seconds(value: timedelta | float) -> float:
-    return value.total_seconds() if isinstance(value, timedelta) else float(value)

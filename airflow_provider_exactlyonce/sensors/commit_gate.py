@@ -46,8 +46,8 @@ class CommitGateSensor(PollingSensor):
         the task has outlets. Not with ``timestamp`` and ``up_to_now``, whose offsets only a worker can keep
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param deferrable: wait in the triggerer; default from ``[operators] default_deferrable``
-    :param poke_interval: seconds between two looks; in the triggerer it looks twice a second at least, for all gates of
-        a cluster together
+    :param poke_interval: seconds between two checks; in the triggerer twice a second at least, for all gates of a
+        cluster together
     """
 
     template_fields: Sequence[str] = ("pipeline", "commit", "watermark", "offsets", "timestamp", "kafka_conn_id")

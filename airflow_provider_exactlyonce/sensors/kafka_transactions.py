@@ -26,7 +26,7 @@ class KafkaTransactionsSensor(PollingSensor):
     :param topics: one topic or several. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param deferrable: wait in the triggerer; default from ``[operators] default_deferrable``
-    :param poke_interval: seconds between two looks
+    :param poke_interval: seconds between two checks
     """
 
     template_fields: Sequence[str] = ("topics", "kafka_conn_id")

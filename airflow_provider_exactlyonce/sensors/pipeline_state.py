@@ -29,7 +29,7 @@ class PipelineStateSensor(PollingSensor):
     :param start_from_trigger: start in the triggerer, without a worker, and end there too, unless the task has outlets
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param deferrable: wait in the triggerer, which must see the home; default from ``[operators] default_deferrable``
-    :param poke_interval: seconds between two looks
+    :param poke_interval: seconds between two checks
     """
 
     template_fields: Sequence[str] = ("pipeline", "checkpoint", "states", "kafka_conn_id")

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from airflow.triggers.base import StartTriggerArgs
 
 from airflow_provider_exactlyonce.triggers.polling import BACKSTOP_SECONDS, PollingTrigger, PollReason
-from airflow_provider_exactlyonce.triggers.shared_poller import BLAME_SECONDS, Checker, name_of
+from airflow_provider_exactlyonce.triggers.shared_poller import DIAGNOSE_SECONDS, Checker, name_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -26,10 +26,10 @@ class PollingSensor(BaseSensorOperator):
 
     :param kafka_conn_id: connection of type ``kafka``
     :param deferrable: wait in the triggerer; default from ``[operators] default_deferrable``
-    :param poke_interval: seconds between two looks
+    :param poke_interval: seconds between two checks
     """
 
-    #: What waits in the triggerer; its looker looks here, too.
+    #: What waits in the triggerer; its checker looks here, too.
     trigger_cls: ClassVar[type[PollingTrigger]]
 
     def __init__(
@@ -43,14 +43,14 @@ class PollingSensor(BaseSensorOperator):
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.kafka_conn_id = kafka_conn_id
         self.deferrable = deferrable
-        self._looker: Checker | None = None
+        self._checker: Checker | None = None
         self._subject: dict[str, Any] = {}
         self._missing = "nothing could be asked yet"
-        self._blamed = float("-inf")
+        self._diagnosed = float("-inf")
 
     @abstractmethod
     def prepare(self, context: Context) -> dict[str, Any]:
-        """Return what the looker is asked for; called at the begin of each try and each poke after a reschedule.
+        """Return what the checker is asked for; called at the begin of each try and each poke after a reschedule.
 
         :raises ExactlyOnceError: when that can't be said
         """
@@ -72,13 +72,13 @@ class PollingSensor(BaseSensorOperator):
         try:
             return self._wait(context)
         finally:
-            if self._looker is not None:
-                self._looker.close()
+            if self._checker is not None:
+                self._checker.close()
 
     def poke(self, context: Context) -> PokeReturnValue:
         """Look once."""
-        found = self._look(context)
-        return PokeReturnValue(is_done=found is not None, xcom_value=found)
+        result = self._check(context)
+        return PokeReturnValue(is_done=result is not None, xcom_value=result)
 
     def resume_from_trigger(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Read what the trigger has found.
@@ -107,8 +107,8 @@ class PollingSensor(BaseSensorOperator):
     def kept(self, context: Context) -> dict[str, Any] | None:
         """Return what an earlier try has fixed, None when there is nothing; a task that is cleared starts over."""
         store: Any = context.get("task_state_store")
-        found: Any = store.get(_KEY) if store is not None else None
-        return found["fixed"] if found is not None and found["for"] == self._for(context) else None
+        kept: Any = store.get(_KEY) if store is not None else None
+        return kept["fixed"] if kept is not None and kept["for"] == self._for(context) else None
 
     def keep(self, context: Context, fixed: dict[str, Any]) -> dict[str, Any]:
         """Fix what is waited for, for this try and later ones; returns it."""
@@ -123,7 +123,7 @@ class PollingSensor(BaseSensorOperator):
     def start_without_worker(self, subject: Mapping[str, Any]) -> None:
         """Let the scheduler hand the task to the triggerer, which ends it, too, unless it has outlets or no result.
 
-        :param subject: what the looker is asked for, templates and all
+        :param subject: what the checker is asked for, templates and all
         """
         from airflow.sdk import XComArg
 
@@ -149,9 +149,9 @@ class PollingSensor(BaseSensorOperator):
 
     def _wait(self, context: Context) -> Any:
         if self.deferrable:
-            found = self._look(context)
-            if found is not None:
-                return found
+            result = self._check(context)
+            if result is not None:
+                return result
             self._defer(time.time() + self.timeout)
         try:
             return super().execute(context)
@@ -175,12 +175,12 @@ class PollingSensor(BaseSensorOperator):
         )
         raise AssertionError("defer() raises")
 
-    def _look(self, context: Context, *, blame: bool = False) -> dict[str, Any] | None:
-        self._looker = self._looker or self.trigger_cls.looker(self.kafka_conn_id)
-        blame = blame or time.monotonic() - self._blamed >= BLAME_SECONDS
-        self._blamed = time.monotonic() if blame else self._blamed
+    def _check(self, context: Context, *, diagnose: bool = False) -> dict[str, Any] | None:
+        self._checker = self._checker or self.trigger_cls.checker(self.kafka_conn_id)
+        diagnose = diagnose or time.monotonic() - self._diagnosed >= DIAGNOSE_SECONDS
+        self._diagnosed = time.monotonic() if diagnose else self._diagnosed
         name = name_of(self._subject)
-        now = self._looker.look({name: self._subject}, blame=blame)[name]
+        now = self._checker.check({name: self._subject}, diagnose=diagnose)[name]
         if now.refused:
             raise AirflowFailException(now.missing)
         if now.fixed is not None:
@@ -188,7 +188,7 @@ class PollingSensor(BaseSensorOperator):
         if now.found is not None:
             self.log.info("%s", now.found)
             return now.found
-        if blame or now.missing != self._missing:
+        if diagnose or now.missing != self._missing:
             self.log.info("waiting: %s", now.missing)
         self._missing = now.missing
         return None
@@ -197,8 +197,8 @@ class PollingSensor(BaseSensorOperator):
         return {**self.asked_for(), "clear_number": getattr(context.get("dag_run"), "clear_number", 0)}
 
     def _too_late(self, context: Context) -> str:
-        """Look once more, for who is to blame now."""
-        self._look(context, blame=True)
+        """Check once more, for what is missing now and why."""
+        self._check(context, diagnose=True)
         return self._sentence()
 
     def _sentence(self) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TARGETS: Final = ("commit", "watermark", "offsets", "timestamp", "up_to_now")
 
 
-class GateLooker(Checker):
+class GateChecker(Checker):
     """Looks at ledgers: at all of a cluster in one request, and closer at those that have moved."""
 
     seconds = 0.5
@@ -23,24 +23,24 @@ class GateLooker(Checker):
     def __init__(self, conn_id: str) -> None:
         super().__init__(conn_id)
         self._gates: Gates | None = None
-        self._read: dict[str, Gate] = {}  # so that hundreds are not read at each look
+        self._read: dict[str, Gate] = {}  # so that hundreds are not read at each check
 
-    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, CheckResult | Exception]:
+    def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
         from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.ledger.gate import Gates
 
         gates: dict[str, Gate] = {}
-        looks: dict[str, CheckResult | Exception] = {}
+        results: dict[str, CheckResult | Exception] = {}
         for name, subject in subjects.items():
             try:
                 gates[name] = self._read.get(name) or gate_of(subject)
             except ValueError as error:  # a template has rendered to it
-                looks[name] = CheckResult(missing=str(error), refused=True)
+                results[name] = CheckResult(missing=str(error), refused=True)
         self._read = gates
         if self._gates is None:
             self._gates = Gates(client_config(self.conn_id))
         answers = self._gates.look(gates)
-        return {**looks, **{name: _said(gates[name], answer) for name, answer in answers.items()}}
+        return {**results, **{name: _said(gates[name], answer) for name, answer in answers.items()}}
 
     def _close(self) -> None:
         if self._gates is not None:
@@ -56,14 +56,14 @@ class CommitGateTrigger(PollingTrigger):
     :param watermark: event time
     :param offsets: source offsets
     :param timestamp: time of source records
-    :param up_to_now: everything that is in the source at the first look
+    :param up_to_now: everything that is in the source at the first check
     :param idle_after: seconds without anything to do after which it fires too, None for never
     :param kafka_conn_id: connection of type ``kafka``
-    :param poll_interval: seconds between two looks, half a second at most
+    :param poll_interval: seconds between two checks, half a second at most
     :param deadline: seconds since the epoch
     """
 
-    looker = GateLooker
+    checker = GateChecker
 
 
 def gate_of(subject: Subject) -> Gate:

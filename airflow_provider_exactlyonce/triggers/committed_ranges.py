@@ -44,9 +44,9 @@ class CommittedRangesProducer(SharedStreamProducer):
             ranges = []
             if self._on_their_way < _MOST:
                 ranges = await asyncio.to_thread(follower.ranges, _MOST - self._on_their_way)
-            for found, cut in ranges:
+            for committed, cut in ranges:
                 self._on_their_way += 1
-                yield found.to_json(), cut
+                yield committed.to_json(), cut
             if not ranges:
                 await asyncio.sleep(self._watched["poll_interval"])
 
@@ -102,7 +102,7 @@ class CommittedRangesTrigger(BaseEventTrigger):
     :param partition: event-time partition with which a range ends, None for a range per commit
     :param start: where to begin when nothing has been told yet
     :param kafka_conn_id: connection of type ``kafka``
-    :param poll_interval: seconds between two looks at the ledger
+    :param poll_interval: seconds between two reads of the ledger
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
@@ -20,9 +20,13 @@ class DriverTrigger(BaseTrigger):
     :param home: the pipeline's home, a path
     :param token: start token of the driver; None, or empty in older ones, for one that is about to be started again
     :param request: the savepoint that it is asked for, None to wait for its end
-    :param poll_interval: seconds between two looks
+    :param poll_interval: seconds between two checks
     :param deadline: seconds since the epoch
     """
+
+    #: What is stored; a wire format, older ones stay readable.
+    arguments: ClassVar[tuple[str, ...]] = ("home", "token", "request", "poll_interval", "deadline")
+    commits: int | None = None
 
     def __init__(
         self, *, home: str, token: str | None, request: str | None, poll_interval: float, deadline: float
@@ -35,17 +39,9 @@ class DriverTrigger(BaseTrigger):
         self.deadline = deadline
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return class path and arguments; the arguments are a wire format, older ones stay readable."""
-        return (
-            f"{type(self).__module__}.{type(self).__qualname__}",
-            {
-                "home": self.home,
-                "token": self.token,
-                "request": self.request,
-                "poll_interval": self.poll_interval,
-                "deadline": self.deadline,
-            },
-        )
+        """Return class path and arguments."""
+        path = f"{type(self).__module__}.{type(self).__qualname__}"
+        return path, {name: getattr(self, name) for name in self.arguments}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until there is something to do; yields one event, and not at once: the task has just looked."""
@@ -58,7 +54,7 @@ class DriverTrigger(BaseTrigger):
     def _is_waiting(self) -> bool:
         from airflow_provider_exactlyonce.control import drivers
         from airflow_provider_exactlyonce.control.home import Home
-        from airflow_provider_exactlyonce.control.waiting import WaitCondition
+        from airflow_provider_exactlyonce.control.requests import WaitCondition
 
-        wait = WaitCondition(token=self.token or None, request=self.request)
+        wait = WaitCondition(token=self.token or None, request=self.request, commits=self.commits)
         return not drivers.has_happened(Home(self.home), wait)

@@ -14,32 +14,34 @@ if TYPE_CHECKING:
 _NAMED: Final = 5
 
 
-class TransactionsLooker(Checker):
+class TransactionsChecker(Checker):
     """Asks for the last stable offsets of all partitions at once, and now and then for who holds them back."""
 
     def __init__(self, conn_id: str) -> None:
         super().__init__(conn_id)
         self._decisions: Decisions | None = None
 
-    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, CheckResult | Exception]:
+    def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
         from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
         from airflow_provider_exactlyonce.hooks.kafka import client_config
         from airflow_provider_exactlyonce.transactions.pending import Decisions
 
         if self._decisions is None:
             self._decisions = Decisions(client_config(self.conn_id))
-        looks: dict[str, CheckResult | Exception] = {}
+        results: dict[str, CheckResult | Exception] = {}
         waiting: dict[str, list[Undecided]] = {}
         targets = {name: subject["targets"] for name, subject in subjects.items()}
         for name, answer in self._decisions.undecided(targets).items():
             if isinstance(answer, ExactlyOnceError):
-                looks[name] = answer
+                results[name] = answer
             elif answer:
                 waiting[name] = answer
             else:
-                looks[name] = CheckResult(found={"offsets": {topic: dict(of) for topic, of in targets[name].items()}})
-        blockers = self._decisions.blockers(one for of in waiting.values() for one in of) if blame else None
-        return {**looks, **{name: CheckResult(missing=_said(of, blockers)) for name, of in waiting.items()}}
+                results[name] = CheckResult(found={"offsets": {topic: dict(of) for topic, of in targets[name].items()}})
+        blockers = (
+            self._decisions.blockers(partition for of in waiting.values() for partition in of) if diagnose else None
+        )
+        return {**results, **{name: CheckResult(missing=_said(of, blockers)) for name, of in waiting.items()}}
 
     def _close(self) -> None:
         self._decisions = None
@@ -50,14 +52,14 @@ class KafkaTransactionsTrigger(PollingTrigger):
 
     :param targets: {topic: {partition: offset}}
     :param kafka_conn_id: connection of type ``kafka``
-    :param poll_interval: seconds between two looks
+    :param poll_interval: seconds between two checks
     :param deadline: seconds since the epoch
     """
 
-    looker = TransactionsLooker
+    checker = TransactionsChecker
 
 
 def _said(waiting: Sequence[Undecided], blockers: Blockers | None) -> str:
-    told = [str(one) for one in waiting[:_NAMED]]
+    named = [str(partition) for partition in waiting[:_NAMED]]
     more = [f"{len(waiting) - _NAMED} partitions more"] if len(waiting) > _NAMED else []
-    return "; ".join([*told, *more, *(blockers.of(waiting) if blockers else [])])
+    return "; ".join([*named, *more, *(blockers.of(waiting) if blockers else [])])

@@ -31,7 +31,7 @@ class PipelineTrigger(BaseTrigger):
     :param home: the pipeline's home, a path
     :param intent: the driver, fields of :class:`~airflow_provider_exactlyonce.control.intent.Intent`
     :param owner: the task, as the supervisor names it
-    :param poll_interval: seconds between two looks
+    :param poll_interval: seconds between two checks
     :param due: the driver has died, and the next one is to be started then, seconds since the epoch
     :param deadline: the task's execution time-out, seconds since the epoch
     :param no_commit_within: seconds after which a driver that should commit and doesn't is stuck
@@ -62,8 +62,8 @@ class PipelineTrigger(BaseTrigger):
         self.stop_timeout = stop_timeout
         self._shown: Status | None = None
         self._metrics: Reporter | None = None
-        self._pulse: HeartbeatMonitor | None = None
-        self._chatter = LogThrottle()
+        self._heartbeats: HeartbeatMonitor | None = None
+        self._throttle = LogThrottle()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return class path and arguments; the arguments are a wire format, older ones stay readable."""
@@ -72,7 +72,7 @@ class PipelineTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until there is something to do; yields one event."""
-        while not (why := await asyncio.to_thread(self._look)):
+        while not (why := await asyncio.to_thread(self._check)):
             left = min((end - time.time() for end in (self.due, self.deadline) if end), default=self.poll_interval)
             await asyncio.sleep(max(0.0, min(self.poll_interval, left)))
         self.log.info("back to a worker: %s", why)
@@ -83,8 +83,8 @@ class PipelineTrigger(BaseTrigger):
         if self.stop_timeout is not None:
             await asyncio.to_thread(self._stop, self.stop_timeout)
 
-    def _look(self) -> str | None:
-        from airflow_provider_exactlyonce.control import commands
+    def _check(self) -> str | None:
+        from airflow_provider_exactlyonce.control import requests
         from airflow_provider_exactlyonce.control.home import Home
 
         now, home = time.time(), Home(self.home)
@@ -92,32 +92,34 @@ class PipelineTrigger(BaseTrigger):
             return "the task's execution time-out"
         try:
             if self.due is None:
-                return self._look_at_driver(home, now)
-            stopped = commands.stop_requested(home, self.intent["token"]) is not None
+                return self._check_driver(home, now)
+            stopped = requests.stop_requested(home, self.intent["token"]) is not None
         except OSError as error:  # what can't be read says nothing about the driver
             self.log.warning("%s can't be read: %s", self.home, error)
             return None
         return "a stop instead of a restart" if stopped else "a restart is due" if now >= self.due else None
 
-    def _look_at_driver(self, home: Any, now: float) -> str | None:
-        from airflow_provider_exactlyonce.control import drivers, exit_classification, health, progress
+    def _check_driver(self, home: Any, now: float) -> str | None:
+        from airflow_provider_exactlyonce.control import drivers, exit_classification
         from airflow_provider_exactlyonce.control import lease as leases
+        from airflow_provider_exactlyonce.control.driver_watch import stuck
         from airflow_provider_exactlyonce.control.intent import Intent
+        from airflow_provider_exactlyonce.control.status import has_progressed, progress_line
         from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 
         self._report(home)
         intent = codec.load(Intent, self.intent, "the trigger's intent")
         status = exit_classification.status_of(home, intent.token)
-        if status is not None and progress.moved(self._shown, status) and self._chatter.allow():
+        if status is not None and has_progressed(self._shown, status) and self._throttle.allow():
             self._shown = status
-            self.log.info("%s", progress.sentence(status))
+            self.log.info("%s", progress_line(status))
         if not drivers.is_there(home, intent.token):
             return "the driver has ended"
-        self._pulse = self._pulse or leases.HeartbeatMonitor(intent.token)
-        if self._pulse.life(leases.read(home.lease)) is leases.Life.SILENT:
+        self._heartbeats = self._heartbeats or leases.HeartbeatMonitor(intent.token)
+        if self._heartbeats.life(leases.read(home.lease)) is leases.Life.STALE:
             return "the driver gives no sign of life"
         allowed = None if self.no_commit_within is None else timedelta(seconds=self.no_commit_within)
-        return health.stuck(home, intent, HealthRules(no_commit_within=allowed), now)
+        return stuck(home, intent, HealthRules(no_commit_within=allowed), now)
 
     def _report(self, home: Any) -> None:
         from airflow_provider_exactlyonce.hooks.metrics import Reporter
@@ -126,9 +128,9 @@ class PipelineTrigger(BaseTrigger):
         self._metrics.report()
 
     def _stop(self, timeout_seconds: float) -> None:
-        from airflow_provider_exactlyonce.control import commands, stopping
+        from airflow_provider_exactlyonce.control import requests, stopping
         from airflow_provider_exactlyonce.control.home import Home
 
         home, token = Home(self.home), self.intent["token"]
-        commands.note_killed(home, token, self.owner)
+        requests.note_killed(home, token, self.owner)
         stopping.detach(home, token, reason="the task was killed", timeout_seconds=timeout_seconds)

@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckRe
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
-    from airflow_provider_exactlyonce.control.state import PipelineState
+    from airflow_provider_exactlyonce.control.pipeline_state import PipelineState
     from airflow_provider_exactlyonce.control.status import Status
     from airflow_provider_exactlyonce.hooks.metrics import Reporter
 
@@ -21,7 +21,7 @@ _HOME_SECONDS: Final = 30.0
 _Place = tuple[str | None, str | None]
 
 
-class StateLooker(Checker):
+class StateChecker(Checker):
     """Reads each home once, however many wait for it."""
 
     def __init__(self, conn_id: str) -> None:
@@ -29,7 +29,7 @@ class StateLooker(Checker):
         self._homes: dict[_Place, tuple[Home, str, float]] = {}
         self._reporters: dict[str, Reporter] = {}  # by home
 
-    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, CheckResult | Exception]:
+    def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
         from confluent_kafka import KafkaException
 
         from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
@@ -37,21 +37,23 @@ class StateLooker(Checker):
         places: dict[_Place, dict[str, Subject]] = {}
         for name, subject in subjects.items():
             places.setdefault((subject["pipeline"], subject["checkpoint"]), {})[name] = subject
-        looks: dict[str, CheckResult | Exception] = {}
-        for place, its in places.items():
+        results: dict[str, CheckResult | Exception] = {}
+        for place, waiting in places.items():
             try:
                 pipeline, state, status = self._state(place)
-                looks.update({name: _said(pipeline, state, status, one["states"]) for name, one in its.items()})
+                results.update(
+                    {name: _said(pipeline, state, status, subject["states"]) for name, subject in waiting.items()}
+                )
             except (KafkaException, ExactlyOnceError) as error:
-                looks.update(dict.fromkeys(its, error))
-        return looks
+                results.update(dict.fromkeys(waiting, error))
+        return results
 
     def _close(self) -> None:
         self._homes.clear()
         self._reporters.clear()
 
     def _state(self, place: _Place) -> tuple[str, PipelineState, Status | None]:
-        from airflow_provider_exactlyonce.control.state import PipelineState, state_of
+        from airflow_provider_exactlyonce.control.pipeline_state import PipelineState, state_of
         from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
         from airflow_provider_exactlyonce.hooks import home as homes
         from airflow_provider_exactlyonce.hooks.metrics import Reporter
@@ -73,13 +75,13 @@ class PipelineStateTrigger(PollingTrigger):
 
     :param pipeline: name of the pipeline, None when ``checkpoint`` is given
     :param checkpoint: its home, None when ``pipeline`` is given
-    :param states: values of :class:`~airflow_provider_exactlyonce.control.state.PipelineState`
+    :param states: values of :class:`~airflow_provider_exactlyonce.control.pipeline_state.PipelineState`
     :param kafka_conn_id: connection of type ``kafka``
-    :param poll_interval: seconds between two looks
+    :param poll_interval: seconds between two checks
     :param deadline: seconds since the epoch
     """
 
-    looker = StateLooker
+    checker = StateChecker
 
 
 def states_of(given: object) -> list[str]:
@@ -89,10 +91,12 @@ def states_of(given: object) -> list[str]:
     """
     from collections.abc import Iterable
 
-    from airflow_provider_exactlyonce.control.state import PipelineState
+    from airflow_provider_exactlyonce.control.pipeline_state import PipelineState
     from airflow_provider_exactlyonce.exceptions import RefusedError
 
-    states = [given] if isinstance(given, str) else [str(one) for one in given] if isinstance(given, Iterable) else []
+    states = (
+        [given] if isinstance(given, str) else [str(state) for state in given] if isinstance(given, Iterable) else []
+    )
     known = [state.value for state in PipelineState]
     if not states or not set(states) <= set(known):
         raise RefusedError(f"states={given!r}: one or more of {', '.join(known)}")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_exactlyonce.triggers.log_throttle import LogThrottle
-from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, watching
+from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, subscribed
 
 #: Airflow's own time-out of the deferral comes this much after ours: it knows nothing of what is missing.
 BACKSTOP_SECONDS: Final = 60.0
@@ -27,20 +27,20 @@ class PollReason(StrEnum):
 
 
 class PollingTrigger(BaseTrigger):
-    """Fire when a look has found what is waited for, or the deadline has passed.
+    """Fire when a check has found what is waited for, or the deadline has passed.
 
     It holds nothing that a restart of the triggerer would change, and no secret. All that wait at one connection share
     one poller.
 
     :param kafka_conn_id: connection of type ``kafka``
-    :param poll_interval: seconds between two looks
+    :param poll_interval: seconds between two checks
     :param deadline: seconds since the epoch; None when Airflow started it without a worker: then a minute before
         Airflow's own time-out
     :param ends_task: end the task here when it is found, without a worker
-    :param subject: what the looker needs
+    :param subject: what the checker needs
     """
 
-    looker: ClassVar[type[Checker]]
+    checker: ClassVar[type[Checker]]
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class PollingTrigger(BaseTrigger):
 
     @property
     def subject(self) -> dict[str, Any]:
-        """What the looker is asked for."""
+        """What the checker is asked for."""
         return {name: getattr(self, name) for name in self._names}
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -83,11 +83,11 @@ class PollingTrigger(BaseTrigger):
 
         What doesn't answer is asked again until the deadline, and named then.
         """
-        deadline, chatter = self._deadline(), LogThrottle()
-        async with watching(self.looker, self.kafka_conn_id, self.subject, self.poll_interval) as watch:
+        deadline, throttle = self._deadline(), LogThrottle()
+        async with subscribed(self.checker, self.kafka_conn_id, self.subject, self.poll_interval) as subscription:
             while True:
                 left = deadline - time.time()
-                now = await watch.changed(left) if left > 0 else await watch.now()
+                now = await subscription.changed(left) if left > 0 else await subscription.now()
                 if now is None:
                     continue
                 event = self._event(now, deadline, is_over=left <= 0)
@@ -96,7 +96,7 @@ class PollingTrigger(BaseTrigger):
                 if event is not None:
                     yield event
                     return
-                if chatter.allow():
+                if throttle.allow():
                     self.log.info("waiting: %s", now.missing)
 
     async def _push(self, found: Mapping[str, Any] | None) -> None:

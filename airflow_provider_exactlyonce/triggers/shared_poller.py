@@ -1,4 +1,4 @@
-"""Looking for what many wait for at once: one looker per connection and kind, and one poller for it in the triggerer.
+"""Looking for what many wait for at once: one checker per connection and kind, and one poller for it in the triggerer.
 
 Hundreds of tasks that wait for the same cluster ask it together, with one set of connections, in one thread.
 """
@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 
 from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
 
-#: How often it is found out again who is to blame for the waiting.
-BLAME_SECONDS: Final = 30.0
+#: How often the cause of the waiting is looked up again.
+DIAGNOSE_SECONDS: Final = 30.0
 
 #: What one waits for, as JSON values
 Subject = Mapping[str, Any]
@@ -28,7 +28,7 @@ Subject = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """What one look has found.
+    """What one check has found.
 
     :param found: the task's result, None while it has to wait
     :param missing: what it waits for
@@ -48,7 +48,7 @@ class Checker(ABC):
     :param conn_id: connection of type ``kafka``, which is fetched again after an error
     """
 
-    #: A poller looks at least as often, in seconds.
+    #: A poller checks at least as often, in seconds.
     seconds: ClassVar[float] = 60.0
 
     def __init__(self, conn_id: str) -> None:
@@ -56,23 +56,23 @@ class Checker(ABC):
         self._lock = threading.Lock()
 
     @abstractmethod
-    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, CheckResult | Exception]: ...
+    def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]: ...
 
     @abstractmethod
     def _close(self) -> None:
-        """Close the connections; the next look opens new ones."""
+        """Close the connections; the next check opens new ones."""
 
-    def look(self, subjects: Mapping[str, Subject], *, blame: bool) -> dict[str, CheckResult]:
+    def check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> dict[str, CheckResult]:
         """Look once at each; what the cluster doesn't say is missing until it does.
 
         :param subjects: by :func:`name_of` them
-        :param blame: find out who is to blame, too, which may be costly
+        :param diagnose: find out what holds readers back, too, which may be costly
         """
         from confluent_kafka import KafkaException
 
         with self._lock:
             try:
-                answers = self._look(subjects, blame=blame)
+                answers = self._check(subjects, diagnose=diagnose)
             except (KafkaException, ExactlyOnceError) as error:
                 answers = dict.fromkeys(subjects, error)
             if answers and all(isinstance(answer, Exception) for answer in answers.values()):
@@ -93,7 +93,7 @@ class Checker(ABC):
 
 
 def name_of(subject: Subject) -> str:
-    """Return by what name a looker is asked for a subject: the same for the same one, and of no other one."""
+    """Return by what name a checker is asked for a subject: the same for the same one, and of no other one."""
     return json.dumps(subject, sort_keys=True)
 
 
@@ -101,10 +101,10 @@ def name_of(subject: Subject) -> str:
 _NOW_SECONDS: Final = 40.0
 
 
-class Watch:
+class Subscription:
     """One who waits.
 
-    :param seconds: how often a look is wanted
+    :param seconds: how often a check is wanted
     """
 
     def __init__(self, poller: Poller, subject: Subject, seconds: float) -> None:
@@ -122,7 +122,7 @@ class Watch:
     async def changed(self, seconds: float) -> CheckResult | None:
         """Wait for news; None when there are none for so long.
 
-        :raises Exception: when looking has failed for a reason that a looker does not expect
+        :raises Exception: when checking has failed for a reason that a checker does not expect
         """
         try:
             await asyncio.wait_for(self._told.wait(), seconds)
@@ -134,8 +134,8 @@ class Watch:
         return self._latest
 
     async def now(self) -> CheckResult:
-        """Look now, and find out who is to blame; what was seen last when that takes too long."""
-        look = asyncio.to_thread(self.poller.looker.look, {self.name: self.subject}, blame=True)
+        """Check now, with the cause of the waiting; what was seen last when that takes too long."""
+        look = asyncio.to_thread(self.poller.checker.check, {self.name: self.subject}, diagnose=True)
         try:
             return (await asyncio.wait_for(look, _NOW_SECONDS))[self.name]
         except TimeoutError:
@@ -149,9 +149,9 @@ class Watch:
 class Poller:
     """Looks for all who wait at one connection, until nobody does."""
 
-    def __init__(self, looker: Checker) -> None:
-        self.looker: Final = looker
-        self.watches: Final[set[Watch]] = set()
+    def __init__(self, checker: Checker) -> None:
+        self.checker: Final = checker
+        self.subscriptions: Final[set[Subscription]] = set()
         self._wake = asyncio.Event()
         # In a context of its own: what is logged on the way belongs to no single task that waits.
         self._task = asyncio.create_task(self._run(), context=contextvars.Context())
@@ -161,30 +161,30 @@ class Poller:
         self._wake.set()
 
     async def _run(self) -> None:
-        blamed = 0.0
+        diagnosed = 0.0
         try:
-            while self.watches:
+            while self.subscriptions:
                 self._wake.clear()
                 began = time.monotonic()
-                blame = began - blamed >= BLAME_SECONDS
-                blamed = began if blame else blamed
-                await self._look(blame=blame)
-                pause = min([self.looker.seconds, *(watch.seconds for watch in self.watches)])
+                diagnose = began - diagnosed >= DIAGNOSE_SECONDS
+                diagnosed = began if diagnose else diagnosed
+                await self._check(diagnose=diagnose)
+                pause = min([self.checker.seconds, *(subscription.seconds for subscription in self.subscriptions)])
                 await self._pause(began + pause - time.monotonic())
         finally:
-            await asyncio.to_thread(self.looker.close)
+            await asyncio.to_thread(self.checker.close)
 
-    async def _look(self, *, blame: bool) -> None:
-        subjects = {watch.name: watch.subject for watch in self.watches}
+    async def _check(self, *, diagnose: bool) -> None:
+        subjects = {subscription.name: subscription.subject for subscription in self.subscriptions}
         try:
-            looks = await asyncio.to_thread(self.looker.look, subjects, blame=blame)
+            results = await asyncio.to_thread(self.checker.check, subjects, diagnose=diagnose)
         except Exception as error:  # whatever it is: those who wait must hear of it
-            for watch in self.watches:
-                watch.tell(error)
+            for subscription in self.subscriptions:
+                subscription.tell(error)
             return
-        for watch in self.watches:
-            if watch.name in looks:
-                watch.tell(looks[watch.name])
+        for subscription in self.subscriptions:
+            if subscription.name in results:
+                subscription.tell(results[subscription.name])
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -201,19 +201,21 @@ _SHORTEST_SECONDS: Final = 0.05
 
 
 @asynccontextmanager
-async def watching(kind: type[Checker], conn_id: str, subject: Subject, seconds: float) -> AsyncIterator[Watch]:
+async def subscribed(
+    kind: type[Checker], conn_id: str, subject: Subject, seconds: float
+) -> AsyncIterator[Subscription]:
     """Wait together with all others of this event loop that wait for the same kind of thing at the same connection."""
     pollers, key = _pollers.setdefault(asyncio.get_running_loop(), {}), (kind, conn_id)
     poller = pollers.get(key)
     if poller is None:
         poller = pollers[key] = Poller(kind(conn_id))
-    watch = Watch(poller, subject, seconds)
-    poller.watches.add(watch)
+    subscription = Subscription(poller, subject, seconds)
+    poller.subscriptions.add(subscription)
     poller.wake()
     try:
-        yield watch
+        yield subscription
     finally:
-        poller.watches.discard(watch)
-        if not poller.watches:
+        poller.subscriptions.discard(subscription)
+        if not poller.subscriptions:
             pollers.pop(key, None)
             poller.wake()

@@ -2,63 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow_provider_exactlyonce.triggers.driver import DriverTrigger
 
 
-class UpgradeTrigger(BaseTrigger):
+class UpgradeTrigger(DriverTrigger):
     """Fire when a driver has answered, runs and has made its commits, or is gone; or when the time is over.
 
-    It reads the control directory, so the triggerer must see the pipeline's home. The event says nothing: the task
-    looks for itself, so that an event that came late or twice changes nothing.
-
-    :param home: the pipeline's home, a path
-    :param token: start token of the driver; None, or empty in older ones, for one that is about to be started again
-    :param request: the savepoint that it is asked for, None for none
-    :param commits: how many commits it has to make, None to wait for its end
-    :param poll_interval: seconds between two looks
-    :param deadline: seconds since the epoch
+    :param commits: how many commits the driver has to make, None to wait for its end
+    :param driver: as :class:`~airflow_provider_exactlyonce.triggers.driver.DriverTrigger` takes it
     """
 
-    def __init__(
-        self,
-        *,
-        home: str,
-        token: str | None,
-        request: str | None,
-        commits: int | None,
-        poll_interval: float,
-        deadline: float,
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.home = home
-        self.token = token
-        self.request = request
+    arguments: ClassVar[tuple[str, ...]] = (*DriverTrigger.arguments, "commits")
+
+    def __init__(self, *, commits: int | None, **driver: Any) -> None:
+        super().__init__(**driver)
         self.commits = commits
-        self.poll_interval = poll_interval
-        self.deadline = deadline
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return class path and arguments; the arguments are a wire format, older ones stay readable."""
-        names = ("home", "token", "request", "commits", "poll_interval", "deadline")
-        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
-
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until there is something to do; yields one event, and not at once: the task has just looked."""
-        while (left := self.deadline - time.time()) > 0:
-            await asyncio.sleep(min(self.poll_interval, left))
-            if not await asyncio.to_thread(self._is_waiting):
-                break
-        yield TriggerEvent({})  # type: ignore[no-untyped-call]
-
-    def _is_waiting(self) -> bool:
-        from airflow_provider_exactlyonce.control import drivers
-        from airflow_provider_exactlyonce.control.home import Home
-        from airflow_provider_exactlyonce.control.waiting import WaitCondition
-
-        wait = WaitCondition(token=self.token or None, request=self.request, commits=self.commits)
-        return not drivers.has_happened(Home(self.home), wait)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce import failpoints, process_identity
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.request import SavepointTaker, not_answered
@@ -30,14 +30,13 @@ from airflow_provider_exactlyonce.control import (
     upgrade_plan,
 )
 from airflow_provider_exactlyonce.control import intent as intents
-from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.processes import ChildDriver
 from airflow_provider_exactlyonce.control.releases import Release
+from airflow_provider_exactlyonce.control.requests import WaitCondition
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan, Step
-from airflow_provider_exactlyonce.control.waiting import WaitCondition
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     ExactlyOnceError,
@@ -373,7 +372,7 @@ class Upgrade:
             series=token,
             restarts=0,
             log=str(log),
-            machine=leases.this_machine(),
+            machine=process_identity.this_machine(),
         )
         known = intents.read(self._home.intent)
         if drivers.is_there(self._home, token) or exit_classification.status_of(self._home, token) is not None:

@@ -23,6 +23,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import READABLE
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
@@ -267,17 +268,17 @@ def torn_manifest(patient: Patient) -> None:
 
 
 def unfinished_savepoint(patient: Patient) -> None:
-    body = {"machine": lease.this_machine(), "pid": dead_pid(), "process_started": 1}
+    body = {"machine": process_identity.this_machine(), "pid": dead_pid(), "process_started": 1}
     json_store.write(patient.home.savepoints / "9-abcdef" / "taking.json", body)
 
 
 def unfinished_verification(patient: Patient) -> None:
-    body = {"machine": lease.this_machine(), "pid": dead_pid(), "process_started": 1}
+    body = {"machine": process_identity.this_machine(), "pid": dead_pid(), "process_started": 1}
     json_store.write(patient.home.savepoints / ".verify-abcdef" / "taking.json", body)
 
 
 def unfinished_delete(patient: Patient) -> None:
-    body = {"machine": lease.this_machine(), "pid": dead_pid(), "process_started": 1}
+    body = {"machine": process_identity.this_machine(), "pid": dead_pid(), "process_started": 1}
     json_store.write(patient.home.savepoints / patient.savepoint / "deleting.json", body)
 
 
@@ -377,7 +378,7 @@ def dead_pid() -> int:
 
 
 def _lease(patient: Patient, **changes: Any) -> lease.Lease:
-    held = lease.take(patient.home.lease, patient.case.name, "another", run=1)
+    held = lease.acquire(patient.home.lease, patient.case.name, "another", run=1)
     held = replace(held, **changes)
     json_store.write(patient.home.lease, asdict(held))
     return held
@@ -401,7 +402,7 @@ def two_drivers(patient: Patient) -> None:
 
     def renew() -> None:
         while not ended.wait(0.2):
-            lease.beat(patient.home.lease, held)
+            lease.renew(patient.home.lease, held)
 
     renewing = threading.Thread(target=renew)
     renewing.start()

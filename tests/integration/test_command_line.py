@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_exactlyonce.cli import main as cli
-from airflow_provider_exactlyonce.control import json_store, lease, restart_log, status
+from airflow_provider_exactlyonce.control import json_store, lease, restarts, status
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.restart_log import Restart
+from airflow_provider_exactlyonce.control.restarts import Restart
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.exceptions import UnknownPipelineError
 from airflow_provider_exactlyonce.ledger import topic
@@ -94,12 +94,12 @@ def test_status_says_between_a_death_and_the_restart_that_the_driver_is_gone_and
     assert (told()["driver"], told()["state"]) == ("unknown", None)
     assert told()["next"] == f"{home.path} is not on this machine: nothing is known of the driver"
     home.create(crafted.pipeline)
-    held = lease.take(home.lease, crafted.pipeline, "t", run=1)
+    held = lease.acquire(home.lease, crafted.pipeline, "t", run=1)
     status.write(home.status, Status(pipeline=crafted.pipeline, token="t", state=DriverState.RUNNING, run=1))
     assert (told()["driver"], told()["state"], told()["next"]) == ("alive", "running", None)
     json_store.write(home.lease, {**asdict(held), "process_started": 1})  # a process that has ended
     died = Restart(series="t", number=1, token="t", run=1, commit=0, cause="killed", exit_code=-9, died=time.time())
-    restart_log.append(home.restarts, replace(died, due=time.time() + 600))
+    restarts.append(home.restarts, replace(died, due=time.time() + 600))
     assert (told()["driver"], told()["state"]) == ("gone", "lost")
     assert "is gone without an account, and no successor has started" in told()["next"]
     assert "its supervisor starts the next one at" in told()["next"]

@@ -497,7 +497,7 @@ def test_a_triggerers_gates_share_one_poller_and_fire_one_by_one(pipeline: HandW
         return dict(event)
 
     def watches() -> int:
-        return sum(len(poller.watches) for of in shared_poller._pollers.values() for poller in of.values())
+        return sum(len(poller.subscriptions) for of in shared_poller._pollers.values() for poller in of.values())
 
     async def run() -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
         gates = [gate(pipeline, commit=2 + number % 3, deferrable=True, timeout=HANG_SECONDS) for number in range(30)]

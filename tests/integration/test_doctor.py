@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import lease
@@ -433,7 +434,7 @@ def test_nothing_is_wrong_with_any_shape_of_pipeline_nor_after_a_restore(clinic:
 
 @pytest.mark.parametrize(
     ("machine", "is_here"),
-    [(lease.this_machine(), True), (f"another {lease.this_machine()}", False), ("", True)],
+    [(process_identity.this_machine(), True), (f"another {process_identity.this_machine()}", False), ("", True)],
     ids=["of this machine", "of a machine of the same name", "of release 0.1.0"],
 )
 def test_a_superseded_driver_that_still_lives_is_found_and_another_machines_process_is_not_taken_for_it(

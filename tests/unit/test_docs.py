@@ -6,12 +6,15 @@ import ast
 import importlib
 import pkgutil
 import re
+from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 
 import pytest
 
 import airflow_provider_exactlyonce
 from airflow_provider_exactlyonce.cli import pages
+from airflow_provider_exactlyonce.control import supervision
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.failpoints import (
     BACKFILL_NAMES,
@@ -21,7 +24,7 @@ from airflow_provider_exactlyonce.failpoints import (
     SAVEPOINT_NAMES,
     SINK_NAMES,
 )
-from airflow_provider_exactlyonce.kafka.transaction import TRANSITIONS
+from airflow_provider_exactlyonce.kafka import transaction
 
 ROOT = Path(__file__).parents[2]
 RESCALE_STEPS = (*RESCALE_NAMES[:2], *RESTORE_NAMES[:2], RESCALE_NAMES[2], *RESTORE_NAMES[2:4])
@@ -52,15 +55,13 @@ def test_the_readme_quotes_the_job_and_the_dag() -> None:
     assert len(marked("dags/shop_totals.py", "dag_shop_totals").splitlines()) <= 40
 
 
-def test_the_states_of_the_producer_session_are_drawn_from_its_table() -> None:
-    rows = "".join(f"| {old.value} | {event.value} | {new.value} |\n" for (old, event), new in TRANSITIONS.items())
-    drawn = (
-        (ROOT / "docs/protocol.md")
-        .read_text()
-        .split("| from | event | to |\n|---|---|---|\n")[1]
-        .split("<!-- end -->")[0]
-    )
-    assert drawn == rows
+@pytest.mark.parametrize(
+    ("document", "transitions"), [("protocol", transaction.TRANSITIONS), ("supervise", supervision.TRANSITIONS)]
+)
+def test_states_are_drawn_from_their_table(document: str, transitions: Mapping[tuple[Enum, Enum], Enum]) -> None:
+    rows = "".join(f"| {old.value} | {event.value} | {new.value} |\n" for (old, event), new in transitions.items())
+    text = (ROOT / f"docs/{document}.md").read_text()
+    assert text.split("| from | event | to |\n|---|---|---|\n")[1].split("<!-- end -->")[0] == rows
 
 
 @pytest.mark.parametrize(

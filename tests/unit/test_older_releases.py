@@ -24,14 +24,14 @@ from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint import manifest
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.control import commands, json_store, releases, restart_log, status, upgrade_plan
 from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import json_store, releases, requests, restarts, status, upgrade_plan
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.releases import Release
+from airflow_provider_exactlyonce.control.requests import TaskRequest
 from airflow_provider_exactlyonce.control.status import ReplayReport
-from airflow_provider_exactlyonce.control.stop_request import StopRequest
-from airflow_provider_exactlyonce.control.task_request import TaskRequest
+from airflow_provider_exactlyonce.control.stopping import StopRequest
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger import ranges, records
@@ -143,24 +143,26 @@ KINDS: dict[str, Kind] = {
     ),
     "home/control/lease.json": Kind(lambda of: leases.read(home(of).lease), codec.dump),
     "home/control/status.json": Kind(lambda of: status.read(home(of).status), codec.dump),
-    f"home/control/commands/account-{TOKEN}.json": Kind(lambda of: status.read(home(of).account(TOKEN)), codec.dump),
+    f"home/control/commands/account-{TOKEN}.json": Kind(
+        lambda of: status.read(home(of).final_status_path(TOKEN)), codec.dump
+    ),
     "home/control/intent.json": Kind(lambda of: intents.read(home(of).intent), codec.dump),
     "home/control/restarts.json": Kind(
-        lambda of: restart_log.read(home(of).restarts), lambda found: {"restarts": [codec.dump(one) for one in found]}
+        lambda of: restarts.read(home(of).restarts), lambda found: {"restarts": [codec.dump(one) for one in found]}
     ),
     "home/control/upgrade.json": Kind(plan, lambda found: found.document()),
-    "home/control/commands/stop.json": Kind(lambda of: commands.stop_requested(home(of), TOKEN), "exactlyonce stop"),
+    "home/control/commands/stop.json": Kind(lambda of: requests.stop_requested(home(of), TOKEN), "exactlyonce stop"),
     f"home/control/commands/killed-{TOKEN}.json": Kind(
-        lambda of: commands.killed_by(home(of), TOKEN), "shop_totals/stream/run-1/-1"
+        lambda of: requests.killed_by(home(of), TOKEN), "shop_totals/stream/run-1/-1"
     ),
     "home/control/commands/savepoint-0f1e2d3c.json": Kind(
-        lambda of: commands.savepoint_requests(home(of), TOKEN)[0], codec.dump
+        lambda of: requests.savepoint_requests(home(of), TOKEN)[0], codec.dump
     ),
     "home/control/commands/savepoint-0f1e2d3d.done.json": Kind(
-        lambda of: commands.savepoint_answer(home(of), "0f1e2d3d"), codec.dump
+        lambda of: requests.savepoint_answer(home(of), "0f1e2d3d"), codec.dump
     ),
     "home/control/commands/savepoint-0f1e2d3e.done.json": Kind(
-        lambda of: commands.savepoint_answer(home(of), "0f1e2d3e"), codec.dump
+        lambda of: requests.savepoint_answer(home(of), "0f1e2d3e"), codec.dump
     ),
     "home/control/commands/stop-0f1e2d3c4b5a6978.json": Kind(stop_target, TOKEN),
     "home/control/commands/task-ec118760f41ff305.json": Kind(
@@ -337,7 +339,7 @@ def test_a_death_that_an_older_release_records_keeps_what_a_newer_one_said_of_th
     file = release / "home/control/restarts.json"
     entries = [{**one, "blamed": "disk"} for one in body_of(file)["restarts"]]
     changed(file, restarts=entries)
-    restart_log.append(home(release).restarts, restart_log.read(home(release).restarts)[0])
+    restarts.append(home(release).restarts, restarts.read(home(release).restarts)[0])
     expected = [*entries, entries[0]]
     assert kept_of(body_of(file)["restarts"], expected) == expected
 
@@ -385,21 +387,21 @@ WRITTEN: Mapping[str, str | None] = {
     "control.home.create": "home.json",
     "control.home.remember": "lineage.json",
     "control.home.note_commit": "progress.json",
-    "control.commands.request_stop": "stop.json",
-    "control.commands.note_killed": "killed-",
-    "control.commands.request_savepoint": "savepoint-0f1e2d3c.json",
-    "control.commands.answer_savepoint": ".done.json",
-    "control.task_request.done": "task-",
+    "control.requests.request_stop": "stop.json",
+    "control.requests.note_killed": "killed-",
+    "control.requests.request_savepoint": "savepoint-0f1e2d3c.json",
+    "control.requests.answer_savepoint": ".done.json",
+    "control.requests.done": "task-",
     "control.status.write": "status.json",
-    "control.restart_log._write": "restarts.json",
+    "control.restarts._write": "restarts.json",
     "control.intent.write": "intent.json",
     "control.upgrade_plan.write": "upgrade.json",
-    "control.stop_request._record": "stop-",
+    "control.stopping._record": "stop-",
     "control.releases.write": "home/release.json",
     "control.releases.keep": "applications/",
     "control.lease._write": "lease.json",
     "control.lease.sure": "lease.json",
-    "control.lease.beat": "lease.json",
+    "control.lease.renew": "lease.json",
     "upgrade.shadow_main.main": None,
     "upgrade.shadow_run.run": None,
     "checkpoint.savepoints.take": "taking.json",

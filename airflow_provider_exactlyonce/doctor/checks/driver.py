@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from airflow_provider_exactlyonce import exceptions
-from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce import exceptions, process_identity
 from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState
 from airflow_provider_exactlyonce.doctor.facts import Facts
@@ -51,7 +50,7 @@ def holds_no_stale_lease(facts: Facts) -> Iterator[Finding]:
     if driver is None or held is None or driver.life is Life.ALIVE:
         return
     who = f"run {held.run}, pid {held.pid} on {held.host}"
-    if driver.life is Life.SILENT and held.machine == leases.this_machine():
+    if driver.life is Life.STALE and held.machine == process_identity.this_machine():
         yield Finding(
             "silent-driver",
             f"{who}, holds the lease, its process is there, and has given no sign of life for "
@@ -59,7 +58,7 @@ def holds_no_stale_lease(facts: Facts) -> Iterator[Finding]:
             f"let it go on (kill -CONT {held.pid}) or end it (kill -KILL {held.pid})",
         )
     else:
-        ended = "has ended" if driver.life is Life.GONE else "gives no sign of life"
+        ended = "has ended" if driver.life is Life.DEAD else "gives no sign of life"
         yield Finding(
             "stale-lease",
             f"the lease is of {who}, which {ended}",

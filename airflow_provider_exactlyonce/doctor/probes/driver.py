@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
@@ -25,7 +26,7 @@ _POLL_SECONDS: Final = 0.2
 
 def look(facts: Facts, home: Home) -> DriverFacts:
     """Look at lease, status and the processes of this machine."""
-    held, life = leases.settle(home.lease)
+    held, life = leases.observe(home.lease)
     status = statuses.read(home.status)
     runs = facts.history.runs if facts.history else []
     return DriverFacts(
@@ -58,7 +59,7 @@ def _is_told_by_another(home: Home, held: Lease, status: Status | None) -> bool:
 
 def _lives_here(run: ClaimRecord) -> bool:
     """Tell whether the process that made a claim lives on this machine: one that began before it has its pid."""
-    started = leases.process_start(run.pid) if leases.is_here(run.machine, run.host) else None
+    started = process_identity.process_start(run.pid) if process_identity.is_here(run.machine, run.host) else None
     if started is None:
         return False
     booted = next(

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce import failpoints, process_identity
 from airflow_provider_exactlyonce.backfill import workspace as backfills
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import lease as leases
@@ -187,7 +187,7 @@ class Run:
         held = leases.read(self.home.lease)
         if held is None or held.token == self.options.token or 0 < held.run < self.number:
             return  # the ledger outranks the lease: a lower run that was frozen while it renewed is no successor
-        if leases.life(held) is not Life.GONE:  # it is about to claim
+        if leases.life(held) is not Life.DEAD:  # it is about to claim
             raise FencedError(
                 f"run {self.number} of {self.pipeline} is superseded: the driver with pid {held.pid} on {held.host} "
                 "has taken the lease"
@@ -196,7 +196,7 @@ class Run:
     def beat(self) -> bool:
         """Renew the lease; false when another driver has taken it."""
         if self._lease is not None:
-            renewed = leases.beat(self.home.lease, replace(self._lease, run=self.number))
+            renewed = leases.renew(self.home.lease, replace(self._lease, run=self.number))
             if renewed is None:
                 return False
             self._lease = renewed
@@ -233,7 +233,7 @@ class Run:
         mine = leases.read(self.home.lease)
         if mine is not None and mine.token == self.options.token:
             return
-        self._left, life = leases.settle(self.home.lease)
+        self._left, life = leases.observe(self.home.lease)
         held = self._left
         if held is not None and life is Life.ALIVE and held.token != self.options.token:
             raise AlreadyRunningError(
@@ -285,7 +285,7 @@ class Run:
         Nor may a restore that was made while this process was frozen, before the claim, be what the next start runs:
         it begins where the ledger ended before.
         """
-        self._lease = leases.take(self.home.lease, self.pipeline, self.options.token, run=self.number)
+        self._lease = leases.acquire(self.home.lease, self.pipeline, self.options.token, run=self.number)
         with leases.Hold(self.home.lease, self._lease).sure():
             if not self.home.uses(self.lineage.id):
                 log.warning("run %d goes on in lineage %s; a restore since is undone", self.number, self.lineage.id)
@@ -336,7 +336,7 @@ class Run:
             parent_savepoint=self.lineage.savepoint,
             guarantee=self.guarantee,
             lost=self.lost,
-            machine=leases.this_machine(),
+            machine=process_identity.this_machine(),
             plan=self.options.plan,
         )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import recover
-from airflow_provider_exactlyonce.control import commands, releases
+from airflow_provider_exactlyonce.control import releases, requests
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import HEARTBEAT_SECONDS
 from airflow_provider_exactlyonce.control.status import DriverState
@@ -544,7 +544,7 @@ class Driver:
     def _stop_reason(self) -> str | None:
         if self._report.status.state is DriverState.RUNNING:
             self._done = self._done or self._goal.reached(self._report.status.commit, self._report.status.watermark)
-        reason = self._done or self._signal or commands.stop_requested(self._options.home, self._options.token)
+        reason = self._done or self._signal or requests.stop_requested(self._options.home, self._options.token)
         return reason or (self._savepoints.stop_reason() if self._savepoints is not None else None)
 
     def _heed_signals(self) -> None:

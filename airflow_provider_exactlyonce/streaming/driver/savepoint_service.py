@@ -10,9 +10,9 @@ from typing import Final
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import BatchGoneError, SavepointRetention, Savepoints
-from airflow_provider_exactlyonce.control import commands
-from airflow_provider_exactlyonce.control.commands import SavepointAnswer, SavepointRequest
+from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.requests import SavepointAnswer, SavepointRequest
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
@@ -75,11 +75,11 @@ class SavepointService:
 
         The stop is noted as one that was asked for, so that a supervisor does not take it for a failure.
         """
-        wanted = next((one for one in commands.savepoint_requests(self._home, self._token) if one.stop), None)
+        wanted = next((one for one in requests.savepoint_requests(self._home, self._token) if one.stop), None)
         if wanted is None:
             return None
         reason = f"savepoint {wanted.label or wanted.request} was asked for, with a stop"
-        commands.request_stop(self._home, self._token, reason=reason)
+        requests.request_stop(self._home, self._token, reason=reason)
         return reason
 
     def close(self, *, serve: bool) -> None:
@@ -102,7 +102,7 @@ class SavepointService:
             log.exception("no more savepoints are taken by this driver")
 
     def _answer_all(self, *, last: bool) -> None:
-        for request in commands.savepoint_requests(self._home, self._token):
+        for request in requests.savepoint_requests(self._home, self._token):
             if request.stop and not last:
                 continue  # until the query has ended
             try:
@@ -113,7 +113,7 @@ class SavepointService:
             if answer is None and last:
                 answer = SavepointAnswer(error="the driver has ended before its first commit")
             if answer is not None:
-                commands.answer_savepoint(self._home, request.request, answer)
+                requests.answer_savepoint(self._home, request.request, answer)
 
     def _answer(self, request: SavepointRequest) -> SavepointAnswer | None:
         """Take a savepoint; None when there is no batch yet that both Spark and the ledger have."""

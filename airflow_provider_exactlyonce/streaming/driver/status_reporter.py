@@ -135,7 +135,7 @@ class DriverReport:
     def _leave_words(self) -> None:
         """Leave last words under our own token: the status may be, or become, another driver's."""
         if self._home.control.is_dir():  # a home that was mistyped stays untouched
-            status.write(self._home.account(self.status.token), self.status)
+            status.write(self._home.final_status_path(self.status.token), self.status)
 
     def _lag(self) -> int | None:
         """Return how many source records are available and not committed, None while nothing is known."""

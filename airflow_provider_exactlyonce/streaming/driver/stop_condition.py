@@ -10,11 +10,9 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from airflow_provider_exactlyonce.control import commands, json_store
+from airflow_provider_exactlyonce.control import json_store, requests
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.policies.termination import Bound, Target
-
-_FORGOTTEN_SECONDS: Final = 30 * 24 * 60 * 60.0
 
 
 class Goal:
@@ -44,7 +42,7 @@ class Goal:
         start = {Bound.COMMITS: float(commit), Bound.DURATION: time.time(), Bound.WATERMARK: 0.0}
         self._value = start[self._target.bound] + self._target.value
         if self._name:
-            commands.forget_older(self._home, "goal-*.json", _FORGOTTEN_SECONDS)
+            requests.forget_older(self._home, "goal-*.json")
             json_store.write(self._home.commands / f"goal-{self._name}.json", {"value": self._value})
 
     def reached(self, commit: int, watermark: int) -> str | None:

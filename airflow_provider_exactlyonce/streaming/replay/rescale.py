@@ -101,9 +101,9 @@ def rescale(
         raise RefusedError(f"{partitions} state partitions: at least 1")
     if home.pipeline() != pipeline:
         raise RefusedError(f"{home.path} is the home of {home.pipeline() or 'no pipeline'}, not of {pipeline}")
-    held, life = leases.settle(home.lease)
-    if held is not None and life in (Life.ALIVE, Life.SILENT):
-        silent = ", but gives no sign of life" if life is Life.SILENT else ""
+    held, life = leases.observe(home.lease)
+    if held is not None and life in (Life.ALIVE, Life.STALE):
+        silent = ", but gives no sign of life" if life is Life.STALE else ""
         raise AlreadyRunningError(
             f"pipeline {pipeline} runs: pid {held.pid} on {held.host}{silent}. Stop it first, for example with "
             f"exactlyonce savepoint {pipeline} --stop"

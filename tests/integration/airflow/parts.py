@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from airflow_provider_exactlyonce.control import commands, lease
+from airflow_provider_exactlyonce.control import lease, requests
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE
 from tests.integration.airflow.conftest import Airflow
@@ -251,7 +251,7 @@ class Stream:
         """Stop the driver as anybody may, which is the end of a stream that runs for ever."""
         held = lease.read(self.home.lease)
         assert held is not None
-        commands.request_stop(self.home, held.token, reason="the test is over")
+        requests.request_stop(self.home, held.token, reason="the test is over")
 
     def is_gone(self, token: str) -> bool:
         from airflow_provider_exactlyonce.control import processes

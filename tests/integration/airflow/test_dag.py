@@ -11,7 +11,7 @@ from confluent_kafka import IsolationLevel
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.cli import main as cli
-from airflow_provider_exactlyonce.control import restart_log, status
+from airflow_provider_exactlyonce.control import restarts, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
 from tests.integration.airflow.conftest import Airflow, names_of
@@ -63,7 +63,7 @@ def test_a_killed_driver_costs_nothing_and_the_gate_lets_through_what_is_readabl
         "restarts": 1,
     }
     assert found["gate"] == {"pipeline": world.pipeline, "commit": 3, "idle": False, "late_rows": 0}
-    [restart] = restart_log.read(world.home / "control" / "restarts.json")
+    [restart] = restarts.read(world.home / "control" / "restarts.json")
     assert (restart.run, restart.exit_code) == (1, -9)
     assert restart.relaunched is not None
     assert restart.due == restart.died

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import pytest
 
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.state import PipelineState, state_of
+from airflow_provider_exactlyonce.control.pipeline_state import PipelineState, state_of
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from demo import purchases, topics
 from tests.integration.airflow.conftest import ROOT, Airflow

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_provider_exactlyonce.control import restart_log, status
+from airflow_provider_exactlyonce.control import restarts, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
 from tests.integration.airflow.conftest import Airflow
@@ -95,7 +95,7 @@ def test_a_deferred_stream_survives_its_triggerer_and_its_driver_is_restarted(pa
     assert stream.wait_for("success", "failed")["state"] == "success", stream.log()
     assert (stream.result()["restarts"], stream.result()["commit"]) == (1, 2)
     assert [note["token"] for note in stream.notes("started")] == [token, second]
-    [restart] = restart_log.read(stream.home.restarts)
+    [restart] = restarts.read(stream.home.restarts)
     assert restart.token == token
 
 

@@ -72,7 +72,7 @@ def test_a_start_that_froze_before_it_took_the_lease_gives_way_to_a_restore_that
 
         def frozen() -> None:
             check()
-            leases.take(stopped.home.lease, stopped.name, "a restore")
+            leases.acquire(stopped.home.lease, stopped.name, "a restore")
 
         run.check = frozen  # type: ignore[method-assign]
         with pytest.raises(AlreadyRunningError, match=f"has taken pipeline {stopped.name} meanwhile"):

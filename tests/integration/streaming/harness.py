@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.cli.main import submit_command
-from airflow_provider_exactlyonce.control import commands, lease
+from airflow_provider_exactlyonce.control import lease, requests
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
@@ -145,7 +145,7 @@ class World:
     def stop(self, driver: Driver) -> int:
         held = lease.read(Home(self.home).lease)
         assert held is not None
-        commands.request_stop(Home(self.home), held.token, reason="test")
+        requests.request_stop(Home(self.home), held.token, reason="test")
         return driver.wait()
 
     def end(self) -> None:

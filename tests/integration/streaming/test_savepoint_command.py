@@ -17,7 +17,7 @@ import pytest
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.cli import main as cli
-from airflow_provider_exactlyonce.control import commands, lease, status
+from airflow_provider_exactlyonce.control import lease, requests, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -60,7 +60,7 @@ def test_a_running_driver_takes_one_without_stopping_and_one_with_a_stop_and_a_s
     world.send(1500)
     driver = world.start(until="forever")
     home = Home(world.home)
-    commands.request_savepoint(home, commands.SavepointRequest(request="aa", token="another driver's", stop=True))
+    requests.request_savepoint(home, requests.SavepointRequest(request="aa", token="another driver's", stop=True))
     eventually(lambda: world.commits() >= 2, "it commits")
     first = run(world, capsys, world.pipeline, "--label", "while it runs")
     eventually(lambda: world.commits() >= 4, "all input is committed")

@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
@@ -149,9 +150,7 @@ def supervised(world: World, strategy: RestartStrategy) -> Supervisor:
     return Supervisor(
         Home(world.home),
         Launch(command=command, printable="the driver", environment=environment),
-        owner="test",
-        until="available",
-        strategy=strategy,
+        Supervision(owner="test", until="available", strategy=strategy),
     )
 
 

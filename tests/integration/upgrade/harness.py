@@ -147,7 +147,7 @@ class Story:
         self.world.end()
         held, intent, plan = lease.read(self.home.lease), intents.read(self.home.intent), upgrade_plan.read(self.home)
         for token in {one.token for one in (held, intent, plan) if one is not None and one.token}:
-            processes.sweep(token)
+            processes.kill_leftovers(token)
 
     def send(self, producer: Producer, records: int) -> None:
         """Produce records whose times rise by 50 ms each, on three keys."""

@@ -118,7 +118,7 @@ def test_one_whose_driver_has_ended_is_unstable_in_the_drivers_own_words(
 ) -> None:
     log = tmp_path / "driver.log"
     log.write_text("its last line\n")
-    lease.release(home.lease, lease.take(home.lease, "p", "gone"))
+    lease.release(home.lease, lease.acquire(home.lease, "p", "gone"))
     error = DriverError(kind="ZeroDivisionError", decision="restart", exit_code=1, message="division by zero")
     status.write(home.status, replace(RUNNING, token="gone", state=DriverState.FAILED, error=error))
     plan = replace(PLAN, pipeline=watched.pipeline, token="gone", log=str(log))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce import failpoints, files
 from airflow_provider_exactlyonce.checkpoint import manifest, storage
 from airflow_provider_exactlyonce.checkpoint import savepoints as module
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
@@ -164,7 +164,7 @@ def test_without_hard_links_files_are_copied(
         raise OSError(storage.errno.EPERM, "no hard links here")
 
     monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(module.json_store, "_create", os.replace)
+    monkeypatch.setattr(files, "_create", os.replace)
     copied = store.take(made, 2, crafted.record(2), JOB)
     assert not (store.checkpoint(copied.id).path / relative).samefile(table)
     assert store.verify(copied.id) == []

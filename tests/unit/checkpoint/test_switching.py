@@ -133,7 +133,7 @@ def test_a_restore_that_was_killed_right_after_its_switch_keeps_nobody_out(home:
 
 
 def test_a_restore_that_froze_before_it_cleaned_up_leaves_what_its_successor_is_making(home: Home) -> None:
-    left = leases.take(home.lease, "shop", "slow")
+    left = leases.acquire(home.lease, "shop", "slow")
     slow = leases.Hold(home.lease, left)
     with leases.holding(home.lease, "shop", "fast", left) as fast:
         (home.lineages / ".unfinished-fast").mkdir()
@@ -178,7 +178,7 @@ def test_a_removal_that_dies_half_way_leaves_nothing_that_is_taken_for_a_lineage
 @pytest.mark.parametrize("dead", [False, True])
 def test_of_many_who_take_a_free_lease_at_once_one_does(home: Home, dead: bool) -> None:
     if dead:
-        leases.take(home.lease, "shop", "dead")
+        leases.acquire(home.lease, "shop", "dead")
     judged, barrier, won, lost = leases.read(home.lease), threading.Barrier(8), [], []
 
     def start(number: int) -> None:
@@ -199,8 +199,8 @@ def test_of_many_who_take_a_free_lease_at_once_one_does(home: Home, dead: bool) 
 
 
 def test_a_lease_whose_holder_came_back_since_it_was_judged_is_not_taken_over(home: Home) -> None:
-    mine = leases.take(home.lease, "shop", "thawed")
+    mine = leases.acquire(home.lease, "shop", "thawed")
     judged = leases.read(home.lease)
-    assert leases.beat(home.lease, mine) is not None
+    assert leases.renew(home.lease, mine) is not None
     with pytest.raises(AlreadyRunningError, match="has taken pipeline shop meanwhile"):
         leases.take_over(home.lease, "shop", "hasty", judged)

@@ -16,7 +16,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from airflow_provider_exactlyonce.control import commands, lease, status
+from airflow_provider_exactlyonce import process_identity
+from airflow_provider_exactlyonce.control import lease, requests, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 
@@ -44,18 +45,18 @@ class Driver:
         getattr(self, name.replace("-", "_"))(*([argument] if argument else []))
 
     def take_lease(self) -> None:
-        self.lease = lease.take(self.home.lease, "shop", self.token)
+        self.lease = lease.acquire(self.home.lease, "shop", self.token)
         self.write()
         threading.Thread(target=self._beat, daemon=True).start()
 
     def _beat(self) -> None:
         while self.lease is not None:
-            lease.beat(self.home.lease, self.lease)
+            lease.renew(self.home.lease, self.lease)
             time.sleep(0.2)
 
     def take_lease_elsewhere(self, clock: str) -> None:
         """Take the lease as a driver of another host does, whose clock differs by so many seconds."""
-        lease.this_machine = lambda: "another boot of another host"
+        process_identity.this_machine = lambda: "another boot of another host"
         real = time.time
         time.time = lambda: real() + float(clock)
         self.take_lease()
@@ -93,7 +94,7 @@ class Driver:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def until_stop(self) -> None:
-        while commands.stop_requested(self.home, self.token) is None:
+        while requests.stop_requested(self.home, self.token) is None:
             time.sleep(0.05)
         self.end("stopped")
 
@@ -120,7 +121,7 @@ class Driver:
         os._exit(0)
 
     def release(self) -> None:
-        status.write(self.home.account(self.token), self.status)
+        status.write(self.home.final_status_path(self.token), self.status)
         held, self.lease = self.lease, None
         if held is not None:
             lease.release(self.home.lease, held)

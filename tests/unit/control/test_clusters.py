@@ -19,6 +19,7 @@ from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER, Clu
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.status import ENDED
+from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import DriverFailedError, RefusedError
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
@@ -82,12 +83,14 @@ def supervisor(home: Home, manager: Manager, *plans: str, code: int = 0) -> Supe
     return Supervisor(
         home,
         Launch(command=command, printable="", environment={}),
-        owner="shop/stream/run1/-1",
-        until="available",
-        cluster=manager,
-        strategy=RestartStrategy.fixed_delay(attempts=1, delay=timedelta(0)),
-        poll_seconds=0.05,
-        stop_timeout_seconds=HANG_SECONDS,
+        Supervision(
+            owner="shop/stream/run1/-1",
+            until="available",
+            cluster=manager,
+            strategy=RestartStrategy.fixed_delay(attempts=1, delay=timedelta(0)),
+            poll_seconds=0.05,
+            stop_timeout_seconds=HANG_SECONDS,
+        ),
     )
 
 

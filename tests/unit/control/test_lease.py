@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import json_store, lease
 from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -20,45 +21,45 @@ def test_no_lease_is_none(tmp_path: Path) -> None:
 
 
 def test_this_process_is_alive_until_it_falls_silent(tmp_path: Path) -> None:
-    held = lease.take(tmp_path / "l", "p", "token")
+    held = lease.acquire(tmp_path / "l", "p", "token")
     assert lease.read(tmp_path / "l") == held
     assert lease.life(held) is Life.ALIVE
-    assert lease.life(held, now=held.heartbeat + lease.STALE_SECONDS + 1) is Life.SILENT
+    assert lease.life(held, now=held.heartbeat + lease.STALE_SECONDS + 1) is Life.STALE
 
 
 def test_a_process_that_ended_is_gone_at_once_and_a_zombie_too(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    held = lease.take(tmp_path / "l", "p", "t")
-    theirs = replace(held, pid=child.pid, process_started=lease.process_start(child.pid) or 0)
+    held = lease.acquire(tmp_path / "l", "p", "t")
+    theirs = replace(held, pid=child.pid, process_started=process_identity.process_start(child.pid) or 0)
     assert lease.life(theirs) is Life.ALIVE
     child.kill()
-    while lease.process_start(child.pid) is not None:
+    while process_identity.process_start(child.pid) is not None:
         time.sleep(0.01)
-    assert lease.life(theirs) is Life.GONE, "killed and not yet reaped"
+    assert lease.life(theirs) is Life.DEAD, "killed and not yet reaped"
     child.wait()
-    assert lease.life(theirs) is Life.GONE
+    assert lease.life(theirs) is Life.DEAD
 
 
 def test_a_recycled_pid_is_not_taken_for_the_holder(tmp_path: Path) -> None:
-    held = lease.take(tmp_path / "l", "p", "t")
-    assert lease.life(replace(held, process_started=held.process_started + 1)) is Life.GONE
+    held = lease.acquire(tmp_path / "l", "p", "t")
+    assert lease.life(replace(held, process_started=held.process_started + 1)) is Life.DEAD
 
 
 def test_a_holder_on_another_host_is_judged_by_its_heartbeat_only(tmp_path: Path) -> None:
-    held = replace(lease.take(tmp_path / "l", "p", "t"), machine="elsewhere", pid=2**22 + 1)
+    held = replace(lease.acquire(tmp_path / "l", "p", "t"), machine="elsewhere", pid=2**22 + 1)
     assert lease.life(held) is Life.ALIVE
-    assert lease.life(held, now=held.heartbeat + lease.STALE_SECONDS + 1) is Life.SILENT
+    assert lease.life(held, now=held.heartbeat + lease.STALE_SECONDS + 1) is Life.STALE
 
 
 def test_a_lease_that_was_taken_over_is_neither_renewed_nor_released_by_the_old_holder(tmp_path: Path) -> None:
     path = tmp_path / "l"
-    old = lease.take(path, "p", "old")
-    new = lease.take(path, "p", "new")
-    assert lease.beat(path, old) is None
-    assert lease.beat(path, replace(old, run=1)) is None
+    old = lease.acquire(path, "p", "old")
+    new = lease.acquire(path, "p", "new")
+    assert lease.renew(path, old) is None
+    assert lease.renew(path, replace(old, run=1)) is None
     lease.release(path, old)
     assert lease.read(path) == new
-    renewed = lease.beat(path, new)
+    renewed = lease.renew(path, new)
     assert renewed is not None
     lease.release(path, renewed)
     assert lease.read(path) is None
@@ -67,9 +68,9 @@ def test_a_lease_that_was_taken_over_is_neither_renewed_nor_released_by_the_old_
 def test_settling_ends_as_soon_as_the_holder_beats_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
     path = tmp_path / "l"
-    held = lease.take(path, "p", "t")
-    threading.Timer(0.3, lambda: lease.beat(path, held)).start()
-    found, life = lease.settle(path, poll_seconds=0.05)
+    held = lease.acquire(path, "p", "t")
+    threading.Timer(0.3, lambda: lease.renew(path, held)).start()
+    found, life = lease.observe(path, poll_seconds=0.05)
     assert life is Life.ALIVE
     assert found is not None
     assert found.heartbeat > held.heartbeat
@@ -78,9 +79,9 @@ def test_settling_ends_as_soon_as_the_holder_beats_again(tmp_path: Path, monkeyp
 def test_settling_waits_until_a_frozen_holder_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "STALE_SECONDS", 0.5)
     path = tmp_path / "l"
-    lease.take(path, "p", "t")
+    lease.acquire(path, "p", "t")
     began = time.monotonic()
-    assert lease.settle(path, poll_seconds=0.05)[1] is Life.SILENT
+    assert lease.observe(path, poll_seconds=0.05)[1] is Life.STALE
     assert time.monotonic() - began >= 0.5
 
 
@@ -90,34 +91,34 @@ def test_a_beating_holder_is_alive_and_a_silent_one_is_not_whatever_its_clock_sa
 ) -> None:
     monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
     path = tmp_path / "l"
-    theirs = replace(lease.take(path, "p", "t"), machine="elsewhere", heartbeat=time.time() + ahead_seconds)
+    theirs = replace(lease.acquire(path, "p", "t"), machine="elsewhere", heartbeat=time.time() + ahead_seconds)
     json_store.write(path, asdict(theirs))
     later = replace(theirs, heartbeat=theirs.heartbeat + 2)
     threading.Timer(0.2, lambda: json_store.write(path, asdict(later))).start()
-    assert lease.settle(path, poll_seconds=0.05)[1] is Life.ALIVE
+    assert lease.observe(path, poll_seconds=0.05)[1] is Life.ALIVE
     monkeypatch.setattr(lease, "STALE_SECONDS", 0.3)
-    assert lease.settle(path, poll_seconds=0.05)[1] is Life.SILENT
+    assert lease.observe(path, poll_seconds=0.05)[1] is Life.STALE
 
 
 def test_a_higher_run_takes_its_lease_back_from_a_lower_one_that_was_frozen_while_it_renewed(tmp_path: Path) -> None:
     path = tmp_path / "l"
-    successor = replace(lease.take(path, "p", "successor"), run=2)
+    successor = replace(lease.acquire(path, "p", "successor"), run=2)
     json_store.write(path, asdict(replace(successor, token="zombie", run=1)))
-    assert lease.beat(path, successor) is not None
+    assert lease.renew(path, successor) is not None
     held = lease.read(path)
     assert held is not None
     assert held.token == "successor"
 
 
 def test_the_same_pid_in_another_namespace_is_not_looked_up(tmp_path: Path) -> None:
-    held = lease.take(tmp_path / "l", "p", "t")
+    held = lease.acquire(tmp_path / "l", "p", "t")
     assert lease.life(replace(held, machine=f"{held.host} boot pid:[1]", process_started=1)) is Life.ALIVE
 
 
 def test_a_lease_that_a_newer_release_has_taken_under_another_schema_is_left_alone(tmp_path: Path) -> None:
-    mine = lease.take(tmp_path / "l", "p", "mine")
+    mine = lease.acquire(tmp_path / "l", "p", "mine")
     json_store.write(tmp_path / "l", {**asdict(mine), "schema": 2, "token": "newer"})
-    assert lease.beat(tmp_path / "l", mine) is None
+    assert lease.renew(tmp_path / "l", mine) is None
     lease.release(tmp_path / "l", mine)
     assert json_store.read(tmp_path / "l", readable=(2,)) is not None
     with pytest.raises(RefusedError, match="schema 2"):

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.control import commands, launching, releases, upgrade_plan
+from airflow_provider_exactlyonce.control import launching, releases, requests, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.releases import Release
+from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.control.upgrade_plan import ENDS, Options, Plan, Step
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, VersionRefusedError
@@ -100,7 +101,7 @@ def test_a_supervisor_starts_nothing_while_an_upgrade_is_under_way_and_goes_on_a
     upgrade_plan.write(home, plan_at(Step.START))
     launch = Launch(command=["true"], printable="true", environment={})
     supervisor = Supervisor(
-        home, launch, owner="o", until="forever", strategy=RestartStrategy.none(), poll_seconds=0.05
+        home, launch, Supervision(owner="o", until="forever", strategy=RestartStrategy.none(), poll_seconds=0.05)
     )
     errors: list[BaseException] = []
 
@@ -129,7 +130,7 @@ def test_a_supervisor_waits_no_longer_for_an_upgrade_whose_task_is_gone_for_good
     upgrade_plan.write(home, plan)
     launch = Launch(command=["true"], printable="true", environment={})
     supervisor = Supervisor(
-        home, launch, owner="o", until="forever", strategy=RestartStrategy.none(), poll_seconds=0.05
+        home, launch, Supervision(owner="o", until="forever", strategy=RestartStrategy.none(), poll_seconds=0.05)
     )
     with pytest.raises(RefusedError, match=rf"at step {step} since 20.*nobody works on it.*exactlyonce rollback p"):
         list(supervisor.run())
@@ -172,15 +173,12 @@ def test_a_supervisor_takes_over_the_driver_that_an_upgrade_has_started(home: Ho
     supervisor = Supervisor(
         home,
         Launch(command=["false"], printable="false", environment={}),
-        owner="o",
-        until="forever",
-        strategy=RestartStrategy.none(),
-        poll_seconds=0.05,
+        Supervision(owner="o", until="forever", strategy=RestartStrategy.none(), poll_seconds=0.05),
     )
     seen = set()
     for status in supervisor.run():
         seen.add(status.token)
-        commands.request_stop(home, "mine", reason="test")
+        requests.request_stop(home, "mine", reason="test")
     assert seen == {"mine"}
     assert driver.process.wait() == 0
     assert (home.control / "notes.jsonl").read_text().count('"started"') == 1

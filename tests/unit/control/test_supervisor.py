@@ -17,24 +17,24 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import (
-    commands,
     driver_watch,
     exit_classification,
-    health,
     json_store,
     lease,
     processes,
-    restart_log,
+    requests,
+    restarts,
     stopping,
 )
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import status as statuses
-from airflow_provider_exactlyonce.control.driver_locator import IfRunning
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.status import DriverState, Status
+from airflow_provider_exactlyonce.control.supervision import IfRunning, Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
@@ -99,11 +99,9 @@ def supervisor(
     return Supervisor(
         home,
         replace(how, command=command or how.command),
-        owner=owner,
-        until=until,
-        strategy=strategy,
-        poll_seconds=0.05,
-        stop_timeout_seconds=stop_timeout_seconds,
+        Supervision(
+            owner=owner, until=until, strategy=strategy, poll_seconds=0.05, stop_timeout_seconds=stop_timeout_seconds
+        ),
     )
 
 
@@ -113,12 +111,13 @@ def first_supervisor_killed(home: Home, plan: str, *, until_note: str, owner: st
 from datetime import timedelta
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.supervision import IfRunning, Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 command = {list(launch(home, plan).command)!r}
 launch = Launch(command=command, printable="", environment={{}})
-for _ in Supervisor(Home({str(home.path)!r}), launch, owner={owner!r}, until="available",
-                    strategy=RestartStrategy.none()).run():
+for _ in Supervisor(Home({str(home.path)!r}), launch, Supervision(owner={owner!r}, until="available",
+                    strategy=RestartStrategy.none())).run():
     pass
 """
     process = subprocess.Popen([sys.executable, "-c", code])
@@ -164,7 +163,7 @@ def test_a_killed_driver_is_started_again_at_once_and_the_death_is_on_record(hom
     one = supervisor(home, "take-lease commit die", "take-lease commit end=finished")
     assert list(one.run())[-1].commit == 2
     [died] = notes(home, "died")
-    [restart] = restart_log.read(home.control / "restarts.json")
+    [restart] = restarts.read(home.control / "restarts.json")
     assert (restart.number, restart.run, restart.commit, restart.exit_code) == (1, 1, 1, -signal.SIGKILL)
     assert restart.cause == "the driver was killed by signal 9"
     assert restart.died >= float(str(died["at"]))
@@ -179,13 +178,13 @@ def test_the_driver_fails_the_work_when_its_restarts_are_used_up(home: Home) -> 
     with pytest.raises(DriverFailedError, match="killed by signal 9"):
         list(one.run())
     assert len(notes(home, "started")) == 3
-    assert [entry.number for entry in restart_log.read(home.control / "restarts.json")] == [1, 2]
+    assert [entry.number for entry in restarts.read(home.control / "restarts.json")] == [1, 2]
 
 
 def test_the_delay_of_the_strategy_is_kept(home: Home) -> None:
     strategy = RestartStrategy.fixed_delay(attempts=1, delay=timedelta(seconds=0.6))
     list(supervisor(home, "take-lease die", "take-lease end=finished", strategy=strategy).run())
-    [restart] = restart_log.read(home.control / "restarts.json")
+    [restart] = restarts.read(home.control / "restarts.json")
     assert restart.relaunched is not None
     assert restart.relaunched - restart.died >= 0.6
     assert restart.due == pytest.approx(restart.died + 0.6)
@@ -196,7 +195,7 @@ def test_a_stop_that_was_meant_for_a_driver_that_dies_first_is_meant_for_its_suc
         home, "take-lease commit die", "take-lease end=finished", strategy=RestartStrategy.fixed_delay(3, timedelta(30))
     )
     seen = one.run()
-    commands.request_stop(home, next(seen).token, reason="maintenance")
+    requests.request_stop(home, next(seen).token, reason="maintenance")
     with pytest.raises(StopRequestedError, match=r"restart 1: maintenance; the driver had died: .* signal 9"):
         list(seen)
     assert len(notes(home, "started")) == 1
@@ -312,7 +311,7 @@ def test_a_driver_whose_supervisor_died_before_it_noted_the_pid_is_found_by_its_
 def test_a_driver_that_died_unseen_is_replaced(home: Home) -> None:
     first_supervisor_killed(home, "take-lease commit note=up go die", until_note="up")
     let_go(home)
-    wait_for(lambda: lease.life(lease.read(home.lease)) is lease.Life.GONE)
+    wait_for(lambda: lease.life(lease.read(home.lease)) is lease.Life.DEAD)
     list(supervisor(home, "exit=1", "take-lease end=finished").run())
     assert len(notes(home, "started")) == 2
 
@@ -328,7 +327,7 @@ def test_a_driver_that_is_taken_over_and_dies_is_restarted_in_its_series(home: H
     let_go(home)
     list(seen)
     assert two.restarts == 3
-    [restart] = restart_log.read(home.control / "restarts.json")
+    [restart] = restarts.read(home.control / "restarts.json")
     assert (restart.series, restart.number, restart.exit_code) == (intent.series, 3, None)
 
 
@@ -374,8 +373,8 @@ def test_a_driver_that_runs_for_ever_can_not_be_waited_for(home: Home) -> None:
     "place",
     [
         {"host": "elsewhere"},
-        {"machine": lease.this_machine().replace(" ", " another-boot-", 1)},
-        {"machine": f"{lease.this_machine()}0"},
+        {"machine": process_identity.this_machine().replace(" ", " another-boot-", 1)},
+        {"machine": f"{process_identity.this_machine()}0"},
     ],
     ids=["of another name", "of the same name", "in another container of the same name on this host"],
 )
@@ -468,7 +467,7 @@ def test_a_driver_that_hangs_is_killed_and_replaced(home: Home, monkeypatch: pyt
     assert held is not None
     json_store.write(home.lease, {**vars(held), "heartbeat": held.heartbeat - 60})
     list(supervisor(home, "exit=1", "take-lease end=finished").run())
-    assert lease.process_start(int(str(up["pid"]))) is None
+    assert process_identity.process_start(int(str(up["pid"]))) is None
     assert len(notes(home, "started")) == 2
 
 
@@ -500,7 +499,7 @@ def test_a_stop_during_the_delay_before_a_restart_starts_nothing(home: Home) -> 
     strategy = RestartStrategy.fixed_delay(attempts=1, delay=timedelta(seconds=30))
     one = supervisor(home, "take-lease commit die", strategy=strategy)
     with (
-        alarm(lambda: restart_log.read(home.restarts), lambda: one.stop("enough")),
+        alarm(lambda: restarts.read(home.restarts), lambda: one.stop("enough")),
         pytest.raises(StopRequestedError, match="before restart 1: enough"),
     ):
         list(one.run())
@@ -528,7 +527,7 @@ def stop_by_a_person(home: Home) -> None:
     wait_for(lambda: lease.read(home.lease) is not None)
     held = lease.read(home.lease)
     assert held is not None
-    commands.request_stop(home, held.token, reason="maintenance")
+    requests.request_stop(home, held.token, reason="maintenance")
 
 
 def test_a_stop_by_somebody_else_is_no_success_while_records_were_available(home: Home) -> None:
@@ -609,12 +608,14 @@ def another(home: Home, *plans: str, if_running: IfRunning, until: str = "availa
     return Supervisor(
         home,
         launch(home, *plans, until=until),
-        owner="shop/stream/run2/-1",
-        until=until,
-        strategy=RestartStrategy.none(),
-        if_running=if_running,
-        poll_seconds=0.05,
-        stop_timeout_seconds=HANG_SECONDS,
+        Supervision(
+            owner="shop/stream/run2/-1",
+            until=until,
+            strategy=RestartStrategy.none(),
+            if_running=if_running,
+            poll_seconds=0.05,
+            stop_timeout_seconds=HANG_SECONDS,
+        ),
     )
 
 
@@ -623,7 +624,7 @@ def test_another_tasks_driver_is_replaced_when_that_is_wanted(home: Home, until:
     intent = forever_of_another_task(home)
     two = another(home, "exit=1", "take-lease commit end=finished", if_running=IfRunning.REPLACE, until=until)
     assert [status.commit for status in two.run()][-1] == 2
-    assert commands.stop_requested(home, intent.token) == "shop/stream/run2/-1 replaces it"
+    assert requests.stop_requested(home, intent.token) == "shop/stream/run2/-1 replaces it"
     assert processes.members(intent.token) == []
     assert len(notes(home, "started")) == 2
 
@@ -684,18 +685,14 @@ def test_an_end_that_nobody_saw_counts_only_until_the_task_is_cleared(home: Home
     cleared = Supervisor(
         home,
         launch(home, "exit=1", "take-lease commit end=finished"),
-        owner="shop/stream/run1/-1",
-        until="available",
-        strategy=AT_ONCE,
-        clears=1,
-        poll_seconds=0.05,
+        Supervision(owner="shop/stream/run1/-1", until="available", strategy=AT_ONCE, clears=1, poll_seconds=0.05),
     )
     assert list(cleared.run())[-1].commit == 2
 
 
 def test_a_new_task_that_runs_for_ever_does_not_end_with_the_stop_of_an_old_one(home: Home) -> None:
     intent = forever_of_another_task(home)
-    commands.request_stop(home, intent.token, reason="maintenance")
+    requests.request_stop(home, intent.token, reason="maintenance")
     wait_for(lambda: not processes.members(intent.token))
     two = another(home, "exit=1", "take-lease commit end=finished", if_running=IfRunning.ADOPT, until="forever")
     assert list(two.run())[-1].commit == 2
@@ -705,12 +702,9 @@ def watched(home: Home, *plans: str, health: HealthRules, strategy: RestartStrat
     return Supervisor(
         home,
         launch(home, *plans),
-        owner="o",
-        until="available",
-        strategy=strategy,
-        health=health,
-        poll_seconds=0.05,
-        stop_timeout_seconds=1,
+        Supervision(
+            owner="o", until="available", strategy=strategy, health=health, poll_seconds=0.05, stop_timeout_seconds=1
+        ),
     )
 
 
@@ -760,10 +754,10 @@ def test_a_pipeline_without_new_records_or_that_has_finished_is_healthy(home: Ho
     quiet = Status(pipeline="shop", token="t", state=DriverState.RUNNING, commit=1, lag=0, progressed=1000.0)
     home.control.mkdir(parents=True)
     statuses.write(home.status, quiet)
-    assert health.stuck(home, intent, rules, 1060.0) is None
-    assert health.stuck(home, intent, rules, 1061.0) is not None
+    assert driver_watch.stuck(home, intent, rules, 1060.0) is None
+    assert driver_watch.stuck(home, intent, rules, 1061.0) is not None
     statuses.write(home.status, replace(quiet, state=DriverState.FINISHED))
-    assert health.stuck(home, intent, rules, 1061.0) is None
+    assert driver_watch.stuck(home, intent, rules, 1061.0) is None
 
 
 def test_an_exponential_delay_grows_over_supervisors(home: Home) -> None:
@@ -772,7 +766,7 @@ def test_an_exponential_delay_grows_over_supervisors(home: Home) -> None:
     assert intent is not None
     now = time.time()
     for number in (1, 2, 3):
-        earlier = restart_log.Restart(
+        earlier = restarts.Restart(
             series=intent.series,
             number=number,
             token=str(number),
@@ -783,7 +777,7 @@ def test_an_exponential_delay_grows_over_supervisors(home: Home) -> None:
             died=now - 10 + number,
             relaunched=now - 9.5 + number,
         )
-        restart_log.append(home.restarts, earlier)
+        restarts.append(home.restarts, earlier)
     intents.write(home.intent, replace(intent, restarts=3))
     strategy = RestartStrategy.exponential(initial=timedelta(seconds=0.2), multiplier=2, jitter=0)
     two = supervisor(home, "exit=1", "take-lease end=finished", strategy=strategy)
@@ -791,7 +785,7 @@ def test_an_exponential_delay_grows_over_supervisors(home: Home) -> None:
     next(seen)
     let_go(home)
     list(seen)
-    last = restart_log.read(home.restarts)[-1]
+    last = restarts.read(home.restarts)[-1]
     assert (last.number, two.restarts) == (4, 4)
     assert last.due == pytest.approx(last.died + 1.6)
     assert last.relaunched is not None

@@ -13,7 +13,7 @@ import yaml
 from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics import stats_utils
 
-from airflow_provider_exactlyonce.control import lease, restart_log, status
+from airflow_provider_exactlyonce.control import lease, restarts, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState, StateSize, Status
 from airflow_provider_exactlyonce.hooks import metrics
@@ -54,7 +54,7 @@ def received(server: socket.socket) -> dict[str, float]:
 def home_of(folder: Path, **told: object) -> Home:
     home = Home(folder / "home")
     home.create("shop.totals")
-    held = lease.take(home.lease, "shop.totals", "t")
+    held = lease.acquire(home.lease, "shop.totals", "t")
     given = {"commit": 7, "run": 3, "rows": 500, "lag": 42, **told}
     status.write(home.status, Status(pipeline="shop.totals", token=held.token, state=DriverState.RUNNING, **given))  # type: ignore[arg-type]
     return home
@@ -95,10 +95,10 @@ def test_a_statsd_server_gets_every_metric_under_the_pipelines_name(server: sock
     )
     path = home.control / "restarts.json"
     for number, died in ((1, now - 7200), (2, now - 600)):
-        entry = restart_log.Restart(
+        entry = restarts.Restart(
             series="s", number=number, token=str(number), run=number, commit=1, cause="", exit_code=-9, died=died
         )
-        restart_log.append(path, entry)
+        restarts.append(path, entry)
     Reporter(home).report()
     found = received(server)
     assert found["exactlyonce.shop__totals.rows_of_run_for_sink.my__table"] == 200

@@ -22,9 +22,10 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
-from airflow_provider_exactlyonce.control import commands, intent, lease, restart_log
+from airflow_provider_exactlyonce.control import intent, lease, requests, restarts
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.launching import Launch
+from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, NotAnsweredError, StopRequestedError
 from airflow_provider_exactlyonce.operators.savepoint import (
@@ -145,7 +146,7 @@ def test_a_clear_saves_again_if_the_task_was_done_and_goes_on_if_it_was_not(home
         for clears in (0, 3):
             with pytest.raises(TaskDeferred):
                 execute(save(home, deferrable=True), clears=clears)
-        assert len(commands.savepoint_requests(home, "t")) == 1
+        assert len(requests.savepoint_requests(home, "t")) == 1
     with serving(home):
         first = execute(save(home), clears=3)
         assert execute(save(home), clears=3) == first
@@ -160,15 +161,15 @@ def test_a_clear_of_a_stop_that_was_done_stops_what_was_started_since(home: Home
     with lease.holding(home.lease, "p", "later"):
         with pytest.raises(TaskDeferred):
             execute(stop(home, deferrable=True), TaskInstance("stop"), clears=1)
-        assert commands.stop_requested(home, "later") is not None
+        assert requests.stop_requested(home, "later") is not None
 
 
 def test_a_retry_finds_the_request_of_a_worker_that_died_and_its_answer(home: Home) -> None:
     with lease.holding(home.lease, "p", "t"), pytest.raises(TaskDeferred):
         execute(save(home, deferrable=True))
-    [asked] = commands.savepoint_requests(home, "t")
+    [asked] = requests.savepoint_requests(home, "t")
     with serving(home):
-        eventually(lambda: commands.savepoint_answer(home, asked.request), "the answer", poll_seconds=0.02)
+        eventually(lambda: requests.savepoint_answer(home, asked.request), "the answer", poll_seconds=0.02)
         found = execute(save(home))
     assert found["savepoint"] == f"3-{asked.request}"
     assert [one.id for one in Savepoints(home.savepoints).list()] == [found["savepoint"]]
@@ -208,7 +209,7 @@ def test_a_driver_that_does_not_answer_in_time_is_named_and_asked_no_longer(home
         execute(save(home, timeout=0.3))
     assert f"pid {os.getpid()} on " in str(error.value)
     assert "last heartbeat 20" in str(error.value)
-    assert commands.savepoint_requests(home, "t") == []
+    assert requests.savepoint_requests(home, "t") == []
 
 
 def test_a_path_that_is_no_home_and_another_pipelines_home_are_refused_for_good(home: Home, tmp_path: Path) -> None:
@@ -232,7 +233,7 @@ def test_a_driver_is_stopped_once_and_what_was_started_since_is_left_alone(home:
     with driver(home, "take-lease sleep=60", token="u") as process:
         wait_for_lease(home, "u")
         assert execute(stop(home), ti)["pipeline"] == "p"
-        assert commands.stop_requested(home, "u") is None
+        assert requests.stop_requested(home, "u") is None
         assert process.poll() is None
 
 
@@ -240,7 +241,7 @@ def test_a_worker_that_is_killed_while_it_waits_leaves_the_stop_to_the_retry(hom
     code = f"from tests.unit.operators.test_savepoint import *\nexecute(stop(Home({str(home.path)!r})))"
     with lease.holding(home.lease, "p", "t"):
         worker = subprocess.Popen([sys.executable, "-c", code])
-        eventually(lambda: commands.stop_requested(home, "t"), "the stop is asked")
+        eventually(lambda: requests.stop_requested(home, "t"), "the stop is asked")
         worker.kill()
         assert worker.wait() == -signal.SIGKILL
         written = (home.commands / "stop.json").stat().st_mtime_ns
@@ -256,7 +257,7 @@ def test_a_pipeline_that_is_stopped_is_a_success_and_stays_one_for_the_retry(hom
     assert execute(stop(home), ti)["savepoint"] is None
     with lease.holding(home.lease, "p", "later"):
         execute(stop(home), ti)
-    assert commands.stop_requested(home, "later") is None
+    assert requests.stop_requested(home, "later") is None
 
 
 def test_a_stop_with_a_savepoint_returns_it_when_the_driver_has_ended(home: Home) -> None:
@@ -276,7 +277,7 @@ def test_a_retry_of_a_stop_with_a_savepoint_waits_for_its_own_driver_only(home: 
     with serving(home, "later"):
         found = execute(stop(home, savepoint=True), ti)
         assert found["savepoint"]["commit"] == 3
-        assert commands.stop_requested(home, "later") is None
+        assert requests.stop_requested(home, "later") is None
     with serving(home, "later") as service:
         for savepoint in Savepoints(home.savepoints).list():
             Savepoints(home.savepoints).delete(savepoint.id)
@@ -287,9 +288,9 @@ def test_a_retry_of_a_stop_with_a_savepoint_waits_for_its_own_driver_only(home: 
 def test_a_driver_that_is_to_save_and_stop_is_known_to_its_supervisor_as_stopped_when_it_crashes(home: Home) -> None:
     with lease.holding(home.lease, "p", "t"), pytest.raises(TaskDeferred):
         execute(stop(home, savepoint=True, deferrable=True), TaskInstance("stop"))
-    [asked] = commands.savepoint_requests(home, "t")
+    [asked] = requests.savepoint_requests(home, "t")
     assert asked.stop
-    assert commands.stop_requested(home, "t") is not None
+    assert requests.stop_requested(home, "t") is not None
 
 
 def test_a_stop_that_is_not_answered_names_the_driver_and_says_what_to_do(home: Home) -> None:
@@ -297,7 +298,7 @@ def test_a_stop_that_is_not_answered_names_the_driver_and_says_what_to_do(home: 
         execute(stop(home, timeout=0.3))
     for part in (f"pid {os.getpid()} on ", "last heartbeat 20", "0.3 s", str(home.control), "clear this task"):
         assert part in str(error.value)
-    assert commands.stop_requested(home, "t") is not None, "it stays asked"
+    assert requests.stop_requested(home, "t") is not None, "it stays asked"
 
 
 def test_a_driver_that_is_being_started_is_asked_before_it_has_a_lease(home: Home) -> None:
@@ -332,14 +333,16 @@ def test_a_stop_between_a_crash_and_the_restart_reaches_the_supervisor(home: Hom
     supervisor = Supervisor(
         home,
         Launch(command=command, printable="", environment={}),
-        owner="o",
-        until="forever",
-        strategy=RestartStrategy.fixed_delay(3, timedelta(seconds=60)),
-        poll_seconds=0.05,
+        Supervision(
+            owner="o",
+            until="forever",
+            strategy=RestartStrategy.fixed_delay(3, timedelta(seconds=60)),
+            poll_seconds=0.05,
+        ),
     )
     with ThreadPoolExecutor(1) as pool:
         supervising = pool.submit(list, supervisor.run())
-        eventually(lambda: restart_log.read(home.restarts), "the death is on record")
+        eventually(lambda: restarts.read(home.restarts), "the death is on record")
         found = execute(stop(home), TaskInstance("stop"))
         with pytest.raises(StopRequestedError, match=r"before restart 1: task .*stop; the driver had died"):
             supervising.result(HANG_SECONDS)
@@ -348,10 +351,10 @@ def test_a_stop_between_a_crash_and_the_restart_reaches_the_supervisor(home: Hom
 
 
 def test_a_savepoint_between_a_crash_and_the_restart_is_left_to_the_next_driver(home: Home) -> None:
-    died = restart_log.Restart(
+    died = restarts.Restart(
         series="t", number=1, token="t", run=1, commit=3, cause="killed", exit_code=-9, died=time.time()
     )
-    restart_log.append(home.control / "restarts.json", died)
+    restarts.append(home.control / "restarts.json", died)
     with pytest.raises(NotAnsweredError):
         execute(save(home, timeout=0.2))
     assert lease.read(home.lease) is None
@@ -367,10 +370,10 @@ def test_a_savepoint_between_a_crash_and_the_restart_waits_in_the_triggerer_for_
     if asked:
         with lease.holding(home.lease, "p", "t"), pytest.raises(TaskDeferred):
             execute(task)
-    died = restart_log.Restart(
+    died = restarts.Restart(
         series="t", number=1, token="t", run=1, commit=3, cause="killed", exit_code=-9, died=time.time()
     )
-    restart_log.append(home.restarts, died)
+    restarts.append(home.restarts, died)
     with pytest.raises(TaskDeferred) as deferred:
         execute(task)
     trigger = deferred.value.trigger
@@ -380,7 +383,7 @@ def test_a_savepoint_between_a_crash_and_the_restart_waits_in_the_triggerer_for_
         with pytest.raises(TimeoutError):
             events(one, seconds=0.4)
     with serving(home, "u"):
-        restart_log.relaunched(home.restarts, "t", time.time())
+        restarts.relaunched(home.restarts, "t", time.time())
         assert len(events(trigger)) == 1
         assert execute(save(home))["commit"] == 3
 

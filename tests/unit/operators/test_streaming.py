@@ -16,9 +16,9 @@ from airflow.sdk import DAG
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
-from airflow_provider_exactlyonce.control import commands
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
@@ -248,12 +248,12 @@ def test_a_worker_that_shuts_down_does_with_the_driver_what_was_chosen(
     home = Home(tmp_path / "home")
     detached = "retries" in options
     assert last_state(tmp_path) is (DriverState.RUNNING if detached else DriverState.STOPPED)
-    requests = list(home.commands.glob("savepoint-*.json"))
-    assert len(requests) == (options.get("on_worker_shutdown") == "stop_with_savepoint")
+    asked = list(home.commands.glob("savepoint-*.json"))
+    assert len(asked) == (options.get("on_worker_shutdown") == "stop_with_savepoint")
     if detached:
         held = leases.read(home.lease)
         assert held is not None
-        commands.request_stop(home, held.token, reason="test")
+        requests.request_stop(home, held.token, reason="test")
         with pytest.raises(StopRequestedError, match="somebody stopped the driver"):
             execute(operator(tmp_path, *plans))
     else:
@@ -313,7 +313,7 @@ def test_until_running_leaves_a_driver_that_runs(tmp_path: Path) -> None:
     assert held is not None
     ti = OtherRun()
     with alarm(
-        lambda: "_link_SparkUILink" in ti.pushed, lambda: commands.request_stop(home, held.token, reason="test")
+        lambda: "_link_SparkUILink" in ti.pushed, lambda: requests.request_stop(home, held.token, reason="test")
     ):
         assert execute(forever, ti)["commit"] == 1
 

@@ -15,13 +15,13 @@ from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import BaseTrigger
 
-from airflow_provider_exactlyonce.control import commands, processes, restart_log
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import processes, requests, restarts
 from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
-from airflow_provider_exactlyonce.control.stop_request import StopRequest
+from airflow_provider_exactlyonce.control.stopping import StopRequest
 from airflow_provider_exactlyonce.exceptions import DriverFailedError, StopRequestedError, UnhealthyError
 from airflow_provider_exactlyonce.operators import streaming as operators
 from airflow_provider_exactlyonce.operators.streaming import (
@@ -120,7 +120,7 @@ def test_the_delay_before_a_restart_is_spent_in_the_triggerer(tmp_path: Path) ->
     plans = ("take-lease commit go die", "take-lease commit go end=finished")
     result, times = play(lambda: deferred(tmp_path, *plans, restart_strategy=strategy))
     assert (result["restarts"], times) == (1, 3)
-    [restart] = restart_log.read(Home(tmp_path / "home").restarts)
+    [restart] = restarts.read(Home(tmp_path / "home").restarts)
     assert restart.relaunched is not None
     assert restart.relaunched - restart.died >= 4
     assert restart.due == pytest.approx(restart.died + 4)
@@ -135,7 +135,7 @@ def test_a_stop_during_the_delay_ends_the_task(tmp_path: Path) -> None:
     with pytest.raises(TaskDeferred) as caught:
         task.resume_from_trigger({"ti": TaskInstance()}, event)  # type: ignore[typeddict-item]
     home = Home(tmp_path / "home")
-    commands.request_stop(home, event["intent"]["token"], reason="maintenance")
+    requests.request_stop(home, event["intent"]["token"], reason="maintenance")
     event = asyncio.run(first_event(trigger_of(caught.value)))
     with pytest.raises(StopRequestedError, match="before restart 1: maintenance"):
         task.resume_from_trigger({"ti": TaskInstance()}, event)  # type: ignore[typeddict-item]
@@ -145,7 +145,7 @@ def test_restarts_are_counted_over_all_stays(tmp_path: Path) -> None:
     strategy = RestartStrategy.fixed_delay(2, timedelta(0))
     with pytest.raises(DriverFailedError):
         play(lambda: deferred(tmp_path, "take-lease commit go die", restart_strategy=strategy))
-    assert [one.number for one in restart_log.read(Home(tmp_path / "home").restarts)] == [1, 2]
+    assert [one.number for one in restarts.read(Home(tmp_path / "home").restarts)] == [1, 2]
 
 
 def test_another_task_that_takes_over_the_pipeline_does_not_lose_the_result(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_an_event_that_comes_while_the_driver_lives_changes_nothing(tmp_path: Pa
         task.resume_from_trigger({"ti": TaskInstance()}, event)  # type: ignore[typeddict-item]
     let_go(Home(tmp_path / "home"))
     asyncio.run(first_event(trigger_of(caught.value)))
-    assert restart_log.read(Home(tmp_path / "home").restarts) == ()
+    assert restarts.read(Home(tmp_path / "home").restarts) == ()
 
 
 def test_the_trigger_is_made_again_and_goes_on_where_a_lost_triggerer_was(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_the_trigger_is_made_again_and_goes_on_where_a_lost_triggerer_was(tmp_pa
     held = leases.read(home.lease)
     assert held is not None
     assert processes.leader(held.token) is not None, "the driver has not noticed"
-    commands.request_stop(home, held.token, reason="test")
+    requests.request_stop(home, held.token, reason="test")
     asyncio.run(first_event(trigger_of(one)))
 
 
@@ -197,8 +197,8 @@ def test_a_user_who_marks_or_clears_a_deferred_task_stops_the_driver_if_that_is_
     held = leases.read(home.lease)
     if not stops:
         assert held is not None
-        assert commands.stop_requested(home, held.token) is None
-        commands.request_stop(home, held.token, reason="test")
+        assert requests.stop_requested(home, held.token) is None
+        requests.request_stop(home, held.token, reason="test")
     asyncio.run(first_event(trigger_of(one)))
     status = statuses.read(home.status)
     assert status is not None
@@ -312,7 +312,7 @@ def test_until_running_needs_no_triggerer(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     held = leases.read(home.lease)
     assert held is not None
-    commands.request_stop(home, held.token, reason="test")
+    requests.request_stop(home, held.token, reason="test")
 
 
 def test_a_stop_before_the_task_is_back_from_the_triggerer_is_no_stop_that_is_lost(tmp_path: Path) -> None:

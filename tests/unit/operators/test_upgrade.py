@@ -19,7 +19,7 @@ from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.serialization.serialized_objects import DagSerialization
 
-from airflow_provider_exactlyonce.control import commands, lease, releases, status, upgrade_plan
+from airflow_provider_exactlyonce.control import lease, releases, requests, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.status import DriverState, ReplayReport, Status
@@ -207,7 +207,7 @@ def test_a_pipeline_that_was_stopped_is_stopped_again(home: Home, job: str, chan
     with lease.holding(home.lease, "p", "t"):
         with pytest.raises(TaskDeferred):
             execute(task)
-        assert commands.stop_requested(home, "t") == "the pipeline was stopped before"
+        assert requests.stop_requested(home, "t") == "the pipeline was stopped before"
     with contextlib.suppress(UpgradeUnstableError):
         execute(task)
     found = upgrade_plan.read(home)

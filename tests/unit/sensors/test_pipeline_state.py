@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from airflow_provider_exactlyonce.control import intent, lease, status
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.state import PipelineState, state_of
+from airflow_provider_exactlyonce.control.pipeline_state import PipelineState, state_of
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.sensors.pipeline_state import PipelineStateSensor
 from airflow_provider_exactlyonce.triggers.pipeline_state import PipelineStateTrigger
@@ -40,7 +40,7 @@ def sensor(home: Home, *states: str, **options: Any) -> PipelineStateSensor:
 
 def test_the_state_is_the_drivers_own_as_far_as_it_is_still_there(home: Home) -> None:
     assert state_of(home) == (PipelineState.ABSENT, None)
-    mine = lease.take(home.lease, "p", "t")
+    mine = lease.acquire(home.lease, "p", "t")
     assert state_of(home)[0] is PipelineState.STARTING
     for state in (DriverState.STARTING, DriverState.RUNNING):
         report(home, state)
@@ -50,7 +50,7 @@ def test_the_state_is_the_drivers_own_as_far_as_it_is_still_there(home: Home) ->
     for state in (DriverState.FINISHED, DriverState.STOPPED, DriverState.FAILED):
         report(home, state)
         assert state_of(home)[0] == PipelineState(state)
-    lease.take(home.lease, "p", "the next one")
+    lease.acquire(home.lease, "p", "the next one")
     assert state_of(home)[0] is PipelineState.STARTING
 
 
@@ -69,7 +69,7 @@ def test_a_driver_that_is_silent_or_only_just_started_is_told_from_others(
     process.kill()
     process.wait()
     assert state_of(home)[0] is PipelineState.ABSENT
-    lease.take(home.lease, "p", "t")
+    lease.acquire(home.lease, "p", "t")
     report(home, DriverState.RUNNING)
     monkeypatch.setattr(lease, "STALE_SECONDS", -1.0)
     assert state_of(home)[0] is PipelineState.SILENT

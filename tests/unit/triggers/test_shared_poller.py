@@ -1,4 +1,4 @@
-"""One poller for all who wait at a connection, with a looker that looks at a dictionary."""
+"""One poller for all who wait at a connection, with a checker that looks at a dictionary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Shelf(Checker):
         super().__init__(conn_id)
         self.opened.append(self)
 
-    def _look(self, subjects: Mapping[str, Subject], *, blame: bool) -> Mapping[str, CheckResult | Exception]:
+    def _check(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> Mapping[str, CheckResult | Exception]:
         self.looks.append({subject["thing"] for subject in subjects.values()})
         return {name: self._at(subject["thing"]) for name, subject in subjects.items()}
 
@@ -49,7 +49,7 @@ class Shelf(Checker):
 
 
 class ShelfTrigger(PollingTrigger):
-    looker = Shelf
+    checker = Shelf
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ async def looked_for(*things: str) -> None:
     await eventually_in_loop(lambda: Shelf.looks and Shelf.looks[-1] == set(things), f"a look at {things}")
 
 
-def test_many_wait_with_one_looker_that_is_closed_when_the_last_one_has_left() -> None:
+def test_many_wait_with_one_checker_that_is_closed_when_the_last_one_has_left() -> None:
     async def run() -> list[Any]:
         waiting = [asyncio.create_task(fired(trigger(f"thing {number % 3}"))) for number in range(300)]
         await looked_for("thing 0", "thing 1", "thing 2")
@@ -89,7 +89,7 @@ def test_many_wait_with_one_looker_that_is_closed_when_the_last_one_has_left() -
     assert [event["found"]["is"] for event in found] == [4, 5, 6] * 100
 
 
-def test_each_connection_has_a_looker_of_its_own_and_a_new_one_when_it_is_waited_for_again() -> None:
+def test_each_connection_has_a_checker_of_its_own_and_a_new_one_when_it_is_waited_for_again() -> None:
     Shelf.things["x"] = 1
 
     async def run() -> None:
@@ -163,7 +163,7 @@ class Moving(Shelf):
 
 
 class MovingTrigger(PollingTrigger):
-    looker = Moving
+    checker = Moving
 
 
 def test_many_who_wait_for_what_moves_all_the_time_say_so_now_and_then(

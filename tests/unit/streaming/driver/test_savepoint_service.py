@@ -11,9 +11,9 @@ import pytest
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
-from airflow_provider_exactlyonce.control import commands
-from airflow_provider_exactlyonce.control.commands import SavepointAnswer, SavepointRequest
+from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.requests import SavepointAnswer, SavepointRequest
 from airflow_provider_exactlyonce.streaming.driver.savepoint_service import SavepointService
 from tests.unit.checkpoint import crafted
 from tests.waiting import eventually
@@ -53,7 +53,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 def ask(home: Home, request: str, *, stop: bool = False, token: str = TOKEN) -> None:
-    commands.request_savepoint(home, SavepointRequest(request=request, token=token, label="x", stop=stop))
+    requests.request_savepoint(home, SavepointRequest(request=request, token=token, label="x", stop=stop))
 
 
 def test_a_request_is_answered_with_the_newest_batch_that_spark_and_the_ledger_have(
@@ -63,16 +63,16 @@ def test_a_request_is_answered_with_the_newest_batch_that_spark_and_the_ledger_h
     ask(home, "aa")
     serving.start(None)
     eventually(lambda: len(rounds) >= 2, "it has looked")
-    assert commands.savepoint_answer(home, "aa") is None, "the ledger has nothing yet"
+    assert requests.savepoint_answer(home, "aa") is None, "the ledger has nothing yet"
     for batch in (1, 2, 3):  # Spark has not recorded batch 3
         serving.committed(crafted.record(batch))
     serving.committed(replace(crafted.record(2), lineage="another"))
-    eventually(lambda: commands.savepoint_answer(home, "aa"), "the answer")
-    assert commands.savepoint_answer(home, "aa") == SavepointAnswer(savepoint="3-aa")
-    eventually(lambda: commands.savepoint_requests(home, TOKEN) == [], "no request is left")
+    eventually(lambda: requests.savepoint_answer(home, "aa"), "the answer")
+    assert requests.savepoint_answer(home, "aa") == SavepointAnswer(savepoint="3-aa")
+    eventually(lambda: requests.savepoint_requests(home, TOKEN) == [], "no request is left")
     ask(home, "bb", token="another driver")
     serving.close(serve=True)
-    assert commands.savepoint_answer(home, "bb") is None
+    assert requests.savepoint_answer(home, "bb") is None
     assert [one.id for one in Savepoints(home.savepoints).list()] == ["3-aa"]
 
 
@@ -81,14 +81,14 @@ def test_a_stop_is_a_reason_to_begin_no_batch_and_is_served_at_the_end(home: Hom
     serving.start(crafted.record(2))
     assert serving.stop_reason() is None
     ask(home, "cc", stop=True)
-    assert commands.stop_requested(home, TOKEN) is None
+    assert requests.stop_requested(home, TOKEN) is None
     assert "savepoint x was asked for" in (serving.stop_reason() or "")
-    assert "savepoint x was asked for" in (commands.stop_requested(home, TOKEN) or ""), "supervisors see it"
+    assert "savepoint x was asked for" in (requests.stop_requested(home, TOKEN) or ""), "supervisors see it"
     before = len(rounds)
     eventually(lambda: len(rounds) >= before + 2, "it has looked")
-    assert commands.savepoint_answer(home, "cc") is None, "not while the query runs"
+    assert requests.savepoint_answer(home, "cc") is None, "not while the query runs"
     serving.close(serve=True)
-    assert commands.savepoint_answer(home, "cc") == SavepointAnswer(savepoint="3-cc")
+    assert requests.savepoint_answer(home, "cc") == SavepointAnswer(savepoint="3-cc")
 
 
 def test_a_driver_that_fails_answers_nothing_so_that_whoever_asked_takes_it(home: Home) -> None:
@@ -96,8 +96,8 @@ def test_a_driver_that_fails_answers_nothing_so_that_whoever_asked_takes_it(home
     serving.start(crafted.record(2))
     ask(home, "dd", stop=True)
     serving.close(serve=False)
-    assert commands.savepoint_answer(home, "dd") is None
-    assert [one.request for one in commands.savepoint_requests(home, TOKEN)] == ["dd"]
+    assert requests.savepoint_answer(home, "dd") is None
+    assert [one.request for one in requests.savepoint_requests(home, TOKEN)] == ["dd"]
 
 
 def test_what_cannot_be_saved_is_answered_with_the_reason_and_the_next_request_is_served(home: Home) -> None:
@@ -106,14 +106,14 @@ def test_what_cannot_be_saved_is_answered_with_the_reason_and_the_next_request_i
     serving = service(home)
     serving.start(crafted.record(2))
     ask(home, "ee")
-    eventually(lambda: commands.savepoint_answer(home, "ee"), "the answer")
-    answer = commands.savepoint_answer(home, "ee")
+    eventually(lambda: requests.savepoint_answer(home, "ee"), "the answer")
+    answer = requests.savepoint_answer(home, "ee")
     assert answer is not None
     assert f"{table.name} is missing" in (answer.error or "")
     shutil.move(aside, table)
     for request in ("f1", "f2", "f3"):
         ask(home, request)
-    eventually(lambda: commands.savepoint_answer(home, "f3"), "the answer")
+    eventually(lambda: requests.savepoint_answer(home, "f3"), "the answer")
     serving.close(serve=True)
     assert len(Savepoints(home.savepoints).list()) == 2, "retention is kept after each"
 
@@ -141,8 +141,8 @@ def test_the_jobs_own_words_go_into_the_manifest(home: Home) -> None:
 
 def test_answers_that_nobody_has_come_back_for_are_forgotten(home: Home) -> None:
     for request in ("aa", "bb"):
-        commands.answer_savepoint(home, request, SavepointAnswer(savepoint="1-x"))
+        requests.answer_savepoint(home, request, SavepointAnswer(savepoint="1-x"))
     old = home.commands / "savepoint-aa.done.json"
     os.utime(old, (0, 0))
-    commands.forget_savepoint(home, "cc")
+    requests.forget_savepoint(home, "cc")
     assert [file.name for file in home.commands.iterdir()] == ["savepoint-bb.done.json"]

@@ -1,18 +1,50 @@
-"""What comes after a driver that has died or fallen silent: what the records in its home say, and no more."""
+"""What state a pipeline is in, and what comes after a driver that has died or fallen silent, as its home tells."""
 
 from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Final
 
-from airflow_provider_exactlyonce.control import commands, drivers, restart_log, upgrade_plan
+from airflow_provider_exactlyonce.control import drivers, requests, restarts, upgrade_plan
 from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.restart_log import Restart
-from airflow_provider_exactlyonce.control.state import PipelineState, state_of
-from airflow_provider_exactlyonce.control.status import Status
+from airflow_provider_exactlyonce.control.lease import Life
+from airflow_provider_exactlyonce.control.restarts import Restart
+from airflow_provider_exactlyonce.control.status import ENDED, Status
+
+
+class PipelineState(StrEnum):
+    """A driver's own account of its life, as far as it agrees with what is seen of it."""
+
+    ABSENT = "absent"  # no driver has ever reported
+    STARTING = "starting"
+    RUNNING = "running"
+    SILENT = "silent"  # it holds the pipeline, and gives no sign of life
+    FINISHED = "finished"  # everything that was asked for is committed
+    STOPPED = "stopped"  # on request, nothing in doubt
+    FAILED = "failed"  # its supervisor may be about to start the next one
+    LOST = "lost"  # it ended without an account; its supervisor may be about to start the next one
+
+
+def state_of(home: Home) -> tuple[PipelineState, Status | None]:
+    """Return a pipeline's state, and the last account of its last driver. Never waits."""
+    held, status = leases.read(home.lease), statuses.read(home.status)
+    life = leases.life(held)
+    if held is not None and life is Life.STALE:
+        return PipelineState.SILENT, status
+    if held is not None and life is Life.ALIVE:
+        own = status is not None and status.token == held.token
+        return PipelineState(status.state) if status is not None and own else PipelineState.STARTING, status
+    if drivers.is_starting(home):
+        return PipelineState.STARTING, status
+    if status is None:
+        return PipelineState.ABSENT, None
+    return PipelineState(status.state) if status.state in ENDED else PipelineState.LOST, status
+
 
 _ENDS: Final = {
     PipelineState.SILENT: "gives no sign of life",
@@ -42,7 +74,7 @@ def _next(home: Home, token: str | None, status: Status | None) -> str:
         return upgrade_plan.left_behind(plan) if left else f"{plan.sentence}, which alone starts the next one"
     entry, intent = _recorded(home, token, status), intents.read(home.intent)
     for dead in filter(None, (token, entry.token if entry else None, intent.token if intent else None)):
-        if (reason := commands.stop_requested(home, dead)) is not None:
+        if (reason := requests.stop_requested(home, dead)) is not None:
             return f"a stop was asked for ({reason}), so nobody starts the next one"
     if entry is not None:
         due = datetime.fromtimestamp(entry.due, UTC).isoformat(timespec="seconds")
@@ -58,7 +90,7 @@ def _next(home: Home, token: str | None, status: Status | None) -> str:
 
 def _recorded(home: Home, token: str | None, status: Status | None) -> Restart | None:
     """Return the restart that a supervisor has promised after the newest driver's death."""
-    entry = next(reversed(restart_log.read(home.restarts)), None)
+    entry = next(reversed(restarts.read(home.restarts)), None)
     if entry is None or entry.relaunched is not None:
         return None
     held = leases.read(home.lease)

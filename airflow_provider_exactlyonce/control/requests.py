@@ -1,20 +1,28 @@
-"""Commands to a driver: documents that are bound to the driver they are meant for.
+"""What is asked of a pipeline's driver from outside: documents in its home, bound to the driver they are meant for.
 
 A stop is one document. A savepoint is one a request, ``savepoint-<request>.json``; the driver removes it when it has
-answered in ``savepoint-<request>.done.json``, which the one who asked removes.
+answered in ``savepoint-<request>.done.json``, which the one who asked removes. A task asks under a name of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home
+
+_SAVEPOINT: Final = re.compile(r"savepoint-([0-9a-f]+)(\.done)?\.json")
+#: A task is hardly tried again, or cleared, after so long.
+_TASK_SECONDS: Final = 30 * 24 * 60 * 60.0
+#: Nobody comes back for a savepoint after so long.
+_SAVEPOINT_SECONDS: Final = 24 * 60 * 60.0
 
 
 def request_stop(home: Home, token: str, *, reason: str) -> None:
@@ -33,7 +41,7 @@ def note_killed(home: Home, token: str, owner: str) -> None:
 
     :param owner: the task
     """
-    forget_older(home, "killed-*.json", _TASK_FORGOTTEN_SECONDS)
+    forget_older(home, "killed-*.json")
     json_store.write(_killed(home, token), {"owner": owner})
 
 
@@ -45,12 +53,6 @@ def killed_by(home: Home, token: str) -> str | None:
 
 def _killed(home: Home, token: str) -> Path:
     return home.commands / f"killed-{token}.json"
-
-
-_SAVEPOINT: Final = re.compile(r"savepoint-([0-9a-f]+)(\.done)?\.json")
-_FORGOTTEN_SECONDS: Final = 24 * 60 * 60.0
-#: A task is hardly tried again after so long.
-_TASK_FORGOTTEN_SECONDS: Final = 30 * 24 * 60 * 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +95,13 @@ def savepoint_request(home: Home, request: str) -> SavepointRequest | None:
 
 def savepoint_requests(home: Home, token: str) -> list[SavepointRequest]:
     """Return what is asked of the driver with this start token, and not answered yet."""
-    found = []
+    asked = []
     for file in sorted(home.commands.glob("savepoint-*.json")):
         match = _SAVEPOINT.fullmatch(file.name)
-        asked = json_store.load(file, SavepointRequest) if match and not match[2] else None
-        if asked is not None and asked.token == token:
-            found.append(asked)
-    return found
+        request = json_store.load(file, SavepointRequest) if match and not match[2] else None
+        if request is not None and request.token == token:
+            asked.append(request)
+    return asked
 
 
 def answer_savepoint(home: Home, request: str, answer: SavepointAnswer) -> None:
@@ -117,11 +119,11 @@ def forget_savepoint(home: Home, request: str) -> None:
     """Remove a request and its answer, and those that nobody has come back for in a day."""
     for done in (False, True):
         _savepoint(home, request, done=done).unlink(missing_ok=True)
-    forget_older(home, "savepoint-*.json", _FORGOTTEN_SECONDS)
+    forget_older(home, "savepoint-*.json", _SAVEPOINT_SECONDS)
 
 
-def forget_older(home: Home, pattern: str, seconds: float) -> None:
-    """Remove documents that nobody has written for so long."""
+def forget_older(home: Home, pattern: str, seconds: float = _TASK_SECONDS) -> None:
+    """Remove documents that nobody has written for so long; the default is for those that a task may come back for."""
     for file in home.commands.glob(pattern):
         with contextlib.suppress(FileNotFoundError):  # somebody else forgets it, too
             if file.stat().st_mtime < time.time() - seconds:
@@ -130,3 +132,48 @@ def forget_older(home: Home, pattern: str, seconds: float) -> None:
 
 def _savepoint(home: Home, request: str, *, done: bool = False) -> Path:
     return home.commands / f"savepoint-{request}{'.done' if done else ''}.json"
+
+
+class TaskRequest:
+    """What one task instance asks for: under one name for all its tries, under another once it is cleared.
+
+    Airflow counts the clears of a DAG run, of whichever of its tasks. So a higher count alone says nothing; it makes a
+    new request of one that was done, and never of one that is still waited for.
+
+    :param task_instance: what tells it from all others
+    :param clears: how often its DAG run was cleared
+    """
+
+    def __init__(self, home: Home, task_instance: Sequence[str], *, clears: int) -> None:
+        self._home: Final = home
+        self.clears: Final = clears
+        self._file: Final = home.commands / f"task-{_digits(*task_instance)}.json"
+        body: dict[str, Any] | None = json_store.read(self._file)
+        self._number: Final[int] = body["number"] + (clears > body["clears"]) if body else 0
+        self.name: Final = _digits(*task_instance, str(self._number))
+
+    def done(self) -> None:
+        """Note that the task has what it asked for."""
+        forget_older(self._home, "task-*.json")
+        json_store.write(self._file, {"number": self._number, "clears": self.clears})
+
+
+def _digits(*names: str) -> str:
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitCondition:
+    """What has to happen before there is something to do.
+
+    :param token: start token of the driver that is asked; None between a driver's death and its restart: the next
+        driver has no token yet
+    :param request: the savepoint that it is asked for, None when its end is waited for
+    :param commits: or that it runs and has made so many commits, None when its end alone is waited for
+    :param seconds: after so many there is something to do in any case
+    """
+
+    token: str | None
+    request: str | None = None
+    commits: int | None = None
+    seconds: float = 60.0

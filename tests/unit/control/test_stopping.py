@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from airflow_provider_exactlyonce.control import intent as intents
-from airflow_provider_exactlyonce.control import processes, restart_log
+from airflow_provider_exactlyonce.control import processes, restarts
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.status import Status
-from airflow_provider_exactlyonce.control.stop_request import StopRequest
+from airflow_provider_exactlyonce.control.stopping import StopRequest
+from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
@@ -50,7 +51,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
     home = Home(tmp_path / "home")
     yield home
     for token in tokens(home):  # a failed test leaves nothing running
-        processes.sweep(token)
+        processes.kill_leftovers(token)
 
 
 @pytest.fixture
@@ -88,11 +89,13 @@ def supervising(
     supervisor = Supervisor(
         home,
         launch,
-        owner="o",
-        until="forever",
-        strategy=RestartStrategy.fixed_delay(1000, timedelta(0)),
-        poll_seconds=0.02,
-        stop_timeout_seconds=HANG_SECONDS,
+        Supervision(
+            owner="o",
+            until="forever",
+            strategy=RestartStrategy.fixed_delay(1000, timedelta(0)),
+            poll_seconds=0.02,
+            stop_timeout_seconds=HANG_SECONDS,
+        ),
     )
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(lambda: list[Status](supervisor.run()))
@@ -118,7 +121,7 @@ def logs(home: Home) -> list[str]:
 
 
 def tokens(home: Home) -> set[str]:
-    found = {entry.token for entry in restart_log.read(home.restarts)}
+    found = {entry.token for entry in restarts.read(home.restarts)}
     intent = intents.read(home.intent)
     return found | ({intent.token} if intent is not None else set())
 
@@ -126,7 +129,7 @@ def tokens(home: Home) -> set[str]:
 def died_once(home: Home, hold: Hold, monkeypatch: pytest.MonkeyPatch, where: str) -> Callable[[int], None]:
     """Hold a supervisor at a place of its way from the first driver's death to the second one's process."""
     if where == "its death is seen":
-        held_before(monkeypatch, restart_log, "append", hold, call=1)
+        held_before(monkeypatch, restarts, "append", hold, call=1)
     elif where == "its death is on record":
         held_before(monkeypatch, intents, "remove", hold, call=1)
     elif where == "the wait is over":

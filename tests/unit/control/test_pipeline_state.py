@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.control import commands, lease, restart_log, status
 from airflow_provider_exactlyonce.control import intent as intents
+from airflow_provider_exactlyonce.control import lease, requests, restarts, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
-from airflow_provider_exactlyonce.control.outlook import outlook
-from airflow_provider_exactlyonce.control.restart_log import Restart
+from airflow_provider_exactlyonce.control.pipeline_state import outlook
+from airflow_provider_exactlyonce.control.restarts import Restart
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
@@ -33,7 +33,7 @@ def home(tmp_path: Path) -> Home:
     home = Home(tmp_path / "home")
     code = (
         "import sys; from pathlib import Path; from airflow_provider_exactlyonce.control import lease; "
-        "lease.take(Path(sys.argv[1]), 'p', 't', run=3)"
+        "lease.acquire(Path(sys.argv[1]), 'p', 't', run=3)"
     )
     subprocess.run([sys.executable, "-c", code, str(home.lease)], check=True, timeout=60)
     status.write(home.status, Status(pipeline="p", token="t", state=DriverState.RUNNING, run=3, commit=7))
@@ -45,7 +45,7 @@ def record(home: Home, *, token: str = "t", died: float = 0.0, due: float = 0.0)
     entry = Restart(
         series="t", number=2, token=token, run=3, commit=7, cause="killed", exit_code=-9, died=now + died, due=now + due
     )
-    restart_log.append(home.restarts, entry)
+    restarts.append(home.restarts, entry)
 
 
 def said(home: Home) -> str:
@@ -86,12 +86,12 @@ def test_a_restart_of_an_older_driver_says_nothing_of_one_that_was_started_by_ha
 
 def test_after_a_stop_nobody_starts_the_next_one(home: Home) -> None:
     record(home, due=60.0)
-    commands.request_stop(home, "t", reason="exactlyonce stop")
+    requests.request_stop(home, "t", reason="exactlyonce stop")
     assert said(home) == "a stop was asked for (exactlyonce stop), so nobody starts the next one"
 
 
 def test_of_a_driver_that_runs_or_has_ended_in_order_nothing_is_said(home: Home) -> None:
-    held = lease.take(home.lease, "p", "u")
+    held = lease.acquire(home.lease, "p", "u")
     assert outlook(home) is None
     lease.release(home.lease, held)
     for state in (DriverState.FINISHED, DriverState.STOPPED):
@@ -111,7 +111,7 @@ def test_between_a_real_death_and_the_restart_the_supervisors_next_start_is_told
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        eventually(lambda: restart_log.read(home.restarts), "the supervisor notes the death")
+        eventually(lambda: restarts.read(home.restarts), "the supervisor notes the death")
         assert said(home).startswith("its supervisor starts the next one at ")
     finally:
         supervised.stop("the test is over")

@@ -1,0 +1,187 @@
+"""From a driver's death to its next start: what is recorded, whether there is one, and the delay before it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from airflow_provider_exactlyonce import codec
+from airflow_provider_exactlyonce.codec import Rewritten
+from airflow_provider_exactlyonce.control import exit_classification, json_store, requests
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.intent import Intent
+from airflow_provider_exactlyonce.control.processes import Ended
+from airflow_provider_exactlyonce.control.supervision import StopSignal, Supervision
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, StopRequestedError, UnhealthyError
+from airflow_provider_exactlyonce.policies.health_rules import HealthRules
+from airflow_provider_exactlyonce.policies.restart_strategy import Outage
+
+_KEPT: Final = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart(Rewritten):
+    """One death of a driver, and the start after it.
+
+    :param series: start token of the first driver of the series
+    :param number: 1 for the first restart of the series
+    :param token: start token of the driver that died
+    :param run: its run, 0 when it died before its claim
+    :param commit: the last commit that it had reported
+    :param cause: why it died, in a sentence
+    :param exit_code: its exit code, negative for a signal, None when nobody saw it
+    :param rows: rows that its run had committed to the primary sink
+    :param rows_by_sink: {sink: rows that its run had committed}
+    :param records: source records that its run's batches had read
+    :param late_rows: rows behind the watermark that its run had left out
+    :param died: seconds since the epoch when the supervisor saw it
+    :param due: seconds since the epoch when the next driver is to be started
+    :param relaunched: seconds since the epoch when the next driver's process was started, None before
+    """
+
+    series: str
+    number: int
+    token: str
+    run: int
+    commit: int
+    cause: str
+    exit_code: int | None
+    died: float
+    rows: int = 0
+    rows_by_sink: dict[str, int] = field(default_factory=dict)
+    records: int = 0
+    late_rows: int = 0
+    due: float = 0.0
+    relaunched: float | None = None
+
+
+def read(path: Path) -> tuple[Restart, ...]:
+    """Return the recorded restarts, oldest first."""
+    body = json_store.read(path)
+    return tuple(codec.load(Restart, entry, str(path)) for entry in body["restarts"]) if body else ()
+
+
+def of_series(path: Path, series: str) -> tuple[Restart, ...]:
+    """Return the recorded restarts of one series, oldest first."""
+    return tuple(entry for entry in read(path) if entry.series == series)
+
+
+def append(path: Path, restart: Restart) -> None:
+    """Record a death; called before the delay, so that a supervisor that dies in it has left its trace."""
+    _write(path, (*read(path), restart))
+
+
+def relaunched(path: Path, token: str, at: float) -> None:
+    """Record when the driver after the one with this token was started."""
+    _write(path, tuple(replace(entry, relaunched=at) if entry.token == token else entry for entry in read(path)))
+
+
+def _write(path: Path, entries: tuple[Restart, ...]) -> None:
+    json_store.write(path, {"schema": 1, "restarts": [codec.dump(entry) for entry in entries[-_KEPT:]]})
+
+
+_POLL_SECONDS: Final = 0.1
+
+_log = logging.getLogger(__name__)
+
+
+class RestartController:
+    """How drivers that die are started again.
+
+    :param stop: whether we were asked to stop
+    """
+
+    def __init__(self, home: Home, supervision: Supervision, stop: StopSignal) -> None:
+        self._home: Final = home
+        self._supervision: Final = supervision
+        self._stop: Final = stop
+
+    def is_recorded(self, dead: Intent) -> bool:
+        """Whether a driver's death is on record, and a restart decided."""
+        return any(entry.token == dead.token for entry in of_series(self._home.restarts, dead.series))
+
+    def record(self, dead: Intent, ended: Ended, error: ExactlyOnceError, *, number: int, died: float) -> None:
+        """Record a death, and when the next driver is started.
+
+        :param error: why it died
+        :param number: 1 for the first restart of the series
+        :param died: seconds since the epoch
+        :raises ExactlyOnceError: when none is
+        """
+        recorded = of_series(self._home.restarts, dead.series)
+        past = [Outage(died=restart.died, relaunched=restart.relaunched) for restart in recorded]
+        delay = self._supervision.strategy.delay(error, past, died)
+        if delay is None:
+            raise error
+        if why := _too_many(past, died, self._supervision.health):
+            raise UnhealthyError(f"{why}; the last one: {error}") from error
+        status = exit_classification.status_of(self._home, dead.token)
+        entry = Restart(
+            series=dead.series,
+            number=number,
+            token=dead.token,
+            run=status.run if status else 0,
+            commit=status.commit if status else 0,
+            rows=status.rows if status else 0,
+            rows_by_sink=status.rows_by_sink if status else {},
+            records=status.records if status else 0,
+            late_rows=status.late_rows if status else 0,
+            cause=str(error),
+            exit_code=ended.exit_code,
+            died=died,
+            due=died + delay.total_seconds(),
+        )
+        append(self._home.restarts, entry)
+        _log.warning("%s; restart %s in %.1f s from the retained checkpoint", error, number, delay.total_seconds())
+
+    def wait(self, dead: Intent) -> int:
+        """Wait until the next driver is to be started; returns the restart's number.
+
+        :raises StopRequestedError: when somebody wants it stopped
+        """
+        entry = self._entry(dead)
+        announced = False
+        while True:
+            self._supervision.on_poll()
+            self.heed_stop(dead)
+            if not announced:
+                self._supervision.on_delay(dead, entry.due)
+            announced = True
+            left = min(entry.due - time.time(), entry.due - entry.died)  # the clock may be set back
+            if left <= 0:
+                return entry.number
+            time.sleep(min(left, _POLL_SECONDS))
+
+    def heed_stop(self, dead: Intent) -> None:
+        """Look whether a restart is wanted still: a stop that was meant for the driver that died is meant for the next.
+
+        :raises StopRequestedError: when it is not
+        """
+        reason = self._stop.reason or requests.stop_requested(self._home, dead.token)
+        if reason is not None:
+            entry = self._entry(dead)
+            raise StopRequestedError(
+                f"stopped before restart {entry.number}: {reason}; the driver had died: {entry.cause}"
+            )
+
+    def _entry(self, dead: Intent) -> Restart:
+        return next(entry for entry in of_series(self._home.restarts, dead.series) if entry.token == dead.token)
+
+
+def _too_many(past: Sequence[Outage], died: float, rules: HealthRules) -> str | None:
+    """Return what is wrong when a driver has died once more, None when nothing is.
+
+    :param past: earlier outages
+    :param died: seconds since the epoch
+    """
+    if rules.max_restarts is None:
+        return None
+    window = rules.restart_window.total_seconds()
+    recent = 1 + sum(died - outage.died <= window for outage in past)
+    if recent <= rules.max_restarts:
+        return None
+    return f"{recent} drivers died within {window:g} s; max_restarts is {rules.max_restarts}"

@@ -1,0 +1,74 @@
+"""Files of which readers see the old or the new one, nothing between; and locks, which a dead process gives back."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+_PRIVATE = 0o600  # what mkstemp gives
+
+
+@contextmanager
+def replacing(
+    path: Path, *, durable: bool = True, exclusive: bool = False, mode: int = _PRIVATE
+) -> Iterator[IO[bytes]]:
+    """Open a file that takes the place of ``path`` when the block ends; after an error in it all is as before.
+
+    :param durable: flush to disk before and after the rename; False for what describes only the moment
+    :param exclusive: create it, and never replace one that is there
+    :param mode: who may read it
+    :raises FileExistsError: when it is there and ``exclusive`` was asked for
+    """
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        if exclusive:
+            _create(temporary, path)
+        else:
+            os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    if durable:
+        flush(path.parent)
+
+
+def _create(temporary: str, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(path) from None
+        os.replace(temporary, path)
+    else:
+        os.unlink(temporary)
+
+
+def flush(path: Path) -> None:
+    """Wait until a file's bytes, or a directory's names, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file unless somebody else has; returns whether it is ours. Closing it lets go."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

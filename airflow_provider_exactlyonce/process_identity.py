@@ -1,0 +1,44 @@
+"""Which process is meant: a pid alone may be another's by now, on another host, or in another container.
+
+The start time is the kernel's, in clock ticks since boot, as leases, intents and the broker's state have recorded it
+since 0.1.0. psutil tells it by the wall clock only, and a clock that is set would make a living driver look dead.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from pathlib import Path
+
+
+def process_start(pid: int) -> int | None:
+    """Return when a process of this host started, in clock ticks since boot; None when it has ended or is a zombie."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field is the command in brackets, which may itself hold brackets and blanks.
+    fields = status.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+@functools.cache
+def boot_id() -> str:
+    """Return what tells this boot of the host from all others."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@functools.cache
+def this_machine() -> str:
+    """Return what tells this host, since it booted, and this pid namespace from all others."""
+    return f"{socket.gethostname()} {boot_id()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def is_here(machine: str, host: str) -> bool:
+    """Whether a process can be seen from this one.
+
+    :param machine: its machine, as :func:`this_machine` has it; empty where an older release has noted its host only
+    :param host: name of its host, which others may have, too
+    """
+    return machine == this_machine() if machine else host == socket.gethostname()

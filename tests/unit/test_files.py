@@ -1,0 +1,55 @@
+"""A file is replaced whole, or nothing has happened."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce import files
+
+
+def test_readers_see_the_old_file_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    with files.replacing(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_after_an_error_all_is_as_before(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    with pytest.raises(TypeError), files.replacing(path, durable=durable) as file:
+        file.write("text")  # type: ignore[call-overload]
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_must_be_new_replaces_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    def none(*_: object) -> None:
+        raise PermissionError("a file system without hard links")
+
+    if not links:
+        monkeypatch.setattr(os, "link", none)
+    path = tmp_path / "a"
+    with files.replacing(path, exclusive=True) as file:
+        file.write(b"first")
+    with pytest.raises(FileExistsError), files.replacing(path, exclusive=True):
+        pass
+    assert path.read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_only_those_who_may_read_it(tmp_path: Path, mode: int) -> None:
+    with files.replacing(tmp_path / "a", mode=mode):
+        pass
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == mode

@@ -206,7 +206,7 @@ def test_the_airflow_half_loads_no_spark_and_no_kafka_client_and_costs_a_dag_fil
     tmp_path: Path,
 ) -> None:
     imports = names_of(("operators", "sensors", "triggers"))
-    cost = ([], imports)
+    cost = (list[str](), imports)
     rule = (list(HEAVY), names_of(AIRFLOW_HALF))
     airflows, *ours = seconds_to_import(tmp_path, ["airflow.sdk"], [cost, cost, cost, cost, cost, rule])
     assert statistics.median(ours[:5]) < airflows / 10, (airflows, ours)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -10,17 +11,18 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from airflow_provider_exactlyonce import failpoints
-from airflow_provider_exactlyonce.checkpoint import manifest, storage
-from airflow_provider_exactlyonce.checkpoint import savepoints as module
+from airflow_provider_exactlyonce.checkpoint import checksums, manifest
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.plan import Plan, SourcePlan
 from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
+from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from tests.unit.checkpoint import crafted
 
@@ -43,6 +45,19 @@ def made(tmp_path: Path) -> Checkpoint:
 @pytest.fixture
 def store(tmp_path: Path) -> Savepoints:
     return Savepoints(tmp_path / "savepoints")
+
+
+def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list of the names of all files that are read from now on."""
+    read: list[str] = []
+    original = checksums.read
+
+    def noted(file: Path, *like: Any) -> Any:
+        read.append(file.name)
+        return original(file, *like)
+
+    monkeypatch.setattr(checksums, "read", noted)
+    return read
 
 
 def contents(checkpoint: Checkpoint) -> dict[str, bytes]:
@@ -131,9 +146,7 @@ def test_immutable_files_that_a_savepoint_has_summed_are_not_read_again(
     made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.take(made, 1, crafted.record(1), JOB)
-    read: list[str] = []
-    original = module.checksums.read
-    monkeypatch.setattr(module.checksums, "read", lambda file, *like: read.append(file.name) or original(file, *like))
+    read = files_read(monkeypatch)
     store.take(made, 2, crafted.record(2), JOB)
     tables = [name for name in read if name.endswith(".sst")]
     assert sorted(name[:6] for name in tables) == ["000002", "000002"]
@@ -144,9 +157,7 @@ def test_of_files_without_another_checksum_older_savepoints_are_asked_too(
 ) -> None:
     store.take(made, 1, crafted.record(1, commit=2), JOB)
     store.take(made, 0, crafted.record(0, commit=9), JOB)  # as after a restore: the newest lacks what an older one has
-    read: list[str] = []
-    original = module.checksums.read
-    monkeypatch.setattr(module.checksums, "read", lambda file, *like: read.append(file.name) or original(file, *like))
+    read = files_read(monkeypatch)
     taken = store.take(made, 2, crafted.record(2, commit=10), JOB)
     assert sorted(name[:6] for name in read if name.endswith(".sst")) == ["000002", "000002"]
     assert store.verify(taken.id) == []
@@ -161,10 +172,10 @@ def test_without_hard_links_files_are_copied(
     assert (store.checkpoint(linked.id).path / relative).samefile(table)
 
     def refuse(*_: object) -> None:
-        raise OSError(storage.errno.EPERM, "no hard links here")
+        raise OSError(errno.EPERM, "no hard links here")
 
     monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(module.json_store, "_create", os.replace)
+    monkeypatch.setattr(json_store, "_create", os.replace)
     copied = store.take(made, 2, crafted.record(2), JOB)
     assert not (store.checkpoint(copied.id).path / relative).samefile(table)
     assert store.verify(copied.id) == []
@@ -209,6 +220,7 @@ def test_a_torn_manifest_is_no_savepoint_and_is_not_cleaned_up(made: Checkpoint,
 CRASH = """
 import sys
 from pathlib import Path
+from typing import Any
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.plan import Plan, SourcePlan
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
@@ -280,7 +292,7 @@ def test_a_verification_that_was_killed_leaves_nothing_and_one_that_goes_on_is_l
     made: Checkpoint, store: Savepoints
 ) -> None:
     taken = store.take(made, 2, crafted.record(2), JOB)
-    command = [sys.executable, "-c", VERIFY, store.directory]
+    command = [sys.executable, "-c", VERIFY, str(store.directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as process:
         assert process.stdout is not None
         name = process.stdout.readline().strip()

@@ -379,7 +379,7 @@ def test_a_driver_that_runs_for_ever_can_not_be_waited_for(home: Home) -> None:
     ],
     ids=["of another name", "of the same name", "in another container of the same name on this host"],
 )
-def test_a_driver_that_may_be_starting_on_another_host_is_waited_for(home: Home, place: dict[str, str]) -> None:
+def test_a_driver_that_may_be_starting_on_another_host_is_waited_for(home: Home, place: dict[str, Any]) -> None:
     elsewhere = Intent(
         token="t", owner="shop/stream/run1/-1", until="available", series="t", restarts=0, log="", **place
     )

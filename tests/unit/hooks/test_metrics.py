@@ -15,6 +15,7 @@ from airflow.sdk.observability.metrics import stats_utils
 
 from airflow_provider_exactlyonce.control import lease, restart_log, status
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.state import state_of
 from airflow_provider_exactlyonce.control.status import DriverState, StateSize, Status
 from airflow_provider_exactlyonce.hooks import metrics
 from airflow_provider_exactlyonce.hooks.metrics import METRICS, Reporter, measure, reporting
@@ -40,7 +41,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 
 def received(server: socket.socket) -> dict[str, float]:
-    found = {}
+    found: dict[str, float] = {}
     while True:
         try:
             text = server.recv(65_536).decode()
@@ -152,7 +153,7 @@ def test_names_without_tags_can_be_turned_off(
 def test_a_driver_that_is_gone_is_not_counted_as_running(tmp_path: Path) -> None:
     home = home_of(tmp_path)
     home.lease.unlink()
-    state, told = metrics.state_of(home)
+    state, told = state_of(home)
     assert told is not None
     assert measure(home, state, told, time.time())["drivers_running"] == 0
 
@@ -177,7 +178,7 @@ def test_a_watcher_reports_at_once_and_then_at_its_interval(
 def test_who_waits_for_a_state_reports_too(server: socket.socket, tmp_path: Path) -> None:
     home = home_of(tmp_path)
     sensor = PipelineStateSensor(task_id="s", checkpoint=str(home.path), states=["running"])
-    assert sensor.execute({})["state"] == "running"  # type: ignore[typeddict-item]
+    assert sensor.execute({})["state"] == "running"
     assert received(server)["exactlyonce.commits_total"] == 7
 
 

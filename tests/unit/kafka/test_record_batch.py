@@ -191,7 +191,8 @@ def test_a_body_of_more_than_a_million_records_has_wider_offset_deltas() -> None
 
 
 def test_a_large_record_far_into_a_body_has_its_long_prefix_whole() -> None:
-    rows: list[Row] = [(b"k", b"v", 1, 0)] * 8_200 + [(b"big", b"V" * 1_100_000, 1, 0), (b"k", b"after", 1, 0)]
+    small: list[Row] = [(b"k", b"v", 1, 0)]
+    rows = small * 8_200 + [(b"big", b"V" * 1_100_000, 1, 0), (b"k", b"after", 1, 0)]
     (body,) = encode(rows, 3_000_000)
     assert decode(body)[-3:] == [(b"k", b"v"), (b"big", b"V" * 1_100_000), (b"k", b"after")]
 
@@ -320,7 +321,7 @@ def test_only_bodies_that_get_smaller_are_compressed(codec: str) -> None:
 def test_arguments_that_do_not_belong_together_are_refused() -> None:
     one, zero = pa.array([b"a"], pa.binary()), np.zeros(1, dtype=np.int32)
     digest = np.zeros(1, dtype=np.int64)
-    limits: dict[str, int] = {"timestamps": NOW, "body_bytes_maximum": 1_000}
+    limits: dict[str, Any] = {"timestamps": NOW, "body_bytes_maximum": 1_000}
     with pytest.raises(ValueError, match="1 keys, 1 values, 2 digests and 1 partitions"):
         encode_bodies(one, one, np.zeros(2, dtype=np.int64), zero, **limits)
     with pytest.raises(ValueError, match="row 0 has partition -1"):

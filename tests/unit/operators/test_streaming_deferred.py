@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
-from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import BaseTrigger
 
 from airflow_provider_exactlyonce.control import commands, processes, restart_log
@@ -46,7 +46,7 @@ def deferred(tmp_path: Path, *plans: str, **options: Any) -> StreamingPipelineOp
 def trigger_of(one: TaskDeferred) -> BaseTrigger:
     """Return the trigger as the triggerer makes it: of what was serialized, as JSON."""
     path, arguments = one.trigger.serialize()
-    made = import_string(path)(**json.loads(json.dumps(arguments)))
+    made = resolve_name(path)(**json.loads(json.dumps(arguments)))
     assert isinstance(made, BaseTrigger)
     return made
 

@@ -14,7 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, AsyncCallback, DeadlineAlert, DeadlineReference
+from airflow.sdk import DAG
+from airflow.sdk.definitions.callback import AsyncCallback
+from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.serialization.serialized_objects import DagSerialization
@@ -190,7 +192,7 @@ def test_a_task_that_waits_gives_its_slot_back_and_the_retry_goes_on_where_it_wa
         execute(upgrade(home, job, deferrable=True))
     status.write(home.status, replace(running, replay=ReplayReport(first=4, last=9, done=9)))
     with pytest.raises(UpgradeUnstableError, match="Version v1 is in use again"):
-        upgrade(home, job, deferrable=True).resume_from_trigger({"ti": TaskInstance()}, {})  # type: ignore[arg-type]
+        upgrade(home, job, deferrable=True).resume_from_trigger({"ti": TaskInstance()}, {})  # type: ignore[typeddict-item]
 
 
 @pytest.mark.parametrize(

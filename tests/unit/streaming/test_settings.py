@@ -38,7 +38,7 @@ def test_a_setting_that_breaks_the_protocol_is_refused_by_name_and_value(name: s
 
 def test_a_session_without_a_required_setting_is_refused() -> None:
     with pytest.raises(SettingRefusedError, match=r"spark\.task\.maxFailures is not set; it must be '1'"):
-        settings.check({}.get)
+        settings.check(dict[str, str]().get)
 
 
 def test_values_are_compared_as_spark_reads_them() -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_a_dry_run_leaves_the_plan_and_who_waits_for_it_alone(home: Home, job: s
         ({"allow": {"missing": "many"}}, "'many' is no number"),
     ],
 )
-def test_an_option_that_cant_be_is_refused(home: Home, job: str, options: dict[str, object], said: str) -> None:
+def test_an_option_that_cant_be_is_refused(home: Home, job: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(RefusedError, match=said):
         begin(home, job, **options)
     assert upgrade_plan.read(home) is None

@@ -25,7 +25,7 @@ from tests.integration.airflow.conftest import Airflow
 from tests.integration.airflow.test_scheduler import processes_of
 from tests.waiting import eventually
 
-CONTRACT_DRIVER = Path(__file__).parents[2] / "unit" / "control" / "contract_driver.py"
+CONTRACT_DRIVER = Path(__file__).parents[1] / "control" / "contract_driver.py"
 DAGS = Path(__file__).with_name("dags_supervised")
 #: of one request to the API
 MOST_FAILURES = 10

@@ -94,7 +94,7 @@ def test_duckdb_reads_the_committed_files(tmp_path: Path) -> None:
     import pyarrow as pa
 
     from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileSink
-    from tests.unit.streaming.sinks.files.test_sink import PIPELINE, Live
+    from tests.integration.streaming.sinks.files.test_sink import PIPELINE, Live
 
     rows = rows_of(100)
     sink = FileSink(name="files", path=str(tmp_path / "files"), partition_by=["shop", "k"])

@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.control.restart_log import Restart
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
-from tests.unit.control.test_supervisor import supervisor
+from tests.integration.control.test_supervisor import supervisor
 from tests.waiting import eventually
 
 DEAD = "and no successor has started; "

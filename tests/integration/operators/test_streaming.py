@@ -31,8 +31,8 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
 from airflow_provider_exactlyonce.operators.streaming import Commits, RestartStrategy, StreamingPipelineOperator
-from tests.unit.control.alarms import after, alarm
-from tests.unit.control.contract_driver import let_go
+from tests.integration.control.alarms import after, alarm
+from tests.integration.control.contract_driver import let_go
 from tests.waiting import HANG_SECONDS
 
 DRIVER = Path(__file__).parents[1] / "control" / "contract_driver.py"

@@ -20,8 +20,8 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEn
 from airflow_provider_exactlyonce.testing.fault_injection import Fault, Kind
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import faulty_targets
-from tests.unit.streaming.sinks import test_own_sink as of_own
-from tests.unit.streaming.sinks.files import test_sink as of_files
+from tests.integration.streaming.sinks import test_own_sink as of_own
+from tests.integration.streaming.sinks.files import test_sink as of_files
 
 BATCH = Batch(
     lineage="l",

@@ -31,8 +31,8 @@ from airflow_provider_exactlyonce.operators.streaming import (
 )
 from airflow_provider_exactlyonce.triggers import pipeline as triggers
 from tests.clocks import AheadClock
-from tests.unit.control.contract_driver import let_go
-from tests.unit.operators.test_streaming import DRIVER, OtherRun, TaskInstance, calls, execute, operator  # noqa: F401
+from tests.integration.control.contract_driver import let_go
+from tests.integration.operators.test_streaming import DRIVER, OtherRun, TaskInstance, calls, execute, operator  # noqa: F401
 from tests.waiting import HANG_SECONDS
 
 pytestmark = pytest.mark.usefixtures("calls")

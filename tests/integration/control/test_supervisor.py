@@ -50,8 +50,8 @@ from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE, program_of
 from tests.clocks import AheadClock
-from tests.unit.control.alarms import after, alarm
-from tests.unit.control.contract_driver import let_go
+from tests.integration.control.alarms import after, alarm
+from tests.integration.control.contract_driver import let_go
 from tests.waiting import HANG_SECONDS, eventually
 
 SCRIPT = Path(__file__).with_name("contract_driver.py")

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 from airflow_provider_exactlyonce.control import json_store, lease
 from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from tests.waiting import HANG_SECONDS
+from tests.clocks import StandingClock
 
 
 def test_no_lease_is_none(tmp_path: Path) -> None:
@@ -49,39 +47,42 @@ def test_a_lease_that_was_taken_over_is_neither_renewed_nor_released_by_the_old_
     assert lease.read(path) is None
 
 
-def test_settling_ends_as_soon_as_the_holder_beats_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> StandingClock:
+    clock = StandingClock()
+    monkeypatch.setattr(lease, "time", clock)
+    return clock
+
+
+def test_settling_ends_as_soon_as_the_holder_beats_again(tmp_path: Path, clock: StandingClock) -> None:
     path = tmp_path / "l"
     held = lease.take(path, "p", "t")
-    threading.Timer(0.3, lambda: lease.beat(path, held)).start()
-    found, life = lease.settle(path, poll_seconds=0.05)
+    clock.meanwhile = lambda: lease.beat(path, held)
+    found, life = lease.settle(path)
     assert life is Life.ALIVE
     assert found is not None
     assert found.heartbeat > held.heartbeat
 
 
-def test_settling_waits_until_a_frozen_holder_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "STALE_SECONDS", 0.5)
+def test_settling_waits_until_a_frozen_holder_is_silent(tmp_path: Path, clock: StandingClock) -> None:
     path = tmp_path / "l"
     lease.take(path, "p", "t")
-    began = time.monotonic()
-    assert lease.settle(path, poll_seconds=0.05)[1] is Life.SILENT
-    assert time.monotonic() - began >= 0.5
+    began = clock.now
+    assert lease.settle(path)[1] is Life.SILENT
+    assert clock.now - began >= lease.STALE_SECONDS
 
 
 @pytest.mark.parametrize("ahead_seconds", [-3600, 3600])
 def test_a_beating_holder_is_alive_and_a_silent_one_is_not_whatever_its_clock_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_seconds: int
+    tmp_path: Path, clock: StandingClock, ahead_seconds: int
 ) -> None:
-    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
     path = tmp_path / "l"
-    theirs = replace(lease.take(path, "p", "t"), machine="elsewhere", heartbeat=time.time() + ahead_seconds)
+    theirs = replace(lease.take(path, "p", "t"), machine="elsewhere", heartbeat=clock.now + ahead_seconds)
     json_store.write(path, asdict(theirs))
     later = replace(theirs, heartbeat=theirs.heartbeat + 2)
-    threading.Timer(0.2, lambda: json_store.write(path, asdict(later))).start()
-    assert lease.settle(path, poll_seconds=0.05)[1] is Life.ALIVE
-    monkeypatch.setattr(lease, "STALE_SECONDS", 0.3)
-    assert lease.settle(path, poll_seconds=0.05)[1] is Life.SILENT
+    clock.meanwhile = lambda: json_store.write(path, asdict(later))
+    assert lease.settle(path)[1] is Life.ALIVE
+    assert lease.settle(path)[1] is Life.SILENT, "what is written is the same from now on"
 
 
 def test_a_higher_run_takes_its_lease_back_from_a_lower_one_that_was_frozen_while_it_renewed(tmp_path: Path) -> None:

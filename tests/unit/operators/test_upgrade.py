@@ -37,6 +37,7 @@ from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOp
 from airflow_provider_exactlyonce.operators.upgrade import RollbackPipelineOperator, UpgradePipelineOperator
 from airflow_provider_exactlyonce.triggers.upgrade import UpgradeTrigger
 from airflow_provider_exactlyonce.upgrade.begin import begin_rollback
+from tests.clocks import StandingClock
 from tests.waiting import HANG_SECONDS
 
 
@@ -203,13 +204,17 @@ def test_a_task_that_waits_gives_its_slot_back_and_the_retry_goes_on_where_it_wa
         ({"application": None}, Step.ROLLED_BACK),
     ],
 )
-def test_a_pipeline_that_was_stopped_is_stopped_again(home: Home, job: str, changes: dict[str, Any], end: Step) -> None:
+def test_a_pipeline_that_was_stopped_is_stopped_again(
+    home: Home, job: str, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], end: Step
+) -> None:
     plan = begun(home, job, Step.REST, old="v1", token="t", was_stopped=True, **changes)
     task = upgrade(home, job, deferrable=True)
-    with lease.holding(home.lease, "p", "t"):
-        with pytest.raises(TaskDeferred):
-            execute(task)
-        assert commands.stop_requested(home, "t") == "the pipeline was stopped before"
+    held = lease.take(home.lease, "p", "t")
+    monkeypatch.setattr(lease, "time", StandingClock(meanwhile=lambda: lease.beat(home.lease, held)))
+    with pytest.raises(TaskDeferred):
+        execute(task)
+    assert commands.stop_requested(home, "t") == "the pipeline was stopped before"
+    lease.release(home.lease, held)
     with contextlib.suppress(UpgradeUnstableError):
         execute(task)
     found = upgrade_plan.read(home)

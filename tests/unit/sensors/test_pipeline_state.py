@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.control.state import PipelineState, state_of
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.sensors.pipeline_state import PipelineStateSensor
 from airflow_provider_exactlyonce.triggers.pipeline_state import PipelineStateTrigger
+from tests.clocks import StandingClock
 from tests.waiting import HANG_SECONDS
 
 
@@ -58,7 +59,10 @@ def test_it_is_done_when_the_pipeline_is_in_one_of_the_states(home: Home) -> Non
     assert sensor(home, "failed", "stopped", deferrable=True).execute({}) == expected
 
 
-def test_a_time_out_names_the_state_that_it_is_in_and_the_drivers_error(home: Home) -> None:
+def test_a_time_out_names_the_state_that_it_is_in_and_the_drivers_error(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow.sdk.bases.sensor.time", StandingClock())
     error = DriverError(kind="DataError", decision="fix_data", exit_code=67, message="not JSON at shop-0@12")
     report(home, DriverState.FAILED, error=error)
     said = r"^after 0.3 s: pipeline p is failed \(DataError: not JSON at shop-0@12\), waiting for running$"

@@ -42,7 +42,7 @@ crash-matrix: setup ## N faults at every step of the protocol, then some at Spar
 	@$(VENV_PYTHON) -m tests.crash_matrix --runs $(N)
 	@$(VENV_PYTHON) -m tests.crash_matrix --stock --runs $$(( $(N) / 6 + 12 ))
 
-lint: setup ## ruff, and mypy --strict on the package
+lint: setup ## ruff, and mypy --strict, on the tests too
 	@.venv/bin/ruff check --quiet --output-format concise
 	@.venv/bin/ruff format --quiet --check || { echo "Not formatted as above: make format" >&2; exit 1; }
 	@.venv/bin/mypy

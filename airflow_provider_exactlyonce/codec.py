@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
+from threading import Lock
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -24,6 +25,8 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 
 _SCHEMA: Final = "schema"
 _UNKNOWN: Final = "unknown"
+#: What msgspec learns of a class at its first use is half made when another thread uses it: the process crashes.
+_CONVERTING: Final = Lock()
 
 T = TypeVar("T")
 
@@ -61,7 +64,8 @@ def load(kind: type[T], body: Mapping[str, Any], what: str) -> T:
     :raises RefusedError: when a field is missing or of another type
     """
     try:
-        return msgspec.convert(_sorted_out(kind, body), kind, str_keys=True)
+        with _CONVERTING:
+            return msgspec.convert(_sorted_out(kind, body), kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise RefusedError(f"{what} can't be read: {error}. Put it back from a copy") from error
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -113,6 +114,11 @@ def stamped(bodies: list[Body]) -> list[tuple[bytes, memoryview]]:
     return [stamp(body, producer_id=1, epoch=0, base_sequence=0) for body in bodies]
 
 
+def joined(parts: list[tuple[bytes, memoryview]]) -> list[bytes]:
+    """Copy every body behind its head."""
+    return [b"".join(part) for part in parts]
+
+
 def main(flush_bytes: int) -> None:
     """Print a line for each case, then one for each codec."""
     print(f"flushes of {flush_bytes >> 20} MiB; ns a record of one core, {ROUNDS} rounds")
@@ -122,17 +128,17 @@ def main(flush_bytes: int) -> None:
         bodies = rows.encode()
         parts = stamped(bodies)
         figures = (
-            best_nanoseconds(lambda rows=rows, case=case: partitions_for_keys(rows.keys, case.partitions), rows.count),
+            best_nanoseconds(partial(partitions_for_keys, rows.keys, case.partitions), rows.count),
             best_nanoseconds(rows.encode, rows.count),
-            best_nanoseconds(lambda bodies=bodies: stamped(bodies), rows.count),
-            best_nanoseconds(lambda parts=parts: [b"".join(part) for part in parts], rows.count),
+            best_nanoseconds(partial(stamped, bodies), rows.count),
+            best_nanoseconds(partial(joined, parts), rows.count),
         )
         print(f"{case.name:32}{rows.count:>8}{figures[0]:>9.0f}" + "".join(f"{figure:>8.0f}" for figure in figures[1:]))
     rows = Rows(CASES[7], flush_bytes)
     print(f"{CASES[7].name}, with a codec: ns a record, megabytes/s, bytes left")
     for codec in ATTRIBUTES:
         share = sum(len(body.payload) for body in rows.encode(Compression(codec))) / rows.values.nbytes
-        taken = best_nanoseconds(lambda codec=codec: rows.encode(Compression(codec)), rows.count)
+        taken = best_nanoseconds(partial(rows.encode, Compression(codec)), rows.count)
         megabytes = rows.values.nbytes / rows.count / taken * 1e3
         print(f"{codec:10}{taken:>8.0f}{megabytes:>8.0f}{share:>7.0%}")
 

@@ -232,7 +232,7 @@ def cpu_seconds(triggerer: int) -> float:
     spent = [process.cpu_times() for process in (parent, *parent.children(recursive=True))]
     if len(spent) < 2:
         raise RuntimeError("the triggerer runs no triggers: see triggerer.out")
-    return sum(one.user + one.system for one in spent)
+    return float(sum(one.user + one.system for one in spent))
 
 
 def measure_cpu(airflow: Airflow, stream: Stream, dag: str, number: int, seconds: int) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def compact(config: dict[str, str], filler: Filler) -> None:
 
 def alter(config: dict[str, str], **settings: str) -> None:
     """Change settings of the ledger's topic."""
-    admin = AdminClient(config)
+    admin = AdminClient(dict(config))
     entries = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()
     ]

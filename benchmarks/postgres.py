@@ -45,7 +45,7 @@ def rows_of(spark: SparkSession, batch: int, rows: int, tasks: int) -> DataFrame
     )
 
 
-def plainly(frame: DataFrame, parameters: dict[str, str]) -> None:
+def plainly(frame: DataFrame, parameters: dict[str, Any]) -> None:
     statement = "COPY plain (id, k, item, price, at) FROM STDIN (FORMAT csv)"
 
     def copy(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -80,7 +80,7 @@ def exactly_once(frame: DataFrame, committer: Any, open_writer: OpenWriter, numb
     committer.settled(number)
 
 
-def measure(parameters: dict[str, str], batches: int, rows: int, tasks: int) -> dict[str, list[float]]:
+def measure(parameters: dict[str, Any], batches: int, rows: int, tasks: int) -> dict[str, list[float]]:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = (
         SparkSession.builder.master(f"local[{tasks}]")
@@ -119,7 +119,7 @@ def main() -> None:
         parameters = dict(server.create_database("bench"))
         with server.connect(parameters) as connection:
             for name in ("plain", "ours"):
-                connection.execute(f"CREATE TABLE {name} {TABLE}")  # type: ignore[call-overload]
+                connection.execute(f"CREATE TABLE {name} {TABLE}")
         seconds = measure(parameters, given.batches, given.rows, given.tasks)
         with server.connect(parameters) as connection:
             same = connection.execute("SELECT count(*) FROM plain NATURAL JOIN ours").fetchone()

@@ -187,7 +187,7 @@ def main() -> None:
         arguments += ["--conf", f"{name}={value}"]
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{shlex.join(arguments)} pyspark-shell"
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    SparkSession.stop = lambda _: None  # type: ignore[method-assign]  # the drivers share a warm one
+    SparkSession.stop = lambda _: None  # type: ignore[assignment, method-assign]  # the drivers share a warm one
     results = []
     print(HEADER)
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder, "broker")) as broker:

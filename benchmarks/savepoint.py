@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,9 +173,9 @@ def measure(spark: SparkSession, folder: Path, megabytes: int, rounds: int) -> d
         needed = store.directory / taken[-1].id
         for timings, source in ((copying, query.checkpoint.path), (copying_needed, needed)):
             target = folder / f"copy-{len(list(folder.iterdir()))}"
-            timings.time(lambda source=source, target=target: copy(source, target))
+            timings.time(partial(copy, source, target))
             if timings is copying:
-                flushing.time(lambda target=target: flush(target))
+                flushing.time(partial(flush, target))
             empty(target)
             query.wait_for_more()
     query.query.stop()

@@ -22,7 +22,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from airflow_provider_exactlyonce.state import (
     Aggregation,
@@ -182,7 +182,7 @@ def speed(spark: SparkSession, load: Load, folder: Path, variant: str) -> Speed:
             .start()
         )
         while not stream.recentProgress and stream.isActive:
-            stream.awaitTermination(0.01)
+            stream.awaitTermination(0.01)  # type: ignore[arg-type]  # PySpark takes fractions
         before = cpu_seconds()
         stream.awaitTermination()
         used = cpu_seconds() - before
@@ -215,7 +215,7 @@ def rules_milliseconds(spark: SparkSession, rules: int, batches: int) -> list[fl
         writer = answered.process(Ruled()).writeStream.format("noop").trigger(availableNow=True)
         stream = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
         stream.awaitTermination()
-        return [one.durationMs["addBatch"] for one in stream.recentProgress if one.batchId][2:]
+        return [float(one.durationMs["addBatch"]) for one in stream.recentProgress if one.batchId][2:]
 
 
 def measure(spark: SparkSession, load: Load) -> dict[str, Speed]:

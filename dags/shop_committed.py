@@ -37,7 +37,7 @@ with DAG("export_committed", schedule=[committed], max_active_runs=1):
             records = list(read_range(client_config("kafka_default"), found.sink))
             if len(records) != found.rows:
                 raise ValueError(f"{len(records)} records and not {found.rows}: somebody else writes to the topic, too")
-            lines = [[record.partition(), record.offset(), record.value().decode()] for record in records]
+            lines = [[record.partition(), record.offset(), (record.value() or b"").decode()] for record in records]
             unfinished = file.with_suffix(".part")
             unfinished.write_text("".join(json.dumps(line) + "\n" for line in lines))
             unfinished.rename(file)
@@ -58,7 +58,7 @@ with DAG("publish_hours", schedule=[completed], max_active_runs=1):
 with DAG("report_hour", schedule=PartitionedAssetTimetable(assets=hours)):
 
     @task
-    def report(dag_run: Any) -> str:
+    def report(dag_run: Any = None) -> str:
         return f"everything of the hour from {dag_run.partition_key} on is committed"
 
     report()

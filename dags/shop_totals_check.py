@@ -94,7 +94,7 @@ def read_committed(topic: str, kafka: Mapping[str, Any]) -> Iterator[tuple[str, 
             for message in messages:
                 error = message.error()
                 if error is None:
-                    row = json.loads(message.value(), parse_float=Decimal)
+                    row = json.loads(message.value() or b"", parse_float=Decimal)
                     yield row["uuid"], (row["purchases"], Decimal(row["paid"]))
                 elif error.code() == KafkaError._PARTITION_EOF:
                     reading.discard(message.partition())

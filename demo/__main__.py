@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _GRACE_SECONDS: Final = 8.0

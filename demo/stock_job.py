@@ -23,7 +23,7 @@ JOBS = Path(__file__).parents[1] / "dags" / "jobs"
 def start(spark: SparkSession, servers: str, topic: str, checkpoint: str) -> StreamingQuery:
     """Start the query; it ends when everything that is available now is processed."""
     sys.path.insert(0, str(JOBS))
-    from shop_totals import shop_totals  # type: ignore[import-not-found]
+    from shop_totals import shop_totals
 
     (source,) = shop_totals.sources.values()
     records = (

@@ -1,15 +1,23 @@
-"""Clocks that a test gives to a module in the place of ``time``, so that nobody waits for a time limit."""
+"""Clocks that a test gives to a module in the place of ``time``, so that nobody waits for a time limit; and rounds."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
+
+from tests.waiting import HANG_SECONDS
 
 
 class StandingClock:
-    """Stands still, but for what is slept."""
+    """Stands still, but for what is slept.
 
-    def __init__(self) -> None:
+    :param meanwhile: what others do while somebody sleeps
+    """
+
+    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         self.now = 1_000_000.0
+        self.meanwhile = meanwhile
 
     def time(self) -> float:
         return self.now
@@ -19,6 +27,7 @@ class StandingClock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+        self.meanwhile()
 
 
 class AheadClock:
@@ -35,3 +44,28 @@ class AheadClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+class Rounds:
+    """Stands for the event that ends a thread which looks again and again: the thread looks when the test says so."""
+
+    def __init__(self) -> None:
+        self._waits = threading.Semaphore(0)
+        self._goes_on = threading.Semaphore(0)
+        self._is_set = False
+
+    def wait(self, _: float) -> bool:
+        self._waits.release()
+        assert self._goes_on.acquire(timeout=HANG_SECONDS)
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        self._goes_on.release()
+
+    def look(self) -> None:
+        """Let the thread look once; returns when it has."""
+        assert self._waits.acquire(timeout=HANG_SECONDS)
+        self._goes_on.release()
+        assert self._waits.acquire(timeout=HANG_SECONDS)
+        self._waits.release()

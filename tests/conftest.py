@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -42,13 +43,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     What takes longest begins first, so that the processes end at about the same time.
     """
     seconds = durations.read()
-    groups: dict[str, float] = {}
+    of_group: dict[str, float] = defaultdict(float)
     for item in items:
-        file = item.nodeid.partition("::")[0]
-        group = "airflow" if Path(file).parent.name == "airflow" else file
-        item.add_marker(pytest.mark.xdist_group(group))
-        groups[group] = groups.get(group, 0) + seconds.get(item.nodeid, 0)
-    items.sort(key=lambda item: -groups[item.get_closest_marker("xdist_group").args[0]])
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
+        of_group[group_of(item)] += seconds.get(item.nodeid, 0.0)
+    items.sort(key=lambda item: -of_group[group_of(item)])
+
+
+def group_of(item: pytest.Item) -> str:
+    file, _, _ = item.nodeid.partition("::")
+    return "airflow" if Path(file).parent.name == "airflow" else file
 
 
 def descendants() -> list[psutil.Process]:

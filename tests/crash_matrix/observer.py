@@ -76,15 +76,21 @@ class Observer:
     def poll(self, timeout_seconds: float = 0.05) -> None:
         """Take in what has come."""
         for message in self._consumer.consume(1000, timeout=timeout_seconds):
-            if message.error():  # else the broker is away; what is missing at the end is found by the offsets
-                if message.error().code() == KafkaError._PARTITION_EOF:
-                    self._advance(message.topic(), message.partition(), message.offset())
+            topic, partition, offset, error = message.topic(), message.partition(), message.offset(), message.error()
+            if error:  # else the broker is away; what is missing at the end is found by the offsets
+                if error.code() == KafkaError._PARTITION_EOF:
+                    assert topic is not None and partition is not None and offset is not None
+                    self._advance(topic, partition, offset)
                 continue
-            if message.topic() == self.sink:
-                self.rows[message.partition(), message.offset()] = message.value() or b""
+            assert partition is not None and offset is not None
+            if topic == self.sink:
+                self.rows[partition, offset] = message.value() or b""
+                continue
+            record = decode(message.value() or b"")
+            if isinstance(record, CommitRecord):
+                self.commits.append(record)
             else:
-                record = decode(message.value())
-                (self.commits if isinstance(record, CommitRecord) else self.runs).append(record)
+                self.runs.append(record)
 
     def ends(self, isolation: IsolationLevel) -> dict[Place, int]:
         """Return last stable offsets or high watermarks.

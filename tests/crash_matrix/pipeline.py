@@ -9,9 +9,11 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import cast
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_provider_exactlyonce.ledger import topic as ledger_settings
@@ -119,13 +121,13 @@ class Pipeline:
                 self.source,
                 key=event.k,
                 value=json.dumps(asdict(event)),
-                on_delivery=lambda error, message, event=event: self._sent(error, message, event),
+                on_delivery=partial(self._sent, event),
             )
         self._producer.commit_transaction(60)
 
-    def _sent(self, error: object, message: object, event: Event) -> None:
+    def _sent(self, event: Event, error: object, message: Message) -> None:
         assert error is None, error
-        place = message.partition(), message.offset()  # type: ignore[attr-defined]
+        place = cast(tuple[int, int], (message.partition(), message.offset()))
         self.events[place] = event
         self.sent_ends[place[0]] = place[1] + 1
 

@@ -406,7 +406,7 @@ def two_drivers(patient: Patient) -> None:
 
     renewing = threading.Thread(target=renew)
     renewing.start()
-    patient.undo.append(lambda: (ended.set(), renewing.join()))
+    patient.undo += [renewing.join, ended.set]
 
 
 _OWN = (ConfigSource.DYNAMIC_TOPIC_CONFIG.value, ConfigSource.DYNAMIC_BROKER_CONFIG.value)
@@ -440,7 +440,7 @@ def setting(
 
 
 def _set(patient: Patient, topic: str, **changes: str) -> None:
-    _for_a_while(patient, setting(patient.case.config, topic, **changes))
+    _for_a_while(patient, setting(patient.case.config, topic, ResourceType.TOPIC, **changes))
 
 
 def _for_a_while(patient: Patient, fault: AbstractContextManager[None]) -> None:

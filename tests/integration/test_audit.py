@@ -47,7 +47,11 @@ def send(crafted: CraftedPipeline, partition: int, rows: list[tuple[bytes | None
     offsets: list[int] = []
     for key, value in rows:
         producer.produce(
-            crafted.sink, value, key, partition, on_delivery=lambda error, message: offsets.append(message.offset())
+            crafted.sink,
+            value,
+            key,
+            partition,
+            on_delivery=lambda error, message: offsets.append(message.offset() or 0),
         )
     producer.commit_transaction(30)
     return min(offsets)
@@ -152,7 +156,7 @@ def test_a_batch_whose_records_were_never_there_is_lost(crafted: CraftedPipeline
 def test_a_batch_whose_records_were_deleted_is_lost(crafted: CraftedPipeline) -> None:
     for batch in range(3):
         crafted.commit(rows_of(batch))
-    admin = AdminClient(crafted.config)
+    admin = AdminClient(dict(crafted.config))
     place = TopicPartition(crafted.sink, 0, 9)
     admin.delete_records([place])[place].result()
     report = audited(crafted)
@@ -172,7 +176,7 @@ def test_what_retention_has_removed_is_counted_and_no_violation(
         crafted.claim()
         crafted.commit(rows_of(0), committed=1_700_000_000_000)
         crafted.commit(rows_of(1))
-        admin = AdminClient(crafted.config)
+        admin = AdminClient(dict(crafted.config))
         place = TopicPartition(sink, 0, 5)
         admin.delete_records([place])[place].result()
         report = audited(crafted)
@@ -250,7 +254,7 @@ def test_an_open_transaction_that_holds_back_readers_is_found(crafted: CraftedPi
 def test_a_deleted_and_a_recreated_sink_topic_are_found(crafted: CraftedPipeline) -> None:
     crafted.commit(rows_of(0), sink_topic_ids={crafted.sink: "another id"})
     assert "was recreated" in only(audited(crafted))[4]
-    admin = AdminClient(crafted.config)
+    admin = AdminClient(dict(crafted.config))
     admin.delete_topics([crafted.sink])[crafted.sink].result()
     eventually(lambda: crafted.sink not in admin.list_topics().topics, f"{crafted.sink} is deleted")
     assert "does not exist any more" in only(audited(crafted))[4]

@@ -131,9 +131,9 @@ def values(config: Mapping[str, str], topic: str, isolation: str) -> Iterator[by
     while left:
         assert time.monotonic() < deadline, f"no end of {topic} in sight"
         for message in consumer.consume(10_000, timeout=0.2):
-            if message.error() is None:
-                yield message.value()
+            if (error := message.error()) is None:
+                yield message.value() or b""
             else:
-                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                assert error.code() == KafkaError._PARTITION_EOF, error
                 left.discard(message.partition())
     consumer.close()

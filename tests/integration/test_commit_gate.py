@@ -400,8 +400,12 @@ def test_a_quiet_pipeline_opens_the_gate_when_it_has_had_nothing_to_do_for_so_lo
     foreign.commit_transaction(30)
     assert not check(pipeline.config, pipeline.name, target).open
     assert not check(pipeline.config, pipeline.name, target, idle_after=3600).open, "it was busy a moment ago"
-    look = lambda: check(pipeline.config, pipeline.name, target, idle_after=0.01)  # noqa: E731
-    verdict = eventually(lambda: found if (found := look()).open else None, "the gate opens")
+
+    def opened() -> Verdict | None:
+        found = check(pipeline.config, pipeline.name, target, idle_after=0.01)
+        return found if found.open else None
+
+    verdict = eventually(opened, "the gate opens")
     assert verdict == Verdict(open=True, missing="", commit=2, target=target, idle=True)
     met = check(pipeline.config, pipeline.name, GateTarget(commit=2), idle_after=0.01)
     assert met.open

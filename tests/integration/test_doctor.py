@@ -481,7 +481,7 @@ def test_transactions_that_nobody_will_end_are_told_and_the_pipelines_own_is_end
 def test_input_topics_and_ledger_that_are_lost_one_after_the_other_are_told(clinic: Bench) -> None:
     case = healthy(clinic)
     source, config = case.topics[""], dict(case.config)
-    admin = AdminClient(config)
+    admin = AdminClient(dict(config))
 
     def keep_from(offset: int) -> None:
         place = TopicPartition(source, 1, offset)

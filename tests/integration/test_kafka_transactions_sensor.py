@@ -110,10 +110,10 @@ def test_the_trigger_waits_for_the_same_and_names_the_same(
     assert str(kafka_config["bootstrap.servers"]) not in json.dumps(stored)
     [event] = events(KafkaTransactionsTrigger(**stored))
     with pytest.raises(AirflowSensorTimeout, match=f"transactional id {name} "):
-        sensor(topic).resume_from_trigger({}, event)  # type: ignore[typeddict-item]
+        sensor(topic).resume_from_trigger({}, event)
     producer.abort_transaction(30)
     [event] = events(KafkaTransactionsTrigger(**{**stored, "deadline": stored["deadline"] + 60}))
-    assert sensor(topic).resume_from_trigger({}, event) == {"offsets": {topic: {"0": 3}}}  # type: ignore[typeddict-item]
+    assert sensor(topic).resume_from_trigger({}, event) == {"offsets": {topic: {"0": 3}}}
 
 
 def test_a_topic_that_is_not_there_or_was_made_again_is_named(
@@ -138,7 +138,7 @@ def test_a_topic_that_is_deleted_holds_back_only_those_who_wait_for_it(
     _, producer = opened(kafka_config, stays)
     triggers = []
     for topic in (gone, stays):
-        options = {"kafka_conn_id": "kafka_default", "poll_interval": 0.1, "deadline": time.time() + 4}
+        options: dict[str, Any] = {"kafka_conn_id": "kafka_default", "poll_interval": 0.1, "deadline": time.time() + 4}
         triggers.append(KafkaTransactionsTrigger(targets={topic: {"0": 0 if topic == gone else 3}}, **options))
     admin = AdminClient(dict(kafka_config))
     admin.delete_topics([gone])[gone].result(30)

@@ -28,7 +28,7 @@ def test_keys_go_to_the_partitions_that_librdkafka_chooses(
     print(f"seed {seed}")
     keys = sample_keys(random.Random(seed))
     topic = make_topic(partitions=partition_count)
-    chosen: dict[int, int] = {}
+    chosen: dict[int, int | None] = {}
     failures: list[object] = []
 
     def delivered(row: int) -> Callable[[object, Message], None]:

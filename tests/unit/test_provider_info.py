@@ -6,9 +6,6 @@ import importlib
 import importlib.metadata
 import inspect
 import json
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -72,12 +69,3 @@ def test_who_installs_the_extra_for_postgresql_can_make_the_connection_that_the_
     assert "apache-airflow-providers-postgres" in {Requirement(one).name for one in extras["postgres"]}
     provider = importlib.import_module("airflow.providers.postgres.get_provider_info").get_provider_info()
     assert "postgres" in {one["connection-type"] for one in provider["connection-types"]}
-
-
-def test_airflow_providers_get_shows_it(tmp_path: Path) -> None:
-    environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
-    arguments = ["providers", "get", "airflow-provider-exactlyonce", "--full", "--output", "json"]
-    command = [sys.executable, "-m", "airflow", *arguments]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    [provider] = json.loads(shown.stdout[shown.stdout.index("[") :])
-    assert provider["description"] == get_provider_info()["description"].rstrip(".")  # so Airflow prints them

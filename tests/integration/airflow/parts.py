@@ -25,7 +25,7 @@ from tests.integration.airflow.conftest import Airflow
 from tests.integration.airflow.test_scheduler import processes_of
 from tests.waiting import eventually
 
-CONTRACT_DRIVER = Path(__file__).parents[2] / "unit" / "control" / "contract_driver.py"
+CONTRACT_DRIVER = Path(__file__).parents[1] / "control" / "contract_driver.py"
 DAGS = Path(__file__).with_name("dags_supervised")
 #: of one request to the API
 MOST_FAILURES = 10
@@ -198,7 +198,7 @@ class Stream:
             return task if task["state"] in states else None
 
         try:
-            found: dict[str, Any] = eventually(look, f"the task is {' or '.join(states)}", poll_seconds=0.2)
+            found = eventually(look, f"the task is {' or '.join(states)}", poll_seconds=0.2)
         except AssertionError as error:
             told = f"{self.task()}\n{self.log()}\n{self.parts.output()}"
             raise AssertionError(f"{error}\n{told}") from error
@@ -232,8 +232,7 @@ class Stream:
             committing = self.home.status.exists() and '"commit": 0' not in self.home.status.read_text()
             return str(started[-1]["token"]) if started and committing else None
 
-        found: str = eventually(token, "a commit")
-        return found
+        return eventually(token, "a commit")
 
     def notes(self, event: str) -> list[dict[str, Any]]:
         path = self.home.control / "notes.jsonl"

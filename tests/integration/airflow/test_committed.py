@@ -65,7 +65,9 @@ def test_the_example_exports_each_range_once_and_hands_on_the_hours(
     exports = tmp_path / ".exactlyonce" / "exports"
     assert {one.name for one in exports.iterdir()} == {f"{one['key']}.jsonl" for one in ranges}
     exported = [json.loads(line) for one in exports.iterdir() for line in one.read_text().splitlines()]
-    readable = [[one.partition, one.offset, one.value.decode()] for one in read_committed(kafka_config, pipeline.sink)]
+    readable = [
+        [one.partition, one.offset, (one.value or b"").decode()] for one in read_committed(kafka_config, pipeline.sink)
+    ]
     assert sorted(exported) == sorted(readable)
     sql = "SELECT run_id, value FROM xcom WHERE dag_id = 'export_committed' AND key = 'return_value' ORDER BY timestamp"
     first, second = (json.loads(value) for _, value in airflow.query(sql))

@@ -34,7 +34,7 @@ def test_the_tables_have_what_was_sent_and_no_password_is_shown(
     with postgres.connect(database) as connection:
         for line in TABLES.splitlines():
             if line.strip().startswith("CREATE TABLE"):
-                connection.execute(line)  # type: ignore[call-overload]
+                connection.execute(line)
     world.pipeline = "shop-postgres"
     world.send(300)
     password = "s3cret-of-postgres"

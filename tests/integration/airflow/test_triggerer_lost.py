@@ -179,5 +179,5 @@ def check_events(told: list[dict[str, Any]], hours: list[dict[str, Any]]) -> Non
 def check_exports(exports: Path, pipeline: HandWrittenPipeline) -> None:
     exported = [tuple(json.loads(line)) for file in exports.glob("*.jsonl") for line in file.read_text().splitlines()]
     readable = read_committed(pipeline.config, pipeline.sink)
-    places = sorted((one.partition, one.offset, one.value.decode()) for one in readable)
+    places = sorted((one.partition, one.offset, (one.value or b"").decode()) for one in readable)
     assert sorted(exported) == places, "each record once, and nothing of what was aborted"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ ROWS = {change: (spark, check) for change, spark, check, _ in ROW.findall(DOCUME
 
 
 @pytest.fixture(scope="module")
-def bench(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(spark, tmp_path_factory.mktemp("compatibility"))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, StateBackend, pipeline
 from airflow_provider_exactlyonce.streaming.declaration import Pipeline

@@ -38,6 +38,7 @@ class PlainSink(BatchTransaction):
     """The Kafka sink with a loop in place of Spark's stage."""
 
     def write(self, frame: Any) -> None:
+        assert self._definition is not None
         topic = self._definition.topics[0]
         written = self._sink.setdefault(topic, {})
         for row, (key, value) in enumerate(frame):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -81,7 +82,7 @@ def two_brokers(tmp_path: Path) -> Iterator[tuple[EmbeddedBroker, ProcessIdentit
             eventually(lambda: len(admin.list_topics(timeout=30).brokers) == 2, "both brokers are there")
             yield first, second
         finally:
-            second.send(9)
+            second.send(signal.SIGKILL)
             second.wait_until_gone(HANG_SECONDS)
             assert supervisor is not None
             supervisor.wait()

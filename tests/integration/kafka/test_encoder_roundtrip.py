@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyspark
 import pytest
@@ -115,9 +115,9 @@ def read_with_librdkafka(
             row = Row(
                 key=message.key(),
                 value=message.value(),
-                headers=message.headers() or [],
+                headers=cast(list[tuple[str, bytes | None]], message.headers() or []),
                 timestamp=timestamp,
-                partition=message.partition(),
+                partition=cast(int, message.partition()),
             )
             found.append((row, kind))
     return sorted(found, key=lambda item: item[0].partition)

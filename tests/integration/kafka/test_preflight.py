@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import threading
 import time
@@ -117,7 +118,7 @@ def test_an_unclean_election_is_refused_on_each_kind_of_topic(
 ) -> None:
     topic = make_topic(**{"unclean.leader.election.enable": "true"})
     with pytest.raises(SettingRefusedError) as caught:
-        check_topics(client, **({"ledger": topic} if use == "ledger" else {f"{use}s": [topic]}))  # type: ignore[arg-type]
+        check_topics(client, **({"ledger": topic} if use == "ledger" else {f"{use}s": [topic]}))
     assert (caught.value.name, caught.value.value, caught.value.required) == (
         f"unclean.leader.election.enable of {use} topic {topic}",
         "true",
@@ -196,7 +197,7 @@ def test_on_two_brokers_one_replica_is_refused_and_missing_in_sync_replicas_are_
 ) -> None:
     first, second = two_brokers
     config = {"bootstrap.servers": first.bootstrap_servers}
-    admin = AdminClient(config)
+    admin = AdminClient(dict(config))
     both = NewTopic("both", 2, 2, config={"min.insync.replicas": "2"})
     for future in admin.create_topics([NewTopic("single", 1, 1), both]).values():
         future.result(30)
@@ -211,7 +212,7 @@ def test_on_two_brokers_one_replica_is_refused_and_missing_in_sync_replicas_are_
             check_topics(client, ledger="exactlyonce.ledger.new")
         assert set(check_topics(client, sinks=["single"], allow_single_replica=True)) == {"single"}
 
-        second.send(9)
+        second.send(signal.SIGKILL)
         eventually(lambda: _in_sync(client, "both") == 1, "the first broker is alone")
         began = time.monotonic()
         with pytest.raises(ExactlyOnceError, match=r"both-0 has 1 in-sync replicas and min\.insync\.replicas is 2"):

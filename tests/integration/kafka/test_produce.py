@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 
@@ -127,7 +128,7 @@ def test_a_batch_that_is_refused_beside_others_is_named(client: Client, make_led
 def config_with_topic(broker: EmbeddedBroker, topic: str) -> dict[str, str]:
     """Create the topic, whose partitions Kafka spreads over the brokers; return the clients' configuration."""
     config = {"bootstrap.servers": broker.bootstrap_servers}
-    admin = AdminClient(config)
+    admin = AdminClient(dict(config))
     admin.create_topics([NewTopic(topic, len(PARTITIONS), 1)])[topic].result(30)
     return config
 
@@ -170,7 +171,7 @@ def test_a_leader_that_does_not_answer_holds_up_none_of_the_others(
         writing.append(0)
         gone = [partition for partition, leader in client.leaders("spread", PARTITIONS).items() if leader == 2]
         assert 0 < len(gone) < len(PARTITIONS)
-        second.send(9)
+        second.send(signal.SIGKILL)
         asked = len(client.asked)
         monkeypatch.setattr(transaction, "_REQUEST_PATIENCE_SECONDS", 5)
         with pytest.raises(

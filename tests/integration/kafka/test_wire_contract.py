@@ -190,7 +190,8 @@ def test_metadata_names_partitions_and_topic_id_and_a_topic_that_is_not_there(
 
 
 def test_requests_may_come_from_many_threads(client: WireClient, make_led_topic: Callable[..., str]) -> None:
-    topic, found = make_led_topic(partitions=2), []
+    topic = make_led_topic(partitions=2)
+    found: list[dict[int, int]] = []
 
     def ask() -> None:
         found.extend(client.stable_offsets(topic) for _ in range(20))
@@ -205,8 +206,9 @@ def test_requests_may_come_from_many_threads(client: WireClient, make_led_topic:
 
 def test_a_cluster_that_is_not_there_is_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow_provider_exactlyonce.kafka import wire
+    from airflow_provider_exactlyonce.kafka.config import for_kafka_python
 
-    translate = wire.for_kafka_python
-    monkeypatch.setattr(wire, "for_kafka_python", lambda config: {**translate(config), "bootstrap_timeout_ms": 500})
+    impatient = {"bootstrap_timeout_ms": 500}
+    monkeypatch.setattr(wire, "for_kafka_python", lambda config: {**for_kafka_python(config), **impatient})
     with pytest.raises(UnansweredError):
         WireClient({"bootstrap.servers": "127.0.0.1:1"})

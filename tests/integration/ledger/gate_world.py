@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import Any, cast
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -121,7 +121,7 @@ class GateWorld:
 
     def __init__(self, config: Mapping[str, str], make_topic: Callable[..., str], random: Random, world: World) -> None:
         self.config, self.random, self.world = dict(config), random, world
-        self.admin = AdminClient(self.config)
+        self.admin = AdminClient(dict(self.config))
         self.offsets = StableOffsets(self.config)
         self.source = make_topic(partitions=SOURCE_PARTITIONS)
         self.partitions = {make_topic(partitions=count): count for count in (3, 2, 1)}
@@ -278,7 +278,11 @@ class GateWorld:
 
     def _write_to_ledger(self, key: bytes, value: bytes, tombstones: tuple[bytes, ...] = ()) -> int:
         offsets: list[int] = []
-        self.own.produce(self.ledger, value, key, 0, on_delivery=lambda _, message: offsets.append(message.offset()))
+
+        def delivered(_: object, message: Message) -> None:
+            offsets.append(cast(int, message.offset()))
+
+        self.own.produce(self.ledger, value, key, 0, on_delivery=delivered)
         for old in tombstones:
             self.own.produce(self.ledger, None, old, 0)
         assert self.own.flush(30) == 0

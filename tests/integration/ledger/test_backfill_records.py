@@ -46,7 +46,7 @@ class Ledger:
         self._offset = 0
 
     def claim(self, run: int, **fields: Any) -> None:
-        named = {name: name for name in ("host", "token", "lineage", "version", "home", "home_path")}
+        named: dict[str, Any] = {name: name for name in ("host", "token", "lineage", "version", "home", "home_path")}
         self._send(
             ClaimRecord(
                 pipeline=self.pipeline, run=run, pid=1, base_commit=0, claimed=0, before=self._place, **named, **fields

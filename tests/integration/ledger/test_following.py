@@ -99,7 +99,7 @@ def test_another_ledger_of_the_same_name_is_told_from_its_beginning_with_other_k
     follower.beginning(newest=False)
     [(first, _), (_, cut)] = follower.ranges(100)
     follower.close()
-    admin = AdminClient(kafka_config)
+    admin = AdminClient(dict(kafka_config))
     admin.delete_topics([ledger_topic(pipeline.name)])[ledger_topic(pipeline.name)].result(30)
     other = HandWrittenPipeline(
         kafka_config, source=make_topic(partitions=1), sink=make_topic(partitions=2), name=pipeline.name

@@ -53,4 +53,4 @@ def test_a_partition_that_only_the_oldest_commit_wrote_keeps_every_gate_closed_w
         assert verdict.missing == f"{pipeline.sink}-0: last stable offset 0 has not passed 1"
     getattr(foreign, f"{ends}_transaction")(30)
     for target in gates:
-        eventually(lambda target=target: check(pipeline.config, pipeline.name, target).open, f"{target} is open")
+        eventually(lambda: check(pipeline.config, pipeline.name, target).open, f"{target} is open")  # noqa: B023

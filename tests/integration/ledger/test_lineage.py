@@ -142,7 +142,7 @@ def test_of_a_long_task_the_newest_commits_are_told(pipeline: CraftedPipeline, m
 
 
 def test_a_backfill_tells_what_is_in_the_ledger_of_backfills_and_an_upgrade_what_the_pipeline_commits() -> None:
-    named = {"task_id": "t", "pipeline": "shop", "application": "job.py"}
+    named: dict[str, Any] = {"task_id": "t", "pipeline": "shop", "application": "job.py"}
     assert BackfillPipelineOperator(**named).ledger_of("shop") == "shop.backfill"
     assert UpgradePipelineOperator(**named).ledger_of("shop") == "shop"
 

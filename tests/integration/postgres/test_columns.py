@@ -67,7 +67,7 @@ TYPES: dict[str, tuple[str, T.DataType, pa.DataType, list[Any], list[Any] | None
 def made(postgres: PostgresServer, database: Mapping[str, str], *statements: str) -> None:
     with postgres.connect(database) as connection:
         for statement in statements:
-            connection.execute(statement)  # type: ignore[call-overload]
+            connection.execute(statement)
 
 
 def test_every_type_arrives_as_it_was(postgres: PostgresServer, database: Mapping[str, str]) -> None:

@@ -230,7 +230,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
         ({"url": "nonsense"}, columns, "the url of an UpsertSink can't be used"),
         ({"url": "postgres://me@here/db"}, columns, "names a driver that is not here: .*postgres"),
     ):
-        sink = UpsertSink(**{"name": "s", "url": url, "table": "rows", "key": "k", **declared})  # type: ignore[arg-type]
+        sink = UpsertSink(**{"name": "s", "url": url, "table": "rows", "key": "k", **declared})
         with pytest.raises(RefusedError, match=message):
             sink.check_columns(given)
 

@@ -170,7 +170,7 @@ class Lane:
         folder = self._folder / str(plan.seed)
         folder.mkdir()
         name = f"{self._folder.name}-{plan.seed}-{os.getpid()}"
-        spec = {
+        spec: dict[str, Any] = {
             "config": dict(self._config),
             "pipeline": name,
             "home": str(folder / "home"),

@@ -98,6 +98,7 @@ def _work(owner: int, slot: int) -> None:
             with connection, contextlib.suppress(OSError, EOFError):
                 _send(connection, os.getpid())
                 task, number, records = _receive(connection)
+                answer: tuple[str, object]
                 try:
                     answer = "done", write_stage.write_rows(arrow(records), task, number, 0)
                 except Exception as error:

@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -22,7 +24,6 @@ from airflow_provider_exactlyonce.kafka.transaction import TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, transactional_id
-from airflow_provider_exactlyonce.streaming.commit import sink_group
 from dags.jobs.own_sink import SqliteSink
 from tests.integration.protocol.alone import Alone, offsets_text
 
@@ -45,6 +46,10 @@ def table(folder: Path, name: str) -> SqliteSink:
     return SqliteSink(name=name, path=folder / f"{name}.db", table="payments")
 
 
+def tables(alone: Alone) -> list[SqliteSink]:
+    return cast(list[SqliteSink], alone.sinks)
+
+
 def ids(sink: SqliteSink) -> list[int]:
     with closing(sqlite3.connect(sink.path)) as database:
         return [number for (number,) in database.execute("SELECT id FROM payments ORDER BY id")]
@@ -65,7 +70,7 @@ def lose_producer(alone: Alone) -> None:
 def test_a_producer_that_is_lost_while_a_set_back_sink_is_brought_up_is_replaced_and_the_replay_goes_on(
     alone: Alone, tmp_path: Path
 ) -> None:
-    (sink,) = alone.sinks
+    (sink,) = tables(alone)
     with alone.life() as life:
         life.fit()
         life.batch(0)
@@ -99,7 +104,7 @@ def die_behind(monkeypatch: pytest.MonkeyPatch, sinks: int) -> None:
             monkeypatch.undo()
             raise DeathError
 
-    monkeypatch.setattr(sink_group.failpoints, "reach", reach)
+    monkeypatch.setattr(failpoints, "reach", reach)
 
 
 def leave_ahead(alone: Alone, monkeypatch: pytest.MonkeyPatch, *, sinks: int = 1) -> list[int]:
@@ -145,7 +150,7 @@ def test_a_batch_that_a_sink_has_and_the_ledger_lacks_is_planned_from_the_sinks_
         life.batch(2)
         life.batch(3, end=50)
         assert life.told == [(3, False), (4, False)]
-    assert ids(alone.sinks[0]) == [*rows, *range(37, 50)]
+    assert ids(tables(alone)[0]) == [*rows, *range(37, 50)]
     assert [commit.source[alone.source][0] for commit in commits(alone)][2:] == [(20, 37), (37, 50)]
 
 
@@ -153,7 +158,7 @@ def test_an_entry_of_0_1_0_has_the_ranges_and_no_times_and_is_planned_now(
     alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = leave_ahead(alone, monkeypatch)
-    with closing(sqlite3.connect(alone.sinks[0].path)) as database:
+    with closing(sqlite3.connect(tables(alone)[0].path)) as database:
         ((text,),) = database.execute("SELECT entry FROM ledger WHERE number = 3").fetchall()
         old = {name: of for name, of in json.loads(text).items() if name not in ("watermark", "batch_timestamp")}
         database.execute("UPDATE ledger SET entry = ? WHERE number = 3", (json.dumps(old),))
@@ -163,7 +168,7 @@ def test_an_entry_of_0_1_0_has_the_ranges_and_no_times_and_is_planned_now(
         life.fit()
         life.batch(2)
         assert life.told == [(3, False)]
-    assert ids(alone.sinks[0]) == rows
+    assert ids(tables(alone)[0]) == rows
 
 
 @pytest.mark.parametrize("ahead", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -176,7 +181,7 @@ def test_two_sinks_of_which_one_or_both_are_ahead_get_the_same_batch(
     with both.life() as life:
         life.fit()
         life.batch(2)
-    assert [ids(sink) for sink in both.sinks] == [rows, rows]
+    assert [ids(sink) for sink in tables(both)] == [rows, rows]
 
 
 def test_two_sinks_that_are_ahead_with_different_input_are_refused_by_name_before_anybody_is_fenced(
@@ -184,7 +189,7 @@ def test_two_sinks_that_are_ahead_with_different_input_are_refused_by_name_befor
 ) -> None:
     both = replace(alone, sinks=[*alone.sinks, table(tmp_path, "two")])
     leave_ahead(both, monkeypatch, sinks=2)
-    with closing(sqlite3.connect(both.sinks[1].path)) as database:
+    with closing(sqlite3.connect(tables(both)[1].path)) as database:
         database.execute("UPDATE ledger SET entry = replace(entry, '37', '38') WHERE number = 3")
         database.commit()
     said = r"sinks one and two have commit 3.* 20\.\.37 of run 1.* 20\.\.38 of run 1"

@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_provider_exactlyonce.backfill.plan import Step
+from airflow_provider_exactlyonce.backfill.progress import Done
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.wire import WireClient
@@ -21,7 +22,6 @@ from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, check_i
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.replay.backfill_batches import BackfillBatches
-from airflow_provider_exactlyonce.streaming.replay.backfill_steps import Done
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from tests.integration.protocol.alone import Alone, Frame
 

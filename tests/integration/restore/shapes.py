@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from airflow_provider_exactlyonce.state import (
     AggregatingState,
@@ -103,7 +103,9 @@ class Sessions(StatefulProcessor):
         return iter(())
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
-        count, ids = self._state.get()
+        before = self._state.get()
+        assert before is not None
+        count, ids = before
         self._state.clear()
         yield Row(k=key[0], n=count, s=ids)
 

@@ -305,13 +305,13 @@ def test_what_a_killed_backfill_has_written_is_not_repeated_under_other_words_or
     case, other = windowed, make_topic(partitions=3)
     newest = case.tail().place.commit
     first, output = SAVED + 1, {"output": f"topic={other}"}
-    words = {"commits": f"{first}..{newest}", **output}
+    words: dict[str, Any] = {"commits": f"{first}..{newest}", **output}
     killed_at("after-commit", 1, case, monkeypatch, **words)
     began = rows(case, other)
     assert Counter() < began < delivered(case, first, newest)
 
     # The same range in other words, which dies too.
-    offsets = {"offsets": source_of(case, first, newest), **output}
+    offsets: dict[str, Any] = {"offsets": source_of(case, first, newest), **output}
     killed_at("after-commit", 1, case, monkeypatch, **offsets)
     assert began < rows(case, other) < delivered(case, first, newest)
 
@@ -334,7 +334,7 @@ def test_a_backfill_whose_files_a_host_has_lost_goes_on_and_has_each_row_once(
 ) -> None:
     case, other = windowed, make_topic(partitions=3)
     newest = case.tail().place.commit
-    asked = {"commits": f"{SAVED + 2}..{newest}", "output": f"topic={other}"}
+    asked: dict[str, Any] = {"commits": f"{SAVED + 2}..{newest}", "output": f"topic={other}"}
     home = home_of(case, **asked)
     killed_at("backfill-step", 2, case, monkeypatch, **asked)
     shutil.copytree(home.path, tmp_path / "copy")
@@ -376,7 +376,7 @@ def test_a_range_that_the_pipeline_reads_while_its_backfill_is_dead_is_cut_as_it
         feed.send(case.topics)
     [topic] = case.topics.values()
     ends = {str(part): [0, end] for (_, part), end in StableOffsets(case.config).last_stable(places(case)).items()}
-    asked = {"offsets": {topic: ends}, "output": f"topic={other}"}
+    asked: dict[str, Any] = {"offsets": {topic: ends}, "output": f"topic={other}"}
     killed_at("backfill-step", 2, case, monkeypatch, **asked)
     for _ in range(2):
         feed.send(case.topics)
@@ -396,7 +396,7 @@ def test_a_backfill_is_refused_when_its_ledger_or_its_topic_has_lost_what_was_wr
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, other, third = prepared(bench, "stateless", rounds=4, saved=2), bench.make_topic(), bench.make_topic()
-    asked = {"commits": "3..4", "output": f"topic={other}"}
+    asked: dict[str, Any] = {"commits": "3..4", "output": f"topic={other}"}
     killed_at("backfill-step", 1, case, monkeypatch, **asked)
     admin = AdminClient(dict(case.config))
     admin.delete_topics([other])[other].result(30)
@@ -409,7 +409,7 @@ def test_a_backfill_is_refused_when_its_ledger_or_its_topic_has_lost_what_was_wr
     ledger = ledger_topic(backfill_pipeline(case.name))
     admin.delete_topics([ledger])[ledger].result(30)
     eventually(lambda: ledger not in admin.list_topics(timeout=10).topics, "it is gone")
-    again = {"commits": "3..4", "output": f"topic={third}"}
+    again: dict[str, Any] = {"commits": "3..4", "output": f"topic={third}"}
     assert backfill(case, expected=64, **again) == {}
     assert "what was written would be written again" in told(case, **again)
     assert rows(case, third) == Counter()
@@ -425,7 +425,7 @@ def test_a_backfill_that_dies_at_every_step_goes_on_and_has_each_row_once(
 ) -> None:
     case, other = windowed, make_topic(partitions=3)
     newest = case.tail().place.commit
-    asked = {"commits": f"{SAVED + 2}..{newest}", "output": f"topic={other}"}
+    asked: dict[str, Any] = {"commits": f"{SAVED + 2}..{newest}", "output": f"topic={other}"}
     deaths = [(name, 1) for name in (*RESTORE_NAMES[:2], *BACKFILL_NAMES[:2])]
     deaths += [(name, 1) for name in NAMES if name != "during-send"] + [(BACKFILL_NAMES[1], 3), (BACKFILL_NAMES[2], 1)]
     for name, times in deaths:

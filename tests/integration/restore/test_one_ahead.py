@@ -14,10 +14,10 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control.status import Status
 from airflow_provider_exactlyonce.exceptions import DivergedError
-from airflow_provider_exactlyonce.streaming.commit import sink_group
 from airflow_provider_exactlyonce.streaming.declaration import Pipeline
 from airflow_provider_exactlyonce.streaming.sinks.spi import Share
 from dags.jobs.own_sink import SqliteSink
@@ -113,7 +113,7 @@ def test_a_restore_replays_up_to_the_ledger_and_then_runs_what_a_sink_has_more(
 
     rounds.send(topics)
     with monkeypatch.context() as patch:
-        patch.setattr(sink_group.failpoints, "reach", die_behind_the_sink)
+        patch.setattr(failpoints, "reach", die_behind_the_sink)
         case.run(expected=1)
     assert case.commits() == delivered
     assert numbers(case.table)[-1] == len(delivered) + 1, "the table is one commit ahead"

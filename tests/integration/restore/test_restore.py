@@ -16,7 +16,7 @@ def replayed(told: Status, first: int, last: int) -> Status:
     """Check that a run has replayed these commits, compared all of them, and steered."""
     assert told.replay is not None
     assert (told.replay.first, told.replay.last, told.replay.done) == (first, last, last)
-    assert told.replay.not_compared == told.replay.diverged == []
+    assert not told.replay.not_compared and not told.replay.diverged
     assert told.replay.one_start_per_batch is None
     return told
 

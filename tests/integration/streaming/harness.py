@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
@@ -212,19 +212,21 @@ def read_committed(config: Mapping[str, str], topic: str) -> list[Record]:
     )
     partitions = consumer.list_topics(topic).topics[topic].partitions
     consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
-    records, ended = [], set()
+    records: list[Record] = []
+    ended: set[int | None] = set()
     deadline = time.monotonic() + HANG_SECONDS
     while len(ended) < len(partitions):
         assert time.monotonic() < deadline, f"no end of {topic} in sight"
         message = consumer.poll(1.0)
         if message is None:
             continue
-        if message.error():
-            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+        if error := message.error():
+            assert error.code() == KafkaError._PARTITION_EOF, error
             ended.add(message.partition())
         else:
-            headers = tuple(message.headers() or ())
-            records.append(Record(message.partition(), message.offset(), message.key(), message.value(), headers))
+            place = cast(tuple[int, int], (message.partition(), message.offset()))
+            headers = cast(tuple[tuple[str, bytes], ...], tuple(message.headers() or ()))
+            records.append(Record(*place, message.key(), message.value(), headers))
     consumer.close()
     return records
 

@@ -86,12 +86,13 @@ def test_a_query_with_python_functions_keeps_the_limit_in_bytes(session: Any) ->
 
 def test_python_functions_are_seen_wherever_they_are_in_a_query(session: Any) -> None:
     from pyspark.sql import functions as F
+    from pyspark.sql.pandas.functions import pandas_udf
 
     numbers = session.range(3)
     plain = numbers.groupBy((F.col("id") % 2).alias("key")).count().where("count > 0")
     assert not logical_plans.runs_python(plain)
     double = F.udf(lambda number: 2 * number, "long")
-    same = F.pandas_udf(lambda number: number, "long")
+    same = pandas_udf(lambda number: number, "long")  # type: ignore[call-overload]
 
     def passing(batches: Any) -> Any:
         yield from batches

@@ -21,7 +21,7 @@ _AWAY_SECONDS = 25
 def test_a_cluster_that_is_away_is_one_line_a_minute_and_the_driver_goes_on(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path / "broker") as broker:
         config = {"bootstrap.servers": broker.bootstrap_servers}
-        admin = AdminClient(config)
+        admin = AdminClient(dict(config))
         for made in admin.create_topics([NewTopic("in", 2, 1), NewTopic("out", 2, 1)]).values():
             made.result(30)
         world = World(config=config, pipeline="away", source="in", sink="out", home=tmp_path / "home")

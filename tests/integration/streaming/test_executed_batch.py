@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
@@ -41,7 +41,7 @@ def passing() -> Any:
 class Looks:
     """Runs each batch, several times if asked, and keeps what was counted and what Spark reports."""
 
-    def __init__(self, spark: Any, folder: Path, attempts: int = 1) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, attempts: int = 1) -> None:
         self.spark = spark
         self.folder = folder
         self.attempts = attempts

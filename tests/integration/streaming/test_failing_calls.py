@@ -23,10 +23,10 @@ from airflow_provider_exactlyonce.testing.fault_injection import (
 )
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests.integration.postgres import test_conformance as of_postgres
-from tests.unit.streaming.sinks import test_own_sink as of_own
-from tests.unit.streaming.sinks.files import test_sink as of_files
-from tests.unit.streaming.sinks.upsert import test_sink as of_upsert
-from tests.unit.streaming.sinks.write_ahead_log import test_delivery as of_write_ahead_log
+from tests.integration.streaming.sinks import test_own_sink as of_own
+from tests.integration.streaming.sinks.files import test_sink as of_files
+from tests.integration.streaming.sinks.upsert import test_sink as of_upsert
+from tests.integration.streaming.sinks.write_ahead_log import test_delivery as of_write_ahead_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

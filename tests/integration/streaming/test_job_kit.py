@@ -112,7 +112,7 @@ def test_a_bad_record_stops_the_job_or_goes_where_the_sink_says(spark: Any) -> N
     def job(sink: KafkaSink) -> Any:
         return pipeline(name="bad", source=NUMBERS, sink=sink)(lambda numbers: numbers.select("n"))
 
-    given = [[{"n": 1}], ['{"n": "many"}', {"n": 2}]]
+    given: list[list[Any]] = [[{"n": 1}], ['{"n": "many"}', {"n": 2}]]
     with pytest.raises(BadRecordError, match="numbers-0 offset 1: field n is not int: many"):
         run_job(job(KafkaSink("out")), given, spark)
     first, second = run_job(job(KafkaSink("out", bad_records="topic")), given, spark)

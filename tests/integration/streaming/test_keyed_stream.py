@@ -112,7 +112,7 @@ def run(
         .start()
     )
     while stream.isActive and len(found.rows) < until:
-        stream.awaitTermination(0.05)
+        stream.awaitTermination(0.05)  # type: ignore[arg-type]  # PySpark takes fractions
     stream.stop()
     assert stream.exception() is None, stream.exception()
     for batch in found.rows:
@@ -325,7 +325,7 @@ def test_a_reduction_is_an_aggregation_of_one_column(spark: SparkSession, tmp_pa
     def query(frame: DataFrame) -> DataFrame:
         return key_by(frame, "k").aggregate(largest)
 
-    given = [[("a", 5), ("a", None), ("b", None)], [("a", 3), ("b", 2)]]
+    given: list[list[tuple[str, int | None]]] = [[("a", 5), ("a", None), ("b", None)], [("a", 3), ("b", 2)]]
     batches = [[{"k": k, "v": v} for k, v in rows] for rows in given]
     found = run(spark, tmp_path, batches, query, until=2, output_mode="update")
     assert [sorted(rows) for _, rows in sorted(found.rows.items())] == [[("a", 5), ("b", None)], [("a", 5), ("b", 2)]]

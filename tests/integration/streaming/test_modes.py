@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -83,9 +84,9 @@ def test_at_most_once_loses_the_batch_that_a_crash_interrupts_says_which_and_dou
     assert told.startswith("commit 2: ") and world.source in told
 
 
-def status_of(world: World, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+def status_of(world: World, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     capsys.readouterr()
     at = ["--home", str(world.home), "--bootstrap-servers", world.config["bootstrap.servers"]]
     assert cli.main(["status", world.pipeline, *at, "--json"]) == 0
-    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found

@@ -93,7 +93,8 @@ def test_duckdb_reads_the_committed_files(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
     import pyarrow as pa
 
-    from tests.unit.streaming.sinks.files.test_sink import PIPELINE, FileSink, Live
+    from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileSink
+    from tests.integration.streaming.sinks.files.test_sink import PIPELINE, Live
 
     rows = rows_of(100)
     sink = FileSink(name="files", path=str(tmp_path / "files"), partition_by=["shop", "k"])

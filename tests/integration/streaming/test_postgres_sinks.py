@@ -31,7 +31,7 @@ class Shop:
 
     def sql(self, *statements: str) -> list[Any]:
         with self.server.connect(self.parameters) as connection:
-            cursors = [connection.execute(one) for one in statements]  # type: ignore[call-overload]
+            cursors = [connection.execute(one) for one in statements]
             return cursors[-1].fetchall() if cursors[-1].description else []
 
     def start(self, failpoints: str | None = None, until: str = "available") -> Driver:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import fastavro
 import pytest
@@ -124,10 +124,10 @@ def read(config: Mapping[str, str], *topics: str) -> list[Message]:
     while ended < len(places):
         message = consumer.poll(10)
         assert message is not None, "no answer from the broker"
-        if message.error() is None:
+        if (error := message.error()) is None:
             found.append(message)
         else:
-            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+            assert error.code() == KafkaError._PARTITION_EOF, error
             ended += 1
     consumer.close()
     return found
@@ -169,7 +169,7 @@ def test_a_topic_column_sends_rows_to_many_topics_in_one_transaction(
     out.coordinator.process(out.sink.prepare(frame), 0)
     for place, topic in enumerate((default, first, second)):
         expected = sorted(f"v{number}".encode() for number in range(300) if number % 3 == place)
-        assert sorted(message.value() for message in read(kafka_config, topic)) == expected
+        assert sorted(message.value() or b"" for message in read(kafka_config, topic)) == expected
     (record,) = out.commits
     assert {topic: sum(of.rows for of in ranges.values()) for topic, ranges in record.sink.items()} == dict.fromkeys(
         (default, first, second), 100
@@ -292,8 +292,9 @@ def test_avro_is_written_in_the_wire_format_of_schema_registries(
     out.coordinator.process(out.sink.prepare(frame), 0)
     found = {}
     for message in read(kafka_config, topic):
-        assert message.value()[:5] == b"\x00" + (70_000).to_bytes(4, "big")
-        found[message.key()] = fastavro.schemaless_reader(io.BytesIO(message.value()[5:]), schema)
+        value = message.value() or b""
+        assert value[:5] == b"\x00" + (70_000).to_bytes(4, "big")
+        found[message.key()] = fastavro.schemaless_reader(io.BytesIO(value[5:]), schema)
     assert found == {b"1": {"id": 1, "name": "ü"}, b"2": {"id": 2, "name": None}}
 
 
@@ -307,7 +308,7 @@ def test_a_record_above_the_topics_limit_is_refused_by_name_and_nothing_commits(
     above = spark.createDataFrame([("small", "x"), ("huge", "y" * 20_000)], "key STRING, value STRING")
     with pytest.raises(RecordTooLargeError, match=rf"{topic}.*huge.*20\d\d\d bytes.*20000"):
         out.coordinator.process(out.sink.prepare(above), 1)
-    assert sorted(message.key() for message in read(kafka_config, topic)) == [b"full", b"small"]
+    assert sorted(message.key() or b"" for message in read(kafka_config, topic)) == [b"full", b"small"]
 
 
 def test_one_hot_key_is_cut_into_bodies_that_the_topic_accepts(
@@ -317,7 +318,7 @@ def test_one_hot_key_is_cut_into_bodies_that_the_topic_accepts(
     frame = spark.range(30_000, numPartitions=4).selectExpr("'hot' key", "concat(id, repeat('x', 90)) value")
     out = open_sink(KafkaSink(topic))
     out.coordinator.process(out.sink.prepare(frame), 0)
-    found = [message.value() for message in read(kafka_config, topic)]
+    found = [message.value() or b"" for message in read(kafka_config, topic)]
     assert sorted(found) == sorted(str(number).encode() + b"x" * 90 for number in range(30_000))
 
 
@@ -363,7 +364,7 @@ def test_bad_records_go_to_their_topic_with_origin_and_reason_in_the_same_transa
     assert [message.value() for message in read(kafka_config, topic)] == [b'{"id":1,"t":null}']
     found = {}
     for message in read(kafka_config, bad):
-        headers = dict(message.headers())
+        headers = cast(dict[str, bytes], dict(message.headers() or ()))
         found[headers["exactlyonce.origin"].decode()] = (headers["exactlyonce.reason"].decode(), headers.get("trace"))
     expected = {f"{source_topic}-0 offset {offset}" for offset in (1, 2, 3)} | {f"sink {topic}"}
     assert found.keys() == expected
@@ -435,13 +436,14 @@ def test_a_topic_that_is_recreated_in_mid_run_is_refused_before_the_commit(
 
 
 def test_what_does_not_go_together_is_refused_when_it_is_declared() -> None:
-    for arguments, reason in (
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({}, "needs a topic"),
         ({"topic": "t", "bad_records": "drop"}, "'stop' or 'topic'"),
         ({"topic": "t", "bad_records": "topic", "bad_records_topic": "t"}, "another one"),
         ({"topic": "t", "value_format": "xml"}, "'json', 'raw' or an AvroFormat"),
         ({"topic": "t", "compression": "brotli"}, "brotli"),
-    ):
+    )
+    for arguments, reason in refused:
         with pytest.raises(RefusedError, match=reason):
             KafkaSink(**arguments)
 

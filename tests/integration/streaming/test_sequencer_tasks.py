@@ -270,7 +270,7 @@ def orders(server: SequencerServer) -> tuple[dict[int, list[int]], dict[int, lis
     granted: dict[int, list[int]] = defaultdict(list)
     ask, grant = server._sequencer.ask, server._grant
 
-    def noted_ask(task: int, topic: str, partitions: Sequence[int], most: int) -> list[Grant]:
+    def noted_ask(task: int, topic: str, partitions: Sequence[int], most: int = 1) -> list[Grant]:
         asked[partitions[0]].append(task)
         return ask(task, topic, partitions, most)
 

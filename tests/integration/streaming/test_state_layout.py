@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from airflow_provider_exactlyonce.checkpoint import integrity, lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
@@ -119,8 +119,8 @@ def run(spark: SparkSession, case: Case, folder: Path, checkpoint: Path) -> Outp
     writer = result.writeStream.outputMode(mode).option("checkpointLocation", str(checkpoint))
     query = writer.foreachBatch(lambda frame, number: output.update({number: sorted(frame.collect())}))
     query.trigger(availableNow=True).start().awaitTermination()
-    for name, value in before.items():  # unset, it would be Spark's default, not the session's
-        spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+    for name, former in before.items():  # unset, it would be Spark's default, not the session's
+        spark.conf.unset(name) if former is None else spark.conf.set(name, former)
     return output
 
 
@@ -174,13 +174,14 @@ def test_damage_to_what_spark_wrote_is_found_and_named(spark: SparkSession, tmp_
         feed(tmp_path / "in", number)
     run(spark, case, tmp_path / "in", tmp_path / "original")
     original = Checkpoint(tmp_path / "original")
+    damages: dict[str, Callable[[bytes], bytes]] = {
+        "truncated": lambda data: data[: len(data) // 2],
+        "zeroed": lambda data: bytes(len(data)),
+        "empty": lambda data: b"",
+    }
     found = set()
     for path in integrity.files_of(original, 2).files:
-        for name, damage in {
-            "truncated": lambda data: data[: len(data) // 2],
-            "zeroed": lambda data: bytes(len(data)),
-            "empty": lambda data: b"",
-        }.items():
+        for name, damage in damages.items():
             copy = tmp_path / "copy"
             shutil.copytree(original.path, copy)
             file = copy / path

@@ -154,7 +154,7 @@ class Story:
         for number in range(self.sent, self.sent + records):
             seconds = _EPOCH + number / 20
             row = {"id": number, "k": f"k{number % 3}", "v": f"{number % 8}.50", "ts": f"{_time(seconds)}"}
-            producer.produce(self.world.source, key=row["k"], value=json.dumps(row), partition=number % 2)
+            producer.produce(self.world.source, key=f"k{number % 3}", value=json.dumps(row), partition=number % 2)
         assert producer.flush(30) == 0
         self.sent += records
 

@@ -168,10 +168,10 @@ def test_bad_records_are_in_the_sums_of_their_topic_only() -> None:
 
 def test_late_rows_are_in_the_sums_of_their_topic_only_and_are_added_up() -> None:
     late = {"late": {0: SinkRange(first=0, last=2, rows=3, digest=17)}}
-    told = {"late": [LATE], "late_total": 3, "late_topic": "late", "records": 10}
+    told: dict[str, Any] = {"late": [LATE], "late_total": 3, "late_topic": "late", "records": 10}
     second = commit_of(2, **told, sink={**commit_of(2).sink, **late})
     third = commit_of(3, late=[], late_total=3, records=0)
-    records = [(0, claim_of(1)), (2, commit_of(1)), (4, second), (6, third)]
+    records: list[tuple[int, Record]] = [(0, claim_of(1)), (2, commit_of(1)), (4, second), (6, third)]
     assert found_in(*records) == []
     check = LedgerCheck("shop", 1, lambda found: None)
     for offset, record in records:

@@ -54,8 +54,9 @@ COMMITS = [commit(number, BOUNDS[number - 1], BOUNDS[number]) for number in rang
 
 def covered(steps: list[Step], begins: Positions) -> tuple[Positions, Positions, Positions]:
     """Return how many records of each partition are suppressed, and where those that count begin and end."""
-    position, counted, first = begins, {}, dict[tuple[str, int], int]()
+    position, first = begins, dict[tuple[str, int], int]()
     suppressed: Positions = {}
+    counted: Positions = {}
     for step in steps:
         for place, end in step.ends.items():
             start = position[place]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,14 +21,6 @@ from tests.unit.backfill.test_plan import at, commit
 from tests.waiting import HANG_SECONDS
 
 COMMIT = commit(1, at(0), at(10))
-HOLD = """
-import sys, time
-from airflow_provider_exactlyonce.backfill import workspace
-from airflow_provider_exactlyonce.control.home import Home
-with workspace.turn(Home(sys.argv[1]), lambda: None):
-    print("has it", flush=True)
-    time.sleep(60)
-"""
 
 
 @pytest.fixture
@@ -82,21 +71,6 @@ def test_only_one_has_the_turn_and_who_waits_may_give_up(home: Home) -> None:
             pytest.fail("it is not its turn")
     assert got.wait(HANG_SECONDS)
     waiting.join()
-
-
-def test_the_turn_of_a_process_that_is_killed_is_over(home: Home) -> None:
-    one, other = made(home, "1..2"), made(home, "1..3")
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(one.path)], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"has it\n"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        with workspace.turn(other, never):
-            assert str(other.path) in (other.path.parent / "turn.lock").read_text()
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_the_ledger_keeps_what_an_unfinished_backfill_reads(home: Home) -> None:

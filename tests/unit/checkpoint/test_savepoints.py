@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce import failpoints, files
-from airflow_provider_exactlyonce.checkpoint import manifest, storage
-from airflow_provider_exactlyonce.checkpoint import savepoints as module
+from airflow_provider_exactlyonce import files
+from airflow_provider_exactlyonce.checkpoint import checksums, manifest
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
@@ -43,6 +41,19 @@ def made(tmp_path: Path) -> Checkpoint:
 @pytest.fixture
 def store(tmp_path: Path) -> Savepoints:
     return Savepoints(tmp_path / "savepoints")
+
+
+def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list of the names of all files that are read from now on."""
+    read: list[str] = []
+    original = checksums.read
+
+    def noted(file: Path, *like: Any) -> Any:
+        read.append(file.name)
+        return original(file, *like)
+
+    monkeypatch.setattr(checksums, "read", noted)
+    return read
 
 
 def contents(checkpoint: Checkpoint) -> dict[str, bytes]:
@@ -131,9 +142,7 @@ def test_immutable_files_that_a_savepoint_has_summed_are_not_read_again(
     made: Checkpoint, store: Savepoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.take(made, 1, crafted.record(1), JOB)
-    read: list[str] = []
-    original = module.checksums.read
-    monkeypatch.setattr(module.checksums, "read", lambda file, *like: read.append(file.name) or original(file, *like))
+    read = files_read(monkeypatch)
     store.take(made, 2, crafted.record(2), JOB)
     tables = [name for name in read if name.endswith(".sst")]
     assert sorted(name[:6] for name in tables) == ["000002", "000002"]
@@ -144,9 +153,7 @@ def test_of_files_without_another_checksum_older_savepoints_are_asked_too(
 ) -> None:
     store.take(made, 1, crafted.record(1, commit=2), JOB)
     store.take(made, 0, crafted.record(0, commit=9), JOB)  # as after a restore: the newest lacks what an older one has
-    read: list[str] = []
-    original = module.checksums.read
-    monkeypatch.setattr(module.checksums, "read", lambda file, *like: read.append(file.name) or original(file, *like))
+    read = files_read(monkeypatch)
     taken = store.take(made, 2, crafted.record(2, commit=10), JOB)
     assert sorted(name[:6] for name in read if name.endswith(".sst")) == ["000002", "000002"]
     assert store.verify(taken.id) == []
@@ -161,7 +168,7 @@ def test_without_hard_links_files_are_copied(
     assert (store.checkpoint(linked.id).path / relative).samefile(table)
 
     def refuse(*_: object) -> None:
-        raise OSError(storage.errno.EPERM, "no hard links here")
+        raise OSError(errno.EPERM, "no hard links here")
 
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(files, "_create", os.replace)
@@ -204,94 +211,6 @@ def test_a_torn_manifest_is_no_savepoint_and_is_not_cleaned_up(made: Checkpoint,
         store.get(taken.id)
     assert store.clean_up(SavepointRetention(count=0, days=0)) == []
     assert manifest.exists()
-
-
-CRASH = """
-import sys
-from pathlib import Path
-from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.checkpoint.plan import Plan, SourcePlan
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from tests.unit.checkpoint import crafted
-store = Savepoints(Path(sys.argv[2]))
-taken = store.take(Checkpoint(Path(sys.argv[1])), 2, crafted.record(2), None, request="dead")
-store.delete(taken.id)
-"""
-
-
-@pytest.mark.parametrize("step", failpoints.SAVEPOINT_NAMES)
-def test_a_crash_at_any_step_leaves_a_whole_savepoint_or_none_and_what_is_left_is_cleaned_up(
-    made: Checkpoint, store: Savepoints, step: str, tmp_path: Path
-) -> None:
-    before = store.take(made, 1, crafted.record(1), JOB)
-    original = contents(made)
-    done = subprocess.run(
-        [sys.executable, "-c", CRASH, made.path, store.directory],
-        env={**os.environ, failpoints.VARIABLE: step},
-        start_new_session=True,
-        check=False,
-        timeout=60,
-        cwd=Path(__file__).parents[3],
-    )
-    assert done.returncode == -signal.SIGKILL
-    names = [one.id for one in store.list()]
-    assert names == ([before.id, "3-dead"] if step == "after-savepoint-manifest" else [before.id])
-    for name in names:
-        assert store.verify(name) == []
-    if step != "during-savepoint-delete":  # its place is taken at once by whoever asks again
-        shutil.copytree(store.directory, tmp_path / "other")
-        other = Savepoints(tmp_path / "other")
-        assert other.verify(other.take(made, 2, crafted.record(2), None, request="dead").id) == []
-    store.clean_up()
-    assert [entry.name for entry in sorted(store.directory.iterdir())] == names
-    assert contents(made) == original
-    again = store.take(made, 2, crafted.record(2), None, request="dead")
-    assert (again.id, store.verify(again.id)) == ("3-dead", [])
-
-
-def test_a_savepoint_that_is_being_taken_is_no_leftover(made: Checkpoint, store: Savepoints, tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    process = subprocess.Popen(
-        [sys.executable, "-c", CRASH, made.path, store.directory],
-        env={**os.environ, failpoints.VARIABLE: f"during-savepoint:hold={hold}"},
-        cwd=Path(__file__).parents[3],
-    )
-    while not hold.exists():
-        assert process.poll() is None
-    assert store.clean_up() == []
-    assert (store.list(), store.oldest_commit()) == ([], 3)
-    hold.unlink()
-    assert process.wait() == 0
-    assert list(store.directory.iterdir()) == []
-
-
-VERIFY = """
-import sys, time
-from pathlib import Path
-from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-with Savepoints(Path(sys.argv[1])).copying() as folder:
-    (folder / "copy").mkdir()
-    print(folder.name, flush=True)
-    time.sleep(60)
-"""
-
-
-def test_a_verification_that_was_killed_leaves_nothing_and_one_that_goes_on_is_let_alone(
-    made: Checkpoint, store: Savepoints
-) -> None:
-    taken = store.take(made, 2, crafted.record(2), JOB)
-    command = [sys.executable, "-c", VERIFY, store.directory]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as process:
-        assert process.stdout is not None
-        name = process.stdout.readline().strip()
-        assert (store.directory / name / "copy").is_dir()
-        assert (store.leftovers(), store.list(), store.oldest_commit()) == ([], [taken], 3)
-        process.kill()
-    assert store.remove_leftovers() == [name]
-    assert [entry.name for entry in store.directory.iterdir()] == [taken.id]
-    with store.copying() as folder:
-        assert folder.is_dir()
-    assert not folder.exists()
 
 
 def test_a_manifest_of_another_schema_is_refused(made: Checkpoint, store: Savepoints) -> None:

@@ -23,7 +23,6 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """Give an empty folder of a file system behind fsspec."""
     folder = UPath({"memory": f"memory://{uuid.uuid4()}", "file": f"file://{tmp_path}/remote"}[request.param])
     folder.mkdir(parents=True)
-    assert not isinstance(folder, Path)
     yield folder
     folder.fs.rm(folder.path, recursive=True)
 

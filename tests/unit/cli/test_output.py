@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,6 @@ def test_people_get_lines_and_programs_get_json(capsys: pytest.CaptureFixture[st
 
 
 def test_a_table_has_a_heading_and_columns_as_wide_as_their_widest_cell() -> None:
-    rows = [{"first_offset": 7, "topic": "a-long-name"}, {"first_offset": 123, "topic": None}]
+    rows: list[dict[str, Any]] = [{"first_offset": 7, "topic": "a-long-name"}, {"first_offset": 123, "topic": None}]
     assert table(rows).splitlines() == ["first offset  topic", "7             a-long-name", "123           -"]
     assert table([]) == ""

@@ -1,19 +1,15 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-import threading
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce import process_identity
+from airflow_provider_exactlyonce import polling
 from airflow_provider_exactlyonce.control import json_store, lease
 from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from tests.waiting import HANG_SECONDS
+from tests.clocks import StandingClock
 
 
 def test_no_lease_is_none(tmp_path: Path) -> None:
@@ -25,19 +21,6 @@ def test_this_process_is_alive_until_it_falls_silent(tmp_path: Path) -> None:
     assert lease.read(tmp_path / "l") == held
     assert lease.life(held) is Life.ALIVE
     assert lease.life(held, now=held.heartbeat + lease.STALE_SECONDS + 1) is Life.STALE
-
-
-def test_a_process_that_ended_is_gone_at_once_and_a_zombie_too(tmp_path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    held = lease.acquire(tmp_path / "l", "p", "t")
-    theirs = replace(held, pid=child.pid, process_started=process_identity.process_start(child.pid) or 0)
-    assert lease.life(theirs) is Life.ALIVE
-    child.kill()
-    while process_identity.process_start(child.pid) is not None:
-        time.sleep(0.01)
-    assert lease.life(theirs) is Life.DEAD, "killed and not yet reaped"
-    child.wait()
-    assert lease.life(theirs) is Life.DEAD
 
 
 def test_a_recycled_pid_is_not_taken_for_the_holder(tmp_path: Path) -> None:
@@ -65,39 +48,43 @@ def test_a_lease_that_was_taken_over_is_neither_renewed_nor_released_by_the_old_
     assert lease.read(path) is None
 
 
-def test_settling_ends_as_soon_as_the_holder_beats_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> StandingClock:
+    clock = StandingClock()
+    monkeypatch.setattr(lease, "time", clock)
+    monkeypatch.setattr(polling, "time", clock)
+    return clock
+
+
+def test_settling_ends_as_soon_as_the_holder_beats_again(tmp_path: Path, clock: StandingClock) -> None:
     path = tmp_path / "l"
     held = lease.acquire(path, "p", "t")
-    threading.Timer(0.3, lambda: lease.renew(path, held)).start()
-    found, life = lease.observe(path, poll_seconds=0.05)
+    clock.meanwhile = lambda: lease.renew(path, held)
+    found, life = lease.observe(path)
     assert life is Life.ALIVE
     assert found is not None
     assert found.heartbeat > held.heartbeat
 
 
-def test_settling_waits_until_a_frozen_holder_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "STALE_SECONDS", 0.5)
+def test_settling_waits_until_a_frozen_holder_is_silent(tmp_path: Path, clock: StandingClock) -> None:
     path = tmp_path / "l"
     lease.acquire(path, "p", "t")
-    began = time.monotonic()
-    assert lease.observe(path, poll_seconds=0.05)[1] is Life.STALE
-    assert time.monotonic() - began >= 0.5
+    began = clock.now
+    assert lease.observe(path)[1] is Life.STALE
+    assert clock.now - began >= lease.STALE_SECONDS
 
 
 @pytest.mark.parametrize("ahead_seconds", [-3600, 3600])
 def test_a_beating_holder_is_alive_and_a_silent_one_is_not_whatever_its_clock_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_seconds: int
+    tmp_path: Path, clock: StandingClock, ahead_seconds: int
 ) -> None:
-    monkeypatch.setattr(lease, "STALE_SECONDS", HANG_SECONDS)
     path = tmp_path / "l"
-    theirs = replace(lease.acquire(path, "p", "t"), machine="elsewhere", heartbeat=time.time() + ahead_seconds)
+    theirs = replace(lease.acquire(path, "p", "t"), machine="elsewhere", heartbeat=clock.now + ahead_seconds)
     json_store.write(path, asdict(theirs))
     later = replace(theirs, heartbeat=theirs.heartbeat + 2)
-    threading.Timer(0.2, lambda: json_store.write(path, asdict(later))).start()
-    assert lease.observe(path, poll_seconds=0.05)[1] is Life.ALIVE
-    monkeypatch.setattr(lease, "STALE_SECONDS", 0.3)
-    assert lease.observe(path, poll_seconds=0.05)[1] is Life.STALE
+    clock.meanwhile = lambda: json_store.write(path, asdict(later))
+    assert lease.observe(path)[1] is Life.ALIVE
+    assert lease.observe(path)[1] is Life.STALE, "what is written is the same from now on"
 
 
 def test_a_higher_run_takes_its_lease_back_from_a_lower_one_that_was_frozen_while_it_renewed(tmp_path: Path) -> None:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-import threading
 import time
-from datetime import timedelta
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_exactlyonce.control import intent as intents
-from airflow_provider_exactlyonce.control import lease, requests, restarts, status
+from airflow_provider_exactlyonce.control import json_store, lease, requests, restarts, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.pipeline_state import outlook
 from airflow_provider_exactlyonce.control.restarts import Restart
 from airflow_provider_exactlyonce.control.status import DriverState, Status
-from airflow_provider_exactlyonce.exceptions import StopRequestedError
-from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
-from tests.unit.control.test_supervisor import supervisor
-from tests.waiting import eventually
 
 DEAD = "and no successor has started; "
 
@@ -31,11 +24,8 @@ DEAD = "and no successor has started; "
 def home(tmp_path: Path) -> Home:
     """Give a home whose driver was killed: its lease and its last account are there, its process isn't."""
     home = Home(tmp_path / "home")
-    code = (
-        "import sys; from pathlib import Path; from airflow_provider_exactlyonce.control import lease; "
-        "lease.acquire(Path(sys.argv[1]), 'p', 't', run=3)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(home.lease)], check=True, timeout=60)
+    held = lease.acquire(home.lease, "p", "t", run=3)
+    json_store.write(home.lease, asdict(replace(held, process_started=held.process_started + 1)))
     status.write(home.status, Status(pipeline="p", token="t", state=DriverState.RUNNING, run=3, commit=7))
     return home
 
@@ -97,22 +87,3 @@ def test_of_a_driver_that_runs_or_has_ended_in_order_nothing_is_said(home: Home)
     for state in (DriverState.FINISHED, DriverState.STOPPED):
         status.write(home.status, Status(pipeline="p", token="u", state=state))
         assert outlook(home) is None
-
-
-def test_between_a_real_death_and_the_restart_the_supervisors_next_start_is_told(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    delayed = RestartStrategy.fixed_delay(3, timedelta(minutes=10))
-    supervised = supervisor(home, "take-lease commit die", strategy=delayed)
-
-    def run() -> None:
-        with pytest.raises(StopRequestedError):
-            list(supervised.run())
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        eventually(lambda: restarts.read(home.restarts), "the supervisor notes the death")
-        assert said(home).startswith("its supervisor starts the next one at ")
-    finally:
-        supervised.stop("the test is over")
-        thread.join()

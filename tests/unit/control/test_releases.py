@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.control import launching, releases, requests, upgrade_plan
+from airflow_provider_exactlyonce.control import releases, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.supervision import Supervision
@@ -20,8 +17,6 @@ from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.control.upgrade_plan import ENDS, Options, Plan, Step
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, VersionRefusedError
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
-
-DRIVER = Path(__file__).with_name("contract_driver.py")
 
 
 def plan_at(step: Step) -> Plan:
@@ -97,32 +92,6 @@ def test_what_runs_is_the_version_in_use_whatever_file_is_asked_for(home: Home, 
     assert releases.application_to_run(home, "s3://jobs/job.py") == "s3://jobs/job.py"
 
 
-def test_a_supervisor_starts_nothing_while_an_upgrade_is_under_way_and_goes_on_after_it(home: Home) -> None:
-    upgrade_plan.write(home, plan_at(Step.START))
-    launch = Launch(command=["true"], printable="true", environment={})
-    supervisor = Supervisor(
-        home, launch, Supervision(owner="o", until="forever", strategy=RestartStrategy.none(), poll_seconds=0.05)
-    )
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            list(supervisor.run())
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    time.sleep(0.5)
-    assert not home.intent.exists()
-    assert list(home.logs.glob("*")) == []
-    upgrade_plan.write(home, plan_at(Step.DONE))
-    thread.join()
-    assert not thread.is_alive()
-    [error] = errors
-    assert "without an account" in str(error) or "never said" in str(error), "it has started what it was given"
-
-
 @pytest.mark.parametrize("step", [step for step in Step if plan_at(step).holds_starts])
 def test_a_supervisor_waits_no_longer_for_an_upgrade_whose_task_is_gone_for_good(home: Home, step: Step) -> None:
     plan = plan_at(step)
@@ -153,32 +122,3 @@ def test_an_upgrade_is_not_given_up_while_somebody_works_on_it_or_its_step_may_t
     upgrade_plan.write(home, replace(plan, entered=over))
     assert not upgrade_plan.is_left(home, plan, over + 1), "it has just gone on"
     assert not upgrade_plan.is_left(home, replace(plan, step=Step.FAILED), over + 1)
-
-
-def test_a_supervisor_takes_over_the_driver_that_an_upgrade_has_started(home: Home) -> None:
-    upgrade_plan.write(home, plan_at(Step.WATCH))
-    command = [
-        sys.executable,
-        str(DRIVER),
-        "--home",
-        str(home.path),
-        "--until",
-        "forever",
-        "take-lease commit until-stop",
-    ]
-    intent = Intent(
-        token="mine", owner="upgrade a1", until="forever", series="mine", restarts=0, log=str(launching.next_log(home))
-    )
-    driver = launching.start(home, Launch(command=command, printable="driver", environment={}), intent)
-    supervisor = Supervisor(
-        home,
-        Launch(command=["false"], printable="false", environment={}),
-        Supervision(owner="o", until="forever", strategy=RestartStrategy.none(), poll_seconds=0.05),
-    )
-    seen = set()
-    for status in supervisor.run():
-        seen.add(status.token)
-        requests.request_stop(home, "mine", reason="test")
-    assert seen == {"mine"}
-    assert driver.process.wait() == 0
-    assert (home.control / "notes.jsonl").read_text().count('"started"') == 1

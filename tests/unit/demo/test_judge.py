@@ -179,7 +179,9 @@ def test_a_missing_run_is_flagged_and_a_second_claim_of_the_same_run_is_not() ->
 
 def test_source_ranges_that_overlap_or_end_early_are_flagged() -> None:
     overlap = [
-        replace(record, source={SOURCE_TOPIC: {0: (11, 15)}}) if getattr(record, "commit", 0) == 5 else record
+        replace(record, source={SOURCE_TOPIC: {0: (11, 15)}})
+        if isinstance(record, CommitRecord) and record.commit == 5
+        else record
         for record in histories.ledger()
     ]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_exactlyonce import polling
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.restart import Ground, Restart
@@ -29,6 +30,7 @@ from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, Exactly
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, Place
+from tests.clocks import StandingClock
 from tests.unit.checkpoint import crafted
 
 NEWEST = 3
@@ -158,11 +160,17 @@ def test_nothing_is_done_without_a_remedy_nor_to_a_home_that_does_not_belong_to_
         repairs.mend(facts, Finding("torn-files", "w", "d", Remedy.REMAKE))
 
 
-def test_a_driver_that_has_started_since_the_look_is_not_disturbed(facts: Facts, tmp_path: Path) -> None:
+def test_a_driver_that_has_started_since_the_look_is_not_disturbed(
+    facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from airflow_provider_exactlyonce.control import lease
 
     home = facts.home.home if facts.home else Home(tmp_path)
-    with lease.holding(home.lease, "p", "a driver"), pytest.raises(AlreadyRunningError, match="stop it first"):
+    held = lease.acquire(home.lease, "p", "a driver")
+    clock = StandingClock(meanwhile=lambda: lease.renew(home.lease, held))
+    monkeypatch.setattr(lease, "time", clock)
+    monkeypatch.setattr(polling, "time", clock)
+    with pytest.raises(AlreadyRunningError, match="stop it first"):
         repairs.mend(facts, Finding("unfinished-savepoint", "w", "d", Remedy.CLEAN_UP))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -67,13 +68,13 @@ def test_what_the_user_ships_goes_first(cache: Path) -> None:
 
 
 def test_a_package_that_is_not_installed_here_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = packages.metadata.distribution
+    real = metadata.distribution
 
     def without_numpy(name: str) -> object:
         if name == "numpy":
-            raise packages.metadata.PackageNotFoundError(name)
+            raise metadata.PackageNotFoundError(name)
         return real(name)
 
-    monkeypatch.setattr(packages.metadata, "distribution", without_numpy)
+    monkeypatch.setattr(metadata, "distribution", without_numpy)
     with pytest.raises(RefusedError, match=r"package numpy is not installed here.*exactlyonce\[spark\]"):
         packages.wheels(cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +38,7 @@ def reference_hash(key: bytes) -> int:
     return h ^ h >> 15
 
 
-def reference_partitions(keys: list[bytes | None], partition_count: int) -> list[int]:
+def reference_partitions(keys: Sequence[bytes | None], partition_count: int) -> list[int]:
     return [-1 if key is None else (reference_hash(key) & 0x7FFFFFFF) % partition_count for key in keys]
 
 

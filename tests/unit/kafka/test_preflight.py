@@ -15,8 +15,8 @@ def sent() -> dict[str, int]:
     for node in ast.walk(ast.parse(Path(wire.__file__).read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("Request"):
             for keyword in node.keywords:
-                if keyword.arg == "max_version" and isinstance(keyword.value, ast.Constant):
-                    found[node.func.id.removesuffix("Request")] = int(keyword.value.value)
+                if keyword.arg == "max_version":
+                    found[node.func.id.removesuffix("Request")] = int(ast.literal_eval(keyword.value))
     return found
 
 

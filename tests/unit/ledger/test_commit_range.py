@@ -43,11 +43,11 @@ def stretch_of(first: int, last: int, *records: Record) -> RecordedCommits:
     return RecordedCommits(cast(Any, Records(*records)), first, last)
 
 
-ALL = (RUN, *map(commit, range(1, 8)))
+ALL: tuple[Record, ...] = (RUN, *map(commit, range(1, 8)))
 
 
 def test_a_stretch_is_added_up_by_its_versions() -> None:
-    records = [RUN, *(commit(number, "w" if number in (3, 4) else "v") for number in range(1, 8))]
+    records: list[Record] = [RUN, *(commit(number, "w" if number in (3, 4) else "v") for number in range(1, 8))]
     stretch = stretch_of(2, 6, *records).check()
     assert (stretch.rows, stretch.records, stretch.seconds) == (10, 40, 2.5)
     assert stretch.versions == [("v", 2, 2), ("w", 3, 4), ("v", 5, 6)]
@@ -74,7 +74,8 @@ def test_the_first_source_records_that_are_gone_are_found() -> None:
     stretch = stretch_of(3, 6, *ALL).check()
     assert stretch.missing_input({"in": {0: 20}}) is None
     assert stretch.missing_input({"in": {0: 35}}) == MissingInput(commit=3, topic="in", partition=0, start=20, end=35)
-    for lost in ({}, {"in": {}}):
+    nothing: list[dict[str, dict[int, int]]] = [{}, {"in": {}}]
+    for lost in nothing:
         assert stretch.missing_input(lost) == MissingInput(commit=3, topic="in", partition=0, start=20, end=60)
     other = replace(commit(4), source={"in": {1: (0, 5)}})
     found = stretch_of(3, 4, commit(3), other).check().missing_input({"in": {0: 20, 1: 3}})

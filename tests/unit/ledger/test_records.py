@@ -126,7 +126,7 @@ def test_a_commit_of_before_earlier_topics_were_told_has_those_that_it_wrote_to(
     del body["earlier_sink_topics"]
     found = decode(json.dumps(body).encode())
     assert found == replace(commit_of(1), earlier_sink_topics={})
-    assert known_sinks(found) == {"totals": KnownTopic("BBBBBBBBBBBBBBBBBBBBBB", 7)}  # type: ignore[arg-type]
+    assert known_sinks(found) == {"totals": KnownTopic("BBBBBBBBBBBBBBBBBBBBBB", 7)}
 
 
 def test_a_claim_tells_which_source_ranges_may_be_lost() -> None:

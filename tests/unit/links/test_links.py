@@ -48,7 +48,7 @@ def stream() -> StreamingPipelineOperator:
 
 
 def test_the_status_link_is_there_at_the_submit_and_each_other_once_known_and_again_only_when_it_changes() -> None:
-    instance, links = Instance(), {}
+    instance, links = Instance(), dict[str, str]()
     pushing = Pushing(links, instance)
     assert instance.made == [("_link_PipelineStatusLink", PAGE)]
     for now in (status(), status(ui_url="http://a:4040"), status(ui_url="http://a:4040", application_id="app-1")):
@@ -91,7 +91,7 @@ def test_a_task_that_never_ran_has_empty_links() -> None:
 
 
 def test_a_task_that_comes_back_from_the_triggerer_repeats_what_was_pushed_before() -> None:
-    instance, links = Instance(), {}
+    instance, links = Instance(), dict[str, str]()
     Pushing(links, instance).push(status(ui_url="http://a:4040", application_id="app-1"))
     assert at_the_end(pipeline.LINKS, stream(), instance) == {
         "Pipeline status": PAGE,

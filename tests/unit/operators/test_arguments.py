@@ -81,7 +81,7 @@ def test_so_are_those_of_the_other_operators() -> None:
     with pytest.raises(ValueError, match=r"t: .*to_commit='last'"):
         AuditPipelineOperator(task_id="t", pipeline="shop", to_commit="last")
     with pytest.raises(ValueError, match="timeout='5m'"):
-        StopPipelineOperator(task_id="t", pipeline="shop", timeout="5m")  # type: ignore[arg-type]
+        StopPipelineOperator(task_id="t", pipeline="shop", timeout="5m")
     with pytest.raises(ValueError, match="delay=10: a timedelta"):
         RestartStrategy.fixed_delay(3, 10)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="restart_window=10: a timedelta"):

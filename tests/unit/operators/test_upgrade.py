@@ -14,11 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, AsyncCallback, DeadlineAlert, DeadlineReference
+from airflow.sdk import DAG
+from airflow.sdk.definitions.callback import AsyncCallback
+from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.serialization.serialized_objects import DagSerialization
 
+from airflow_provider_exactlyonce import polling
 from airflow_provider_exactlyonce.control import lease, releases, requests, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.releases import Release
@@ -35,6 +38,7 @@ from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOp
 from airflow_provider_exactlyonce.operators.upgrade import RollbackPipelineOperator, UpgradePipelineOperator
 from airflow_provider_exactlyonce.triggers.upgrade import UpgradeTrigger
 from airflow_provider_exactlyonce.upgrade.begin import begin_rollback
+from tests.clocks import StandingClock
 from tests.waiting import HANG_SECONDS
 
 
@@ -190,7 +194,7 @@ def test_a_task_that_waits_gives_its_slot_back_and_the_retry_goes_on_where_it_wa
         execute(upgrade(home, job, deferrable=True))
     status.write(home.status, replace(running, replay=ReplayReport(first=4, last=9, done=9)))
     with pytest.raises(UpgradeUnstableError, match="Version v1 is in use again"):
-        upgrade(home, job, deferrable=True).resume_from_trigger({"ti": TaskInstance()}, {})  # type: ignore[arg-type]
+        upgrade(home, job, deferrable=True).resume_from_trigger({"ti": TaskInstance()}, {})  # type: ignore[typeddict-item]
 
 
 @pytest.mark.parametrize(
@@ -201,13 +205,19 @@ def test_a_task_that_waits_gives_its_slot_back_and_the_retry_goes_on_where_it_wa
         ({"application": None}, Step.ROLLED_BACK),
     ],
 )
-def test_a_pipeline_that_was_stopped_is_stopped_again(home: Home, job: str, changes: dict[str, Any], end: Step) -> None:
+def test_a_pipeline_that_was_stopped_is_stopped_again(
+    home: Home, job: str, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], end: Step
+) -> None:
     plan = begun(home, job, Step.REST, old="v1", token="t", was_stopped=True, **changes)
     task = upgrade(home, job, deferrable=True)
-    with lease.holding(home.lease, "p", "t"):
-        with pytest.raises(TaskDeferred):
-            execute(task)
-        assert requests.stop_requested(home, "t") == "the pipeline was stopped before"
+    held = lease.acquire(home.lease, "p", "t")
+    clock = StandingClock(meanwhile=lambda: lease.renew(home.lease, held))
+    monkeypatch.setattr(lease, "time", clock)
+    monkeypatch.setattr(polling, "time", clock)
+    with pytest.raises(TaskDeferred):
+        execute(task)
+    assert requests.stop_requested(home, "t") == "the pipeline was stopped before"
+    lease.release(home.lease, held)
     with contextlib.suppress(UpgradeUnstableError):
         execute(task)
     found = upgrade_plan.read(home)

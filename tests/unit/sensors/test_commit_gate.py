@@ -26,7 +26,7 @@ def gate(**options: Any) -> CommitGateSensor:
 
 
 def resume(sensor: CommitGateSensor, event: dict[str, Any]) -> Any:
-    return sensor.resume_execution("resume_from_trigger", {"event": event}, {})  # type: ignore[typeddict-item]
+    return sensor.resume_execution("resume_from_trigger", {"event": event}, {})
 
 
 @pytest.mark.parametrize("given", [{"commit": None}, {"watermark": "2026-01-01"}, {"up_to_now": True}])
@@ -65,13 +65,13 @@ def test_what_waiting_does_not_help_fails_without_retries() -> None:
     with pytest.raises(AirflowFailException, match="schema 2"):
         resume(gate(), {"reason": "refused", "missing": "ledger record with schema 2"})
     with pytest.raises(AirflowFailException, match="pipeline name 'shop/totals'"):
-        gate(pipeline="shop/totals").execute({})  # type: ignore[typeddict-item]
+        gate(pipeline="shop/totals").execute({})
 
 
 @pytest.mark.parametrize("value", ["", "None"])
 def test_a_template_that_rendered_to_nothing_is_an_error(value: str) -> None:
     with pytest.raises(ValueError, match="commit="):
-        gate(commit=value).execute({})  # type: ignore[typeddict-item]
+        gate(commit=value).execute({})
 
 
 def test_a_gate_can_be_started_without_a_worker() -> None:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSensorTimeout, TaskDeferred
 
-from airflow_provider_exactlyonce.control import intent, lease, status
+from airflow_provider_exactlyonce.control import lease, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.pipeline_state import PipelineState, state_of
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.sensors.pipeline_state import PipelineStateSensor
 from airflow_provider_exactlyonce.triggers.pipeline_state import PipelineStateTrigger
-from tests.waiting import HANG_SECONDS, eventually
+from tests.clocks import StandingClock
+from tests.waiting import HANG_SECONDS
 
 
 @pytest.fixture
@@ -54,27 +52,6 @@ def test_the_state_is_the_drivers_own_as_far_as_it_is_still_there(home: Home) ->
     assert state_of(home)[0] is PipelineState.STARTING
 
 
-def test_a_driver_that_is_silent_or_only_just_started_is_told_from_others(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)"],
-        env={**os.environ, "EXACTLYONCE_TOKEN": "t"},
-        start_new_session=True,
-    )
-    intent.write(
-        home.intent, intent.Intent(token="t", owner="o", until="forever", series="t", restarts=0, log="driver-1.log")
-    )
-    eventually(lambda: state_of(home)[0] is PipelineState.STARTING, "its process is known")
-    process.kill()
-    process.wait()
-    assert state_of(home)[0] is PipelineState.ABSENT
-    lease.acquire(home.lease, "p", "t")
-    report(home, DriverState.RUNNING)
-    monkeypatch.setattr(lease, "STALE_SECONDS", -1.0)
-    assert state_of(home)[0] is PipelineState.SILENT
-
-
 def test_it_is_done_when_the_pipeline_is_in_one_of_the_states(home: Home) -> None:
     report(home, DriverState.STOPPED)
     expected = {"pipeline": "p", "state": "stopped", "run": 2, "commit": 7}
@@ -82,7 +59,10 @@ def test_it_is_done_when_the_pipeline_is_in_one_of_the_states(home: Home) -> Non
     assert sensor(home, "failed", "stopped", deferrable=True).execute({}) == expected
 
 
-def test_a_time_out_names_the_state_that_it_is_in_and_the_drivers_error(home: Home) -> None:
+def test_a_time_out_names_the_state_that_it_is_in_and_the_drivers_error(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow.sdk.bases.sensor.time", StandingClock())
     error = DriverError(kind="DataError", decision="fix_data", exit_code=67, message="not JSON at shop-0@12")
     report(home, DriverState.FAILED, error=error)
     said = r"^after 0.3 s: pipeline p is failed \(DataError: not JSON at shop-0@12\), waiting for running$"

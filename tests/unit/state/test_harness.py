@@ -73,11 +73,13 @@ def test_the_last_word_of_a_batch_on_a_timer_counts() -> None:
 
 
 def test_a_timer_that_a_timer_registers_fires_at_once_when_it_is_due_and_one_that_it_deletes_does_not() -> None:
+    def register_four(context: Context) -> None:
+        for second in (100, 105, 115, 500):
+            context.timer_service.register_event_time_timer(second * 1000)
+
     class Chained(Alarms):
         on: ClassVar = {
-            100: lambda context: [
-                context.timer_service.register_event_time_timer(at * 1000) for at in (100, 105, 115, 500)
-            ],
+            100: register_four,
             105: lambda context: context.timer_service.delete_event_time_timer(110_000),
             115: lambda context: context.timer_service.delete_event_time_timer(500_000),
             120: lambda context: context.timer_service.register_event_time_timer(110_000),
@@ -217,7 +219,7 @@ class Assigning(KeyedProcessFunction[Any, Any]):
 
     def process_element(self, value: Any, context: Context) -> None:
         self.seen = value
-        self.count = 5
+        self.count = 5  # type: ignore[assignment]
 
 
 def test_a_value_that_is_assigned_to_a_state_is_refused() -> None:

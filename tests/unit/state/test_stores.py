@@ -32,7 +32,7 @@ def rows(*values: int | None) -> list[Record]:
 def test_each_state_is_read_once_and_written_once_however_many_rows_a_key_has() -> None:
     counting = Counting()
     for _ in range(2):
-        operator = KeyedOperator(Everything(), ["k"], counting)  # type: ignore[arg-type]
+        operator = KeyedOperator(Everything(), ["k"], counting)
         counting.calls.clear()
         given = list(operator.rows(("a",), rows(1, 2, 3, 1, 2)))
     assert given[-1][1:] == (10, Decimal(18), Decimal("1.8"), [1, 2, 3, 1, 2] * 2, 3)
@@ -48,7 +48,7 @@ def test_each_state_is_read_once_and_written_once_however_many_rows_a_key_has() 
 
 def test_a_state_that_is_not_used_is_not_read_and_one_that_is_not_changed_is_not_written() -> None:
     counting = Counting()
-    operator = KeyedOperator(Everything(), ["k"], counting)  # type: ignore[arg-type]
+    operator = KeyedOperator(Everything(), ["k"], counting)
     assert list(operator.rows(("a",), rows(None))) == []
     assert dict(counting.calls) == dict.fromkeys(
         ["count.clear", "total.clear", "average.clear", "seen.clear", "by_value.clear"], 1

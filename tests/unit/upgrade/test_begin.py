@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +70,7 @@ def test_a_dry_run_leaves_the_plan_and_who_waits_for_it_alone(home: Home, job: s
         ({"allow": {"missing": "many"}}, "'many' is no number"),
     ],
 )
-def test_an_option_that_cant_be_is_refused(home: Home, job: str, options: dict[str, object], said: str) -> None:
+def test_an_option_that_cant_be_is_refused(home: Home, job: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(RefusedError, match=said):
         begin(home, job, **options)
     assert upgrade_plan.read(home) is None
@@ -80,29 +79,6 @@ def test_an_option_that_cant_be_is_refused(home: Home, job: str, options: dict[s
 def test_a_file_that_is_not_there_is_refused(home: Home) -> None:
     with pytest.raises(RefusedError, match="no job file"):
         begin(home, "/nowhere/job.py")
-
-
-def test_nobody_else_works_on_a_plan_until_its_process_has_ended(home: Home) -> None:
-    hold = (
-        "import sys, time\n"
-        "from airflow_provider_exactlyonce.control import upgrade_plan\n"
-        "from airflow_provider_exactlyonce.control.home import Home\n"
-        "with upgrade_plan.working_on(Home(sys.argv[1])):\n"
-        "    print('held', flush=True)\n"
-        "    time.sleep(60)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", hold, str(home.path)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"held\n"
-    with pytest.raises(AlreadyRunningError, match="another process works on"), upgrade_plan.working_on(home):
-        pass
-    with upgrade_plan.working_on(home, dry_run=True):
-        pass
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    with upgrade_plan.working_on(home):
-        pass
 
 
 def keep(home: Home, tmp_path: Path, version: str) -> None:

@@ -17,7 +17,7 @@ def rows(*contents: dict[str, Any], key: str | None = "k") -> list[Row]:
     ]
 
 
-OLD = [{"k": 1, "n": 2, "total": 1.5}, {"k": 2, "n": 1, "total": 9}, {"k": 3, "n": 1, "total": 4}]
+OLD: list[dict[str, Any]] = [{"k": 1, "n": 2, "total": 1.5}, {"k": 2, "n": 1, "total": 9}, {"k": 3, "n": 1, "total": 4}]
 
 
 def test_the_same_rows_in_another_order_are_equal() -> None:
@@ -34,7 +34,11 @@ def test_numbers_are_compared_as_numbers() -> None:
 
 
 def test_a_row_is_missing_one_is_extra_and_one_has_changed_in_a_column() -> None:
-    new = [{"k": 1, "n": 2, "total": 2.5}, {"k": 2, "n": 1, "total": 9}, {"k": 4, "n": 7, "total": 4}]
+    new: list[dict[str, Any]] = [
+        {"k": 1, "n": 2, "total": 2.5},
+        {"k": 2, "n": 1, "total": 9},
+        {"k": 4, "n": 7, "total": 4},
+    ]
     found = compare(rows(*OLD), rows(*new))
     assert dict(found.counts) == {"missing": 1, "extra": 1, "changed": 1, "changed.total": 1}
     told = found.document()
@@ -56,7 +60,7 @@ def test_a_row_is_missing_one_is_extra_and_one_has_changed_in_a_column() -> None
 
 def test_rows_of_one_key_are_paired_by_what_they_have_in_common() -> None:
     old = [{"k": 1, "w": w, "n": w} for w in range(4)]
-    new = [{"k": 1, "w": w, "n": 9 if w == 2 else w} for w in (3, 2, 1)]
+    new: list[dict[str, Any]] = [{"k": 1, "w": w, "n": 9 if w == 2 else w} for w in (3, 2, 1)]
     found = compare(rows(*old), rows(*new))
     assert dict(found.counts) == {"missing": 1, "changed": 1, "changed.n": 1}
     [missing] = found.examples["missing"]

@@ -15,8 +15,8 @@ from airflow_provider_exactlyonce.control import requests
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.requests import SavepointAnswer, SavepointRequest
 from airflow_provider_exactlyonce.streaming.driver.savepoint_service import SavepointService
+from tests.clocks import Rounds
 from tests.unit.checkpoint import crafted
-from tests.waiting import eventually
 
 TOKEN = "t"
 
@@ -38,18 +38,11 @@ def service(home: Home) -> SavepointService:
     )
 
 
-@pytest.fixture
-def rounds(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Give one entry for each time that a driver has looked for requests and served them."""
-    done: list[None] = []
-    answer = SavepointService._answer_all
-
-    def noted(service: SavepointService, *, last: bool) -> None:
-        answer(service, last=last)
-        done.append(None)
-
-    monkeypatch.setattr(SavepointService, "_answer_all", noted)
-    return done
+def in_rounds(serving: SavepointService, monkeypatch: pytest.MonkeyPatch) -> Rounds:
+    """Let a driver look for requests when the test says so."""
+    rounds = Rounds()
+    monkeypatch.setattr(serving, "_ended", rounds)
+    return rounds
 
 
 def ask(home: Home, request: str, *, stop: bool = False, token: str = TOKEN) -> None:
@@ -57,35 +50,38 @@ def ask(home: Home, request: str, *, stop: bool = False, token: str = TOKEN) -> 
 
 
 def test_a_request_is_answered_with_the_newest_batch_that_spark_and_the_ledger_have(
-    home: Home, rounds: list[None]
+    home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serving = service(home)
+    rounds = in_rounds(serving, monkeypatch)
     ask(home, "aa")
     serving.start(None)
-    eventually(lambda: len(rounds) >= 2, "it has looked")
+    rounds.look()
     assert requests.savepoint_answer(home, "aa") is None, "the ledger has nothing yet"
     for batch in (1, 2, 3):  # Spark has not recorded batch 3
         serving.committed(crafted.record(batch))
     serving.committed(replace(crafted.record(2), lineage="another"))
-    eventually(lambda: requests.savepoint_answer(home, "aa"), "the answer")
+    rounds.look()
     assert requests.savepoint_answer(home, "aa") == SavepointAnswer(savepoint="3-aa")
-    eventually(lambda: requests.savepoint_requests(home, TOKEN) == [], "no request is left")
+    assert requests.savepoint_requests(home, TOKEN) == []
     ask(home, "bb", token="another driver")
     serving.close(serve=True)
     assert requests.savepoint_answer(home, "bb") is None
     assert [one.id for one in Savepoints(home.savepoints).list()] == ["3-aa"]
 
 
-def test_a_stop_is_a_reason_to_begin_no_batch_and_is_served_at_the_end(home: Home, rounds: list[None]) -> None:
+def test_a_stop_is_a_reason_to_begin_no_batch_and_is_served_at_the_end(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     serving = service(home)
+    rounds = in_rounds(serving, monkeypatch)
     serving.start(crafted.record(2))
     assert serving.stop_reason() is None
     ask(home, "cc", stop=True)
     assert requests.stop_requested(home, TOKEN) is None
     assert "savepoint x was asked for" in (serving.stop_reason() or "")
     assert "savepoint x was asked for" in (requests.stop_requested(home, TOKEN) or ""), "supervisors see it"
-    before = len(rounds)
-    eventually(lambda: len(rounds) >= before + 2, "it has looked")
+    rounds.look()
     assert requests.savepoint_answer(home, "cc") is None, "not while the query runs"
     serving.close(serve=True)
     assert requests.savepoint_answer(home, "cc") == SavepointAnswer(savepoint="3-cc")
@@ -100,20 +96,24 @@ def test_a_driver_that_fails_answers_nothing_so_that_whoever_asked_takes_it(home
     assert [one.request for one in requests.savepoint_requests(home, TOKEN)] == ["dd"]
 
 
-def test_what_cannot_be_saved_is_answered_with_the_reason_and_the_next_request_is_served(home: Home) -> None:
+def test_what_cannot_be_saved_is_answered_with_the_reason_and_the_next_request_is_served(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = next(home.checkpoint(crafted.LINEAGE).glob("state/0/1/SSTs/000002-*"))
     aside = table.rename(home.path / "aside")
     serving = service(home)
+    rounds = in_rounds(serving, monkeypatch)
     serving.start(crafted.record(2))
     ask(home, "ee")
-    eventually(lambda: requests.savepoint_answer(home, "ee"), "the answer")
+    rounds.look()
     answer = requests.savepoint_answer(home, "ee")
     assert answer is not None
     assert f"{table.name} is missing" in (answer.error or "")
     shutil.move(aside, table)
     for request in ("f1", "f2", "f3"):
         ask(home, request)
-    eventually(lambda: requests.savepoint_answer(home, "f3"), "the answer")
+    rounds.look()
+    assert requests.savepoint_answer(home, "f3")
     serving.close(serve=True)
     assert len(Savepoints(home.savepoints).list()) == 2, "retention is kept after each"
 

@@ -77,7 +77,7 @@ def test_the_timeout_is_the_transactions() -> None:
 
 def test_the_number_retained_is_sparks_setting_and_a_contradicting_one_is_refused() -> None:
     config = CheckpointConfig(retained=7, interval=timedelta(seconds=1.5))
-    assert config.settings({}.get) == {RETAINED: "7"}
+    assert config.settings(dict[str, str]().get) == {RETAINED: "7"}
     assert config.settings({RETAINED: "7"}.get) == {RETAINED: "7"}
     assert CheckpointConfig().settings({RETAINED: "9"}.get) == {}
     assert config.trigger_interval == "1500 milliseconds"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -92,30 +90,6 @@ def test_a_symbolic_link_that_is_switched_later_leads_to_the_file_that_was_execu
     link.symlink_to(new)
     assert loaded.job is not None
     assert (loaded.job.path, loaded.job.content) == (old, old.read_bytes())
-
-
-LAUNCHER = "airflow_provider_exactlyonce.streaming.driver.job_main"
-
-
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, timeout=120)
-
-
-def test_a_drivers_process_executes_the_bytes_that_it_has_hashed(tmp_path: Path) -> None:
-    file = job(tmp_path, before=REPLACE)
-    content = file.read_bytes()
-    done = run("-m", LAUNCHER, str(file))
-    assert done.stdout.split()[1:] == [sha(content), str(file)], done.stderr
-
-
-def test_a_file_that_python_itself_executes_and_that_was_replaced_before_its_declaration_is_refused(
-    tmp_path: Path,
-) -> None:
-    file = job(tmp_path)
-    done = run(str(file))
-    assert done.stdout.split()[1:] == [sha(file.read_bytes()), str(file)], done.stderr
-    done = run(str(job(tmp_path, before=REPLACE)))
-    assert "was changed while it was being started; start it again" in done.stderr
 
 
 def test_what_is_kept_of_a_version_is_never_replaced_by_another_file(tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ def test_a_task_passes_a_row_for_each_of_its_keys_on() -> None:
 
 def test_a_task_holds_no_more_keys_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial_aggregation, "_KEYS_HELD", 3)
-    given = [[(f"k{(number * 7 + row) % 11}", row + 1) for row in range(4)] for number in range(9)]
+    given: list[list[tuple[str | None, int]]] = [
+        [(f"k{(number * 7 + row) % 11}", row + 1) for row in range(4)] for number in range(9)
+    ]
     found = combine(counts(), *given)
     assert max(map(len, found)) < 8
     assert len(found) > 3

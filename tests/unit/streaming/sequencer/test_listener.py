@@ -45,7 +45,7 @@ def test_a_port_that_is_none_is_refused_by_its_setting(port: str) -> None:
 
 def test_a_cluster_without_a_known_host_of_the_driver_is_refused_by_the_setting() -> None:
     with pytest.raises(SettingRefusedError, match=r"spark\.exactlyonce\.sequencer\.host is not set"):
-        sequencer_endpoint({}.get, "spark://m:7077")
+        sequencer_endpoint(dict[str, str]().get, "spark://m:7077")
 
 
 def test_a_fixed_port_in_use_is_named_with_its_setting_and_may_be_free_at_the_next_start() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 from hypothesis import settings
@@ -19,6 +20,8 @@ MOST = st.integers(1, 3)
 #: Few of these pass 2^31, after which Kafka's sequence numbers start again.
 ROWS = st.one_of(st.integers(1, 9), st.sampled_from([2**30, 2**31 - 1]))
 WRAPS_AT = 2**31
+
+Answer = TypeVar("Answer")
 
 
 class SequencerMachine(RuleBasedStateMachine):
@@ -47,7 +50,7 @@ class SequencerMachine(RuleBasedStateMachine):
     def offset(self, place: TopicPartition) -> int:
         return sum(of for where, of in self.released if where == place)
 
-    def expect(self, call: Callable[[], object], allowed: bool) -> object:
+    def expect(self, call: Callable[[], Answer], allowed: bool) -> Answer | None:
         """Call; it must succeed where the model allows it, and fail the attempt where it doesn't."""
         if allowed and not self.failed:
             return call()

@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedE
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
-from tests.waiting import HANG_SECONDS, eventually
+from tests.waiting import HANG_SECONDS
 
 A = TopicPartition("t", 0)
 LOOPBACK = SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1")
@@ -117,16 +117,20 @@ def test_a_task_that_dies_with_a_grant_fails_the_attempt_and_the_others_are_told
 
 
 def test_a_grant_that_is_held_too_long_fails_the_attempt() -> None:
-    with serving(grant_timeout_seconds=0.2) as server, SequencerClient(server.address, 0, 0) as client:
+    failed = threading.Event()
+    with serving(failed.set, grant_timeout_seconds=0.2) as server, SequencerClient(server.address, 0, 0) as client:
         client.ask("t", [0])
-        assert "held the grant of t-0" in str(eventually(lambda: server.failure, "the attempt fails"))
+        assert failed.wait(HANG_SECONDS)
+        assert "held the grant of t-0" in str(server.failure)
 
 
 def test_a_failing_task_says_why_before_it_goes() -> None:
-    with serving() as server:
+    failed = threading.Event()
+    with serving(failed.set) as server:
         with pytest.raises(ValueError, match="too large"), SequencerClient(server.address, 0, 0):
             raise ValueError("too large")
-        assert eventually(lambda: server.failure, "the attempt fails") == "ValueError: too large"
+        assert failed.wait(HANG_SECONDS)
+        assert server.failure == "ValueError: too large"
 
 
 def test_the_end_of_the_attempt_frees_a_task_that_waits() -> None:

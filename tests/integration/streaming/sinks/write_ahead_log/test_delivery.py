@@ -412,9 +412,9 @@ def test_a_note_of_version_0_1_0_is_read(tmp_path: Path) -> None:
             commit(committer, number)
     folder = Path(sink.path) / "_exactlyonce" / f"{PIPELINE}.log"
     (note,) = (folder / "delivered").iterdir()
-    position, number = note.stem.split("-")
+    position, newest = note.stem.split("-")
     note.unlink()
-    (folder / "delivered.json").write_text(json.dumps({"commit": int(number), "position": int(position)}))
+    (folder / "delivered.json").write_text(json.dumps({"commit": int(newest), "position": int(position)}))
     assert sink.delivered(PIPELINE) == delivery.DeliveryProgress(commit=2, position=int(position))
     unasked = WriteAheadLogSink(
         name="log", path=sink.path, target=AppendingTarget(tmp_path / "others"), wait_seconds=30

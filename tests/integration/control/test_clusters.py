@@ -23,8 +23,8 @@ from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
 from airflow_provider_exactlyonce.exceptions import DriverFailedError, RefusedError
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
-from tests.unit.control.contract_driver import let_go
-from tests.unit.control.test_supervisor import SCRIPT, cmdline, notes, wait_for
+from tests.integration.control.contract_driver import let_go
+from tests.integration.control.test_supervisor import SCRIPT, cmdline, notes, wait_for
 from tests.waiting import HANG_SECONDS
 
 #: Submits as spark-submit does: leaves a process behind that has nothing of ours but its arguments, and ends.

@@ -238,7 +238,7 @@ def test_a_driver_is_stopped_once_and_what_was_started_since_is_left_alone(home:
 
 
 def test_a_worker_that_is_killed_while_it_waits_leaves_the_stop_to_the_retry(home: Home) -> None:
-    code = f"from tests.unit.operators.test_savepoint import *\nexecute(stop(Home({str(home.path)!r})))"
+    code = f"from tests.integration.operators.test_savepoint import *\nexecute(stop(Home({str(home.path)!r})))"
     with lease.holding(home.lease, "p", "t"):
         worker = subprocess.Popen([sys.executable, "-c", code])
         eventually(lambda: requests.stop_requested(home, "t"), "the stop is asked")

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
-from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import BaseTrigger
 
 from airflow_provider_exactlyonce.control import intent as intents
@@ -31,8 +31,8 @@ from airflow_provider_exactlyonce.operators.streaming import (
 )
 from airflow_provider_exactlyonce.triggers import pipeline as triggers
 from tests.clocks import AheadClock
-from tests.unit.control.contract_driver import let_go
-from tests.unit.operators.test_streaming import DRIVER, OtherRun, TaskInstance, calls, execute, operator  # noqa: F401
+from tests.integration.control.contract_driver import let_go
+from tests.integration.operators.test_streaming import DRIVER, OtherRun, TaskInstance, calls, execute, operator  # noqa: F401
 from tests.waiting import HANG_SECONDS
 
 pytestmark = pytest.mark.usefixtures("calls")
@@ -46,7 +46,7 @@ def deferred(tmp_path: Path, *plans: str, **options: Any) -> StreamingPipelineOp
 def trigger_of(one: TaskDeferred) -> BaseTrigger:
     """Return the trigger as the triggerer makes it: of what was serialized, as JSON."""
     path, arguments = one.trigger.serialize()
-    made = import_string(path)(**json.loads(json.dumps(arguments)))
+    made = resolve_name(path)(**json.loads(json.dumps(arguments)))
     assert isinstance(made, BaseTrigger)
     return made
 

@@ -56,7 +56,7 @@ class Driver:
 
     def take_lease_elsewhere(self, clock: str) -> None:
         """Take the lease as a driver of another host does, whose clock differs by so many seconds."""
-        process_identity.this_machine = lambda: "another boot of another host"
+        process_identity.this_machine = lambda: "another boot of another host"  # type: ignore[assignment]
         real = time.time
         time.time = lambda: real() + float(clock)
         self.take_lease()

@@ -16,12 +16,12 @@ from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.sinks.files.log import COMPACTION, FileLog
 from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileSink
 from airflow_provider_exactlyonce.streaming.sinks.files.storage import LocalStorage
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
 from airflow_provider_exactlyonce.testing.fault_injection import Fault, Kind
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import faulty_targets
-from tests.unit.streaming.sinks import test_own_sink as of_own
-from tests.unit.streaming.sinks.files import test_sink as of_files
+from tests.integration.streaming.sinks import test_own_sink as of_own
+from tests.integration.streaming.sinks.files import test_sink as of_files
 
 BATCH = Batch(
     lineage="l",
@@ -87,8 +87,8 @@ def test_files_of_a_commit_whose_log_record_is_forgotten_outlive_a_marker_that_w
     assert len(sink.table("conformance").to_table()) == 5
 
 
-def of_files_entry(commit: int) -> of_files.SinkEntry:
-    return of_files.SinkEntry(commit=commit, run=1, lineage="l", batch=commit, source={}, rows=5, digest=5)
+def of_files_entry(commit: int) -> SinkEntry:
+    return SinkEntry(commit=commit, run=1, lineage="l", batch=commit, source={}, rows=5, digest=5)
 
 
 def test_a_commit_beside_a_record_of_the_same_run_says_what_it_is(tmp_path: Path) -> None:

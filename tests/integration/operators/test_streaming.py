@@ -31,8 +31,8 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
 from airflow_provider_exactlyonce.operators.streaming import Commits, RestartStrategy, StreamingPipelineOperator
-from tests.unit.control.alarms import after, alarm
-from tests.unit.control.contract_driver import let_go
+from tests.integration.control.alarms import after, alarm
+from tests.integration.control.contract_driver import let_go
 from tests.waiting import HANG_SECONDS
 
 DRIVER = Path(__file__).parents[1] / "control" / "contract_driver.py"
@@ -54,10 +54,10 @@ class TaskInstance:
     dag_id, task_id, run_id, map_index = "shop", "stream", "run1", -1
 
     def __init__(self, state: str = "running") -> None:
-        self.pushed: dict[str, str] = {}
+        self.pushed: dict[str, Any] = {}
         self.state = state
 
-    def xcom_push(self, key: str, value: str) -> None:
+    def xcom_push(self, key: str, value: Any) -> None:
         self.pushed[key] = value
 
     def get_task_states(self, **wanted: Any) -> dict[str, dict[str, str]]:
@@ -138,11 +138,11 @@ def test_it_returns_where_the_pipeline_is_over_all_restarts(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("calls")
 def test_links_are_pushed_while_the_driver_runs_and_again_at_the_end(tmp_path: Path) -> None:
-    ti, seen, known = TaskInstance(), {}, tmp_path / "known"
+    ti, seen, known = TaskInstance(), dict[str, Any](), tmp_path / "known"
     task = operator(tmp_path, f"take-lease commit wait-for={known} end=finished")
 
     def all_are_pushed() -> bool:
-        return len(ti.pushed) == 4 and dict(ti.pushed["pipeline_status"])["state"] == "running"  # type: ignore[arg-type]
+        return len(ti.pushed) == 4 and ti.pushed["pipeline_status"]["state"] == "running"
 
     def look() -> None:
         seen.update(ti.pushed)

@@ -50,8 +50,8 @@ from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE, program_of
 from tests.clocks import AheadClock
-from tests.unit.control.alarms import after, alarm
-from tests.unit.control.contract_driver import let_go
+from tests.integration.control.alarms import after, alarm
+from tests.integration.control.contract_driver import let_go
 from tests.waiting import HANG_SECONDS, eventually
 
 SCRIPT = Path(__file__).with_name("contract_driver.py")
@@ -378,7 +378,7 @@ def test_a_driver_that_runs_for_ever_can_not_be_waited_for(home: Home) -> None:
     ],
     ids=["of another name", "of the same name", "in another container of the same name on this host"],
 )
-def test_a_driver_that_may_be_starting_on_another_host_is_waited_for(home: Home, place: dict[str, str]) -> None:
+def test_a_driver_that_may_be_starting_on_another_host_is_waited_for(home: Home, place: dict[str, Any]) -> None:
     elsewhere = Intent(
         token="t", owner="shop/stream/run1/-1", until="available", series="t", restarts=0, log="", **place
     )

@@ -96,9 +96,9 @@ class TestFilesThroughFsspec(SinkConformance):
 class TestFilesInAnObjectStore(SinkConformance):
     """In fsspec's memory, which forgets what another process writes: so without the crashes."""
 
-    test_a_batch_is_there_once_whichever_step_its_process_dies_after = None
-    test_a_batch_is_there_once_wherever_within_a_step_its_process_dies = None
-    test_a_process_that_is_frozen_in_its_commit_never_adds_to_what_the_next_claim_saw = None
+    test_a_batch_is_there_once_whichever_step_its_process_dies_after = None  # type: ignore[assignment]
+    test_a_batch_is_there_once_wherever_within_a_step_its_process_dies = None  # type: ignore[assignment]
+    test_a_process_that_is_frozen_in_its_commit_never_adds_to_what_the_next_claim_saw = None  # type: ignore[assignment]
 
     def make_sink(self, folder: Path) -> FileSink:
         return FileSink(name="files", path=f"memory://{folder}")
@@ -459,7 +459,7 @@ def test_of_many_who_create_one_name_one_succeeds(tmp_path: Path) -> None:
             assert len(won) == 1 and storage.read(f"log/{number}") == b"%d" % won[0]
 
 
-class IgnorantStore(MemoryFileSystem):
+class IgnorantStore(MemoryFileSystem):  # type: ignore[misc]
     """An object store that has never heard of conditional writes."""
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:

@@ -1,0 +1,56 @@
+"""``tests/unit`` mirrors what it tests, so that the tests of a module are found where its name says; all are quick."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import airflow_provider_exactlyonce
+
+UNIT: Final = Path(__file__).parent
+REPOSITORY: Final = UNIT.parents[1]
+#: Where the module, or the room, of a test may be.
+MIRRORED: Final = (Path(airflow_provider_exactlyonce.__file__).parent, REPOSITORY, REPOSITORY / "tests")
+
+#: Tests of the whole project.
+PROJECT_WIDE: Final = {
+    "test_conventions.py",
+    "test_import_rules.py",
+    "test_layout.py",
+    "test_moved_names.py",
+    "test_older_releases.py",
+    "test_provider_info.py",
+}
+#: Tests of several modules of their room.
+OF_A_ROOM: Final = {
+    "kafka/test_record_properties.py",
+    "links/test_links.py",
+    "operators/test_arguments.py",
+    "state/test_shop.py",
+    "streaming/sequencer/test_model.py",
+}
+
+
+def has_owner(file: Path) -> bool:
+    owner = file.with_name(file.stem.removeprefix("test_"))
+    return any((root / owner).is_dir() or (root / owner).with_suffix(".py").is_file() for root in MIRRORED)
+
+
+def test_each_file_of_tests_has_the_name_of_a_module_in_its_room() -> None:
+    files = {file.relative_to(UNIT) for file in UNIT.rglob("test_*.py")}
+    without = {str(file) for file in files if not has_owner(file)}
+    assert without == PROJECT_WIDE | OF_A_ROOM
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: subprocess.run(["true"], check=True), lambda: os.fork(), lambda: time.sleep(0.001)]
+)
+def test_a_unit_test_that_starts_a_process_or_sleeps_fails(call: Callable[[], object]) -> None:
+    with pytest.raises(pytest.fail.Exception, match="starts no process and never sleeps"):
+        call()

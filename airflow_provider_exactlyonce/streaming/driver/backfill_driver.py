@@ -58,11 +58,9 @@ from airflow_provider_exactlyonce.streaming.driver.driver import Driver, sequenc
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from airflow_provider_exactlyonce.streaming.replay.backfill_batches import BackfillBatches
 from airflow_provider_exactlyonce.streaming.replay.backfill_steps import BackfillSteps
-from airflow_provider_exactlyonce.streaming.replay.replay import OneStartPerBatchError
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from airflow_provider_exactlyonce.streaming.spark.jvm import tree
-from airflow_provider_exactlyonce.streaming.spark.steering import missing_part, wait_until_gone
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -197,7 +195,7 @@ class BackfillDriver(Driver):
         )
         try:
             self._report.tell(state=DriverState.RUNNING, progressed=time.time())
-            self._run_steps(spark, run, stream, sink, told)
+            self._run_steps(run, stream, sink, told)
             return self._complete(run, begun, told)
         finally:
             told.close()
@@ -226,9 +224,7 @@ class BackfillDriver(Driver):
                     )
         return written
 
-    def _run_steps(
-        self, spark: SparkSession, run: Run, stream: DataFrame, sink: BatchTransaction, steps: BackfillSteps
-    ) -> None:
+    def _run_steps(self, run: Run, stream: DataFrame, sink: BatchTransaction, steps: BackfillSteps) -> None:
         checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
         batches = BackfillBatches(
             run,
@@ -242,18 +238,7 @@ class BackfillDriver(Driver):
             tell=self._tell_batch,
             progressed=lambda: self._report.tell(progressed=time.time()),
         )
-        impossible = missing_part(spark)
-        while steps.prepare(once=impossible is not None):
-            query = self._start_query(stream, checkpoint.path, batches, once=impossible is not None)
-            steps.attach(query)
-            try:
-                self._wait(query, run, batches)
-            except OneStartPerBatchError as error:
-                impossible = str(error)
-                log.warning("%s; each batch gets a start of its own", error)
-                continue
-            wait_until_gone(spark, query)
-            steps.check_progress()
+        self._runner(run, stream, batches).run_recorded(steps)
 
     def _complete(self, run: Run, begun: Begun, steps: BackfillSteps) -> Mapping[str, Any]:
         """Write the record that ends the backfill; returns the result."""

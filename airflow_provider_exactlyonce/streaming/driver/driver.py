@@ -10,8 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
@@ -48,22 +47,25 @@ from airflow_provider_exactlyonce.streaming.driver.savepoint_service import Save
 from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
 from airflow_provider_exactlyonce.streaming.driver.stop_condition import Goal
 from airflow_provider_exactlyonce.streaming.job import driver_log, guarantees, mistakes
-from airflow_provider_exactlyonce.streaming.job.checkpoint_config import CheckpointingMode, OnCancellation, Pause
+from airflow_provider_exactlyonce.streaming.job.checkpoint_config import (
+    CheckpointingMode,
+    OnCancellation,
+    PausedBatches,
+)
 from airflow_provider_exactlyonce.streaming.job.guarantees import Plan
 from airflow_provider_exactlyonce.streaming.replay import owed_batch
-from airflow_provider_exactlyonce.streaming.replay.replay import (
-    Comparison,
-    OneStartPerBatchError,
-    Replay,
-    check_replay,
-    open_replay,
-)
+from airflow_provider_exactlyonce.streaming.replay.replay import Comparison, Replay, check_replay, open_replay
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkCommitter, SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.spark import errors, spark_log
+from airflow_provider_exactlyonce.streaming.spark.query_runner import (
+    BatchProcessor,
+    QueryCallbacks,
+    QueryOptions,
+    QueryRunner,
+)
 from airflow_provider_exactlyonce.streaming.spark.session import open_session
 from airflow_provider_exactlyonce.streaming.spark.state_metrics import StateSizes
-from airflow_provider_exactlyonce.streaming.spark.steering import missing_part, wait_until_gone
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -73,7 +75,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("exactlyonce")
 
-_WAIT_SECONDS: Final = 1
 #: How a pipeline's batches are committed, by what it guarantees.
 SINKS: Final[Mapping[CheckpointingMode, Callable[..., BatchTransaction]]] = {
     CheckpointingMode.EXACTLY_ONCE: BatchTransaction,
@@ -81,18 +82,6 @@ SINKS: Final[Mapping[CheckpointingMode, Callable[..., BatchTransaction]]] = {
     CheckpointingMode.AT_MOST_ONCE: KafkaAtMostOnce,
 }
 _LOG_UPDATE_CONFLICT: Final = "CONCURRENT_STREAM_LOG_UPDATE"
-
-
-class Batches(Protocol):
-    """What is called with each batch of a query.
-
-    :ivar failure: what ended the query, None when nothing did
-    """
-
-    failure: ExactlyOnceError | None
-
-    def process(self, frame: DataFrame, number: int) -> None:
-        """Process one micro-batch; the callback of ``foreachBatch``."""
 
 
 class Driver:
@@ -288,12 +277,13 @@ class Driver:
         :param owed: the commit that a sink has and the ledger lacks
         """
         self._report.tell(state=DriverState.RUNNING, progressed=time.time())
-        if self._replay is not None and not self._replay_first(self._replay, spark, run, stream, coordinator):
+        runner = self._runner(run, stream, coordinator)
+        if self._replay is not None and not runner.run_recorded(self._replay):
             return
-        checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
         if owed is not None:
+            checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
             owed_batch.plan(checkpoint, run.lineage, owed, self._options.config, spark)
-        self._wait(self._start_query(stream, checkpoint.path, coordinator), run, coordinator)
+        runner.run_live()
 
     def _promise(self, plan: Plan) -> Plan:
         """Hold the pipeline to what its links can give, and tell what that is."""
@@ -358,27 +348,6 @@ class Driver:
             self._report.status.commit,
         )
 
-    def _replay_first(
-        self, replay: Replay, spark: SparkSession, run: Run, stream: DataFrame, coordinator: CommitCoordinator
-    ) -> bool:
-        """Replay what the ledger is ahead; returns false when the same query has gone on live, and ended."""
-        checkpoint = run.home.checkpoint(run.lineage.id)
-        impossible = missing_part(spark)
-        while replay.prepare(one_start_per_batch=impossible):
-            query = self._start_query(stream, checkpoint, coordinator, once=impossible is not None)
-            replay.attach(query)
-            try:
-                self._wait(query, run, coordinator)
-            except OneStartPerBatchError as error:
-                impossible = str(error)
-                log.warning("%s; each recorded batch gets a start of its own", error)
-                continue
-            replay.check_progress()
-            if not replay.pending and impossible is None and replay.goes_live:
-                return False
-            wait_until_gone(spark, query)
-        return True
-
     def _plan(self, checkpoint: Checkpoint, run: Run, number: int) -> Batch:
         self._report.batch_began = time.time()
         batch = planned_batch(checkpoint, run.client, run.lineage.id, number)
@@ -439,51 +408,39 @@ class Driver:
             allow_single_replica=self._options.allow_single_replica,
         )
 
-    def _start_query(
-        self, stream: DataFrame, checkpoint: Path, batches: Batches, *, once: bool = False
-    ) -> StreamingQuery:
-        writer = (
-            stream.writeStream.queryName(self._pipeline.name)
-            .outputMode(self._pipeline.output_mode)
-            .option("checkpointLocation", str(checkpoint))
-            .foreachBatch(Pause(self._pipeline.checkpoint, batches.process, self._stop_reason))
+    def _runner(self, run: Run, stream: DataFrame, batches: BatchProcessor) -> QueryRunner:
+        return QueryRunner(
+            stream,
+            PausedBatches(self._pipeline.checkpoint, batches, self._stop_reason),
+            QueryOptions(
+                name=self._pipeline.name,
+                output_mode=self._pipeline.output_mode,
+                checkpoint=run.home.checkpoint(run.lineage.id),
+                trigger=self._trigger(),
+            ),
+            QueryCallbacks(
+                watch=lambda query: self._watch(query, run),
+                needs_restart=lambda: self._replay is not None and self._replay.needs_restart(),
+                stop_reason=self._stop_reason,
+                stopping=self._stop_attempts,
+                failed=lambda error: run.check_superseded() if _LOG_UPDATE_CONFLICT in str(error) else None,
+            ),
         )
-        if once:
-            return writer.trigger(once=True).start()
-        if self._options.until == AVAILABLE:
-            return writer.trigger(availableNow=True).start()
-        interval = self._options.interval or self._pipeline.checkpoint.trigger_interval
-        return writer.trigger(processingTime=interval).start()
 
-    def _wait(self, query: StreamingQuery, run: Run, batches: Batches) -> None:
-        """Wait for the query's end; raises what ended it."""
-        try:
-            while not query.awaitTermination(_WAIT_SECONDS):
-                self._measure_state(query)
-                if self._lost_lease.is_set():
-                    run.check_superseded()
-                if self._replay is not None:
-                    self._replay.check_moving()
-                    if self._replay.needs_restart() and not query.status["isTriggerActive"]:
-                        query.stop()
-                        return
-                reason = self._stop_reason()
-                if reason is not None and not query.status["isTriggerActive"]:
-                    query.stop()
-                    raise StopRequestedError(reason)
-            self._measure_state(query)
-        except ExactlyOnceError:
-            raise
-        except Exception as error:
-            if batches.failure is not None:
-                raise batches.failure from error
-            if _LOG_UPDATE_CONFLICT in str(error):
-                run.check_superseded()
-            raise
-        finally:
-            if query.isActive:
-                self._signal = self._signal or "the query ends"  # no further attempt of the batch
-                query.stop()
+    def _trigger(self) -> dict[str, Any]:
+        """Return how the query is triggered, as Spark's ``trigger`` takes it."""
+        if self._options.until == AVAILABLE:
+            return {"availableNow": True}
+        return {"processingTime": self._options.interval or self._pipeline.checkpoint.trigger_interval}
+
+    def _watch(self, query: StreamingQuery, run: Run) -> None:
+        self._measure_state(query)
+        if query.isActive and self._lost_lease.is_set():
+            run.check_superseded()
+
+    def _stop_attempts(self) -> None:
+        """Let no further attempt of the batch begin."""
+        self._signal = self._signal or "the query ends"
 
     def _measure_state(self, query: StreamingQuery) -> None:
         sizes = self._state_sizes.follow(query, self._report.status.batch)

@@ -49,7 +49,9 @@ from airflow_provider_exactlyonce.streaming.analysis.executed_batch import Execu
 from airflow_provider_exactlyonce.streaming.analysis.late_rows import LateRowsPolicy
 from airflow_provider_exactlyonce.streaming.analysis.logical_plans import check_sources
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import topic_of_mark
+from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt, TransactionOptions
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
+from airflow_provider_exactlyonce.streaming.commit.exactly_once import TransactionalWriter
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids
@@ -159,18 +161,18 @@ class BackfillDriver:
         def bad_source_records(ranges: SourceRanges) -> DataFrame | None:
             return self._pipeline.bad_source_records(spark, config, self._sink.bad_topic, ranges)
 
-        sink = BatchTransaction(
-            self._sink,
-            run,
-            targets={topic: topics[topic] for topic in self._sink_topics()},
+        options = TransactionOptions(
+            definition=self._sink,
             bad_source_records=bad_source_records if self._sink.diverts else None,
-            listener=listener,
-            stop_requested=lambda: self._lifecycle.stop.reason() is not None,
             allow_feedback=self._pipeline.allow_feedback,
             mark=begun.name if self._asked.request.kind is Output.REEMIT else None,
             executed=lambda batch: ExecutedBatch(spark, batch.lineage),
             late=self._late,
         )
+        targets = {topic: topics[topic] for topic in self._sink_topics()}
+        attempt = BatchAttempt(run, options, targets, listener)
+        stop = self._lifecycle.stop
+        sink = BatchTransaction(attempt, TransactionalWriter(attempt), lambda: stop.reason() is not None)
         stream = sink.prepare(result)
         with LedgerReader(config, run.pipeline) as reader:
             lineage, done = self._lineage(begun, order, done, reader.tail())

@@ -19,11 +19,14 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.streaming.analysis import determinism
 from airflow_provider_exactlyonce.streaming.analysis.executed_batch import ExecutedBatch
-from airflow_provider_exactlyonce.streaming.commit.at_least_once import KafkaAtLeastOnce
-from airflow_provider_exactlyonce.streaming.commit.at_most_once import KafkaAtMostOnce
+from airflow_provider_exactlyonce.streaming.commit.at_least_once import AtLeastOnceWriter
+from airflow_provider_exactlyonce.streaming.commit.at_most_once import AtMostOnceSink
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch, planned_batch
+from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt, TransactionOptions
+from airflow_provider_exactlyonce.streaming.commit.batch_sink import TransactionalSink
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.commit.exactly_once import TransactionalWriter
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids, first_repeated, reconcile
@@ -46,10 +49,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("exactlyonce")
 
 #: How a pipeline's batches are committed, by what it guarantees.
-SINKS: Final[Mapping[CheckpointingMode, Callable[..., BatchTransaction]]] = {
-    CheckpointingMode.EXACTLY_ONCE: BatchTransaction,
-    CheckpointingMode.AT_LEAST_ONCE: KafkaAtLeastOnce,
-    CheckpointingMode.AT_MOST_ONCE: KafkaAtMostOnce,
+SINKS: Final[Mapping[CheckpointingMode, Callable[[BatchAttempt, Callable[[], bool]], TransactionalSink]]] = {
+    CheckpointingMode.EXACTLY_ONCE: lambda attempt, stop: BatchTransaction(attempt, TransactionalWriter(attempt), stop),
+    CheckpointingMode.AT_LEAST_ONCE: lambda attempt, stop: BatchTransaction(attempt, AtLeastOnceWriter(attempt), stop),
+    CheckpointingMode.AT_MOST_ONCE: AtMostOnceSink,
 }
 
 
@@ -158,26 +161,24 @@ class Driver:
         listener: SequencerListener,
         topics: Mapping[str, TopicFacts],
         others: SinkGroup,
-    ) -> BatchTransaction:
+    ) -> TransactionalSink:
         definition, config = self._pipeline.sink, self._options.config
 
         def bad_source_records(ranges: SourceRanges) -> DataFrame | None:
             bad_topic = definition.bad_topic if definition else None
             return self._pipeline.bad_source_records(spark, config, bad_topic, ranges)
 
-        return SINKS[self._pipeline.mode](
-            definition,
-            run,
-            targets={topic: topics[topic] for topic in self._pipeline.sink_topics},
-            bad_source_records=bad_source_records if definition and definition.diverts else None,
-            listener=listener,
-            stop_requested=lambda: self._lifecycle.stop.reason() is not None,
+        options = TransactionOptions(
+            definition=definition,
             shares=self._pipeline.shares,
-            others=others,
+            bad_source_records=bad_source_records if definition and definition.diverts else None,
             allow_feedback=self._pipeline.allow_feedback,
             executed=lambda batch: ExecutedBatch(spark, batch.lineage),
             late=self._pipeline.late_rows,
         )
+        targets = {topic: topics[topic] for topic in self._pipeline.sink_topics}
+        attempt = BatchAttempt(run, options, targets, listener, others)
+        return SINKS[self._pipeline.mode](attempt, lambda: self._lifecycle.stop.reason() is not None)
 
     def _open_replay(self, spark: SparkSession, run: Run, checkpoint: Checkpoint, *, goes_live: bool) -> None:
         self._replay = open_replay(spark, run, checkpoint, self._comparison(run), goes_live=goes_live)
@@ -186,7 +187,7 @@ class Driver:
         self._lifecycle.report.tell(replay=self._replay.report)
 
     def _coordinator(
-        self, run: Run, checkpoint: Checkpoint, sink: BatchTransaction, attempts: int
+        self, run: Run, checkpoint: Checkpoint, sink: TransactionalSink, attempts: int
     ) -> CommitCoordinator:
         return CommitCoordinator(
             sink,

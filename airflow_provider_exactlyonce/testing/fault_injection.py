@@ -45,7 +45,7 @@ from airflow_provider_exactlyonce.streaming.commit.row_router import Tee
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
-from airflow_provider_exactlyonce.streaming.sinks.shares import DIGEST_FIELD, Shares, column_of
+from airflow_provider_exactlyonce.streaming.sinks.sink_routes import DIGEST_FIELD, SinkRoutes, column_of
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     OpenWriter,
     Share,
@@ -386,8 +386,8 @@ class _Stage:
 class _Sinks(BatchTransaction):
     """The real order of commits, without a Kafka sink."""
 
-    def __init__(self, run: _MemoryRun, sinks: SinkGroup, shares: Shares) -> None:
-        options = TransactionOptions(definition=None, shares=shares)
+    def __init__(self, run: _MemoryRun, sinks: SinkGroup, routes: SinkRoutes) -> None:
+        options = TransactionOptions(definition=None, routes=routes)
         attempt = BatchAttempt(run, options, {}, cast(SequencerListener, None), sinks)
         super().__init__(attempt, _TasksHere(attempt), lambda: False)
         self._memory: Final = run
@@ -417,7 +417,7 @@ class _TasksHere(TransactionalWriter):
                     answers.append(tee.finish())
         except Exception as error:
             raise typed_errors.find(str(error)) or BatchFailedError(f"the job failed: {error}") from error
-        self._attempt.others.answered(answers)
+        self._attempt.others.collect_results(answers)
         return [{} for _ in answers]
 
 
@@ -485,7 +485,7 @@ class Rehearsal:
         first, share = world.done, Share(self._sink)
         committer = FaultyCommitter(self._sink.open(context_in(self._folder)), seam)
         with closing(SinkGroup(run.pipeline, {self._sink.name: committer})) as sinks:
-            transaction = _Sinks(run, sinks, Shares(kafka=None, others=(share,)))
+            transaction = _Sinks(run, sinks, SinkRoutes(kafka=None, others=(share,)))
             coordinator = CommitCoordinator(
                 transaction,
                 Callbacks(plan=self._plan, stop_reason=lambda: None, committed=lambda *_: None),

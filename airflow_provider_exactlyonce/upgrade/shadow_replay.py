@@ -146,7 +146,7 @@ class ShadowReplay:
         )
 
         sink = self._pipeline.kafka_sink("a shadow run")
-        stream = columns.encode(sink, self._pipeline.shares.kafka_rows(self._pipeline.result(spark, self._config)))
+        stream = columns.encode(sink, self._pipeline.routes.kafka_rows(self._pipeline.result(spark, self._config)))
         stream = stream.withColumns({name: stream[name].cast("binary") for name in ("key", "value")})
         options = QueryOptions(
             name=self._pipeline.name, output_mode=self._pipeline.output_mode, checkpoint=self._checkpoint.path

@@ -57,7 +57,7 @@ class AtLeastOnceWriter(BatchWriter):
     def prepare(self, result: DataFrame) -> DataFrame:
         topic = self._definition.topic
         limit = self._attempt.targets[topic].batch_bytes_maximum if topic is not None else None
-        return columns.encode(self._definition, self._attempt.shares.of(result), batch_bytes_maximum=limit)
+        return columns.encode(self._definition, self._attempt.routes.of(result), batch_bytes_maximum=limit)
 
     @override
     def begin(self) -> None:

@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.streaming.commit.run import Run
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
-from airflow_provider_exactlyonce.streaming.sinks.shares import Shares
+from airflow_provider_exactlyonce.streaming.sinks.sink_routes import SinkRoutes
 from airflow_provider_exactlyonce.streaming.sinks.spi import Share
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class TransactionOptions:
     """What the batches of one query have in common.
 
     :param definition: what the user declared, None when no sink is Kafka
-    :param shares: the Kafka sink's share and those of the others, None when Kafka gets the whole result alone
+    :param routes: the Kafka sink's share and those of the others, None when Kafka gets the whole result alone
     :param bad_source_records: makes, of a batch's source ranges, the frame of the records that do not fit their schema,
         in the columns of :func:`airflow_provider_exactlyonce.streaming.sinks.kafka.columns.encode`
     :param mark: the backfill that every record is marked with, None for records without a mark
@@ -41,7 +41,7 @@ class TransactionOptions:
     """
 
     definition: KafkaSink | None
-    shares: Shares | None = None
+    routes: SinkRoutes | None = None
     bad_source_records: Callable[[SourceRanges], DataFrame | None] | None = None
     mark: str | None = None
     allow_feedback: bool = False
@@ -71,7 +71,7 @@ class BatchAttempt:
         self.run: Final = run
         self.options: Final = options
         self.listener: Final = listener
-        self.shares: Final = options.shares or Shares(kafka=Share(options.definition), others=())
+        self.routes: Final = options.routes or SinkRoutes(kafka=Share(options.definition), others=())
         self.others: Final = others or SinkGroup(run.pipeline, {})
         self.targets = dict(targets)
         self.counts: BatchCounts | None = None

@@ -109,7 +109,7 @@ class BatchTransaction(TransactionalSink):
     def rebuild(self, frame: DataFrame, record: CommitRecord, diverged: Callable[[DivergedError], None]) -> None:
         self._others.begin(self._attempt.batch, record.commit)
         self._attempt.look_at_plan()
-        with self._others.told_to_tasks(frame):
+        with self._others.publish_to_tasks(frame):
             rows, digest = self.recompute(frame)
         self._attempt.count(frame)
         found = {KAFKA: OtherSink(rows=rows, digest=digest), **self._others.sums}
@@ -134,9 +134,9 @@ class BatchTransaction(TransactionalSink):
     def write(self, frame: DataFrame) -> None:
         self._others.begin(self._attempt.batch, self._run.tail.place.commit + 1)
         self._attempt.look_at_plan()
-        with self._others.told_to_tasks(frame):
+        with self._others.publish_to_tasks(frame):
             self._writer.write(frame)
-        self._others.check_known()
+        self._others.verify_committed()
 
     @override
     def pre_commit(self, started_milliseconds: int) -> CommitRecord:

@@ -50,13 +50,13 @@ class TransactionalWriter(BatchWriter):
         from airflow_provider_exactlyonce.streaming.commit import write_stage
 
         self._arrow_rows.plan(result.sparkSession, runs_python=logical_plans.runs_python(result))
-        rows, tasks = self._attempt.shares.of(result), self._attempt.others.tasks()
+        rows, tasks = self._attempt.routes.of(result), self._attempt.others.tasks()
         if self._definition is None:
             return write_stage.write_stage(rows, None, tasks)
         topic = self._definition.topic
         limit = self._attempt.targets[topic].batch_bytes_maximum if topic is not None else None
         records = columns.encode(
-            self._definition, rows, batch_bytes_maximum=limit, carried=self._attempt.shares.carried
+            self._definition, rows, batch_bytes_maximum=limit, carried=self._attempt.routes.carried
         )
         if self._attempt.options.mark is not None:
             records = columns.marked(records, self._attempt.options.mark)
@@ -206,7 +206,7 @@ class TransactionalWriter(BatchWriter):
         try:
             told = [json.loads(row["written"]) for row in stage.collect()]
         except Exception as error:
-            self._arrow_rows.distrust()
+            self._arrow_rows.reset()
             known = typed_errors.find(f"{reason()}\n{error}")
             if known is not None:
                 raise known from error
@@ -217,9 +217,9 @@ class TransactionalWriter(BatchWriter):
         finally:
             context.setLocalProperty(write_stage.ATTEMPT_PROPERTY, None)  # type: ignore[arg-type]
             context.removeJobTag(tag)
-        self._arrow_rows.saw(BatchStats(*one["drawn"]) for one in told)
+        self._arrow_rows.observe(BatchStats(*one["drawn"]) for one in told)
         if shares := [one["shares"] for one in told if one["shares"]]:
-            self._attempt.others.answered(shares)
+            self._attempt.others.collect_results(shares)
         return [
             {TopicPartition(topic, place): (rows, digest) for topic, place, rows, digest in one["kafka"]}
             for one in told

@@ -370,7 +370,7 @@ def _sink(pipeline: PipelineDefinition, request: BackfillRequest) -> KafkaSink:
 
     :raises RefusedError: when the pipeline has sinks that a backfill can't serve
     """
-    if others := [share.sink.name for share in pipeline.shares.others]:
+    if others := [share.sink.name for share in pipeline.routes.others]:
         raise RefusedError(
             f"pipeline {pipeline.name} has the sink {others[0]}, and a backfill writes to Kafka only: run it with a "
             "version of the job that has only a KafkaSink"

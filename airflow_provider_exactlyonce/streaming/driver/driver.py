@@ -170,7 +170,7 @@ class Driver:
 
         options = TransactionOptions(
             definition=definition,
-            shares=self._pipeline.shares,
+            routes=self._pipeline.routes,
             bad_source_records=bad_source_records if definition and definition.diverts else None,
             allow_feedback=self._pipeline.allow_feedback,
             executed=lambda batch: ExecutedBatch(spark, batch.lineage),
@@ -241,7 +241,7 @@ class Driver:
     def _open_committers(self, run: Run) -> dict[str, SinkCommitter]:
         context = SinkContext(pipeline=run.pipeline, home=run.home.path)
         committers = {}
-        for share in self._pipeline.shares.others:
+        for share in self._pipeline.routes.others:
             committers[share.sink.name] = share.sink.open(context)
             self._lifecycle.closing.callback(committers[share.sink.name].close)
         return committers

@@ -278,7 +278,7 @@ def _engine(pipeline: PipelineDefinition, unsure: Sequence[str], asked: Mapping[
     if pipeline.mode is CheckpointingMode.AT_MOST_ONCE:
         reason = "progress is recorded before a batch is written: one that fails is skipped, and recorded as lost"
         return Link(link="engine", name=name, reason=reason, checkpointed=True, loses=True)
-    others = pipeline.shares.others
+    others = pipeline.routes.others
     several = len(others) + (pipeline.sink is not None) > 1
     if unsure and (several or any(one.sink.guarantee in (IDEMPOTENT, IDEMPOTENT_UNFENCED) for one in others)):
         whom = "to the sinks that lack it" if several else "under other keys"
@@ -297,7 +297,7 @@ def _sinks(pipeline: PipelineDefinition) -> Iterator[Link]:
             yield _sink(name, NEITHER)
         else:
             yield Link(link="sink", name=name, reason="no batch is written a second time", writes=NEITHER)
-    for share in pipeline.shares.others:
+    for share in pipeline.routes.others:
         yield _declared_sink(share.sink)
 
 

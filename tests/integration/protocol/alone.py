@@ -29,7 +29,7 @@ from airflow_provider_exactlyonce.streaming.commit.start_checks import check_top
 from airflow_provider_exactlyonce.streaming.replay import owed_batch
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
-from airflow_provider_exactlyonce.streaming.sinks.shares import DIGEST_FIELD, column_of
+from airflow_provider_exactlyonce.streaming.sinks.sink_routes import DIGEST_FIELD, column_of
 from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkContext
 from tests.integration.protocol.tasks import arrow, digest, encoded
 
@@ -74,7 +74,7 @@ class OneTask(TransactionalWriter):
         with row_router.Tee(self._tasks, told, 0) as tee:
             for _ in tee.passing(iter([batch])) if rows else ():
                 pass
-            self._attempt.others.answered([tee.finish()])
+            self._attempt.others.collect_results([tee.finish()])
 
 
 def _for_kafka(frame: Frame) -> Iterator[pa.RecordBatch]:

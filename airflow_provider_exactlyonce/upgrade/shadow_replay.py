@@ -45,7 +45,7 @@ class Ground:
 
 
 @dataclass
-class _Stay:
+class _CopiedLineage:
     """What a replay needs of a run, without one."""
 
     lineage: Lineage
@@ -123,7 +123,7 @@ class ShadowReplay:
         comparison = Comparison(version=self._pipeline.version, accept=True)
         replay = Replay(
             spark,
-            _Stay(lineage),
+            _CopiedLineage(lineage),
             self._checkpoint,
             commits,
             stretch=stretch,

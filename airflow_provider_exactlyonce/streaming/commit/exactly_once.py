@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.streaming.commit.arrow_batching import BatchSi
 from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt
 from airflow_provider_exactlyonce.streaming.commit.batch_writer import BatchWriter, Sums
 from airflow_provider_exactlyonce.streaming.sequencer.client import Address
-from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, TopicPartition, Written
+from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, GrantedRange, TopicPartition
 from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
 from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
@@ -226,7 +226,7 @@ class TransactionalWriter(BatchWriter):
         ]
 
 
-def _agreed(written: Mapping[TopicPartition, Written], answers: list[_Answer]) -> dict[str, dict[int, SinkRange]]:
+def _agreed(written: Mapping[TopicPartition, GrantedRange], answers: list[_Answer]) -> dict[str, dict[int, SinkRange]]:
     """Join what the sequencer has seen with what the tasks say, and compare them."""
     rows: dict[TopicPartition, int] = {}
     digests: dict[TopicPartition, int] = {}

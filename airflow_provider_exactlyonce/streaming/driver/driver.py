@@ -35,7 +35,7 @@ from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from airflow_provider_exactlyonce.streaming.driver.savepoint_service import SavepointService
 from airflow_provider_exactlyonce.streaming.job import guarantees
 from airflow_provider_exactlyonce.streaming.job.checkpoint_config import CheckpointingMode, OnCancellation
-from airflow_provider_exactlyonce.streaming.job.guarantees import Plan
+from airflow_provider_exactlyonce.streaming.job.guarantees import DeliveryGuarantee
 from airflow_provider_exactlyonce.streaming.replay import owed_batch
 from airflow_provider_exactlyonce.streaming.replay.replay import Comparison, Replay, check_replay, open_replay
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
@@ -118,10 +118,10 @@ class Driver:
         result = self._lifecycle.result(spark)
         self._pipeline.check(result)
         unsure = determinism.find(result)
-        plan = self._promise(
+        guarantee = self._promise(
             guarantees.examine(self._pipeline, result, unsure, dict(spark.sparkContext.getConf().getAll()))
         )
-        run.guarantee = plan.gives
+        run.guarantee = guarantee.gives
         check_replay(run, tail, unsure, accept_nondeterminism=self._options.accept_nondeterminism)
         lineage = run.home.current()
         accepted = lineage is not None and lineage.accept_nondeterminism
@@ -151,7 +151,7 @@ class Driver:
         if job := self._pipeline.job:
             releases.keep(run.home, run.options.version, job.path, job.content)
         self._serve_savepoints(run)
-        attempts = plan.attempts(self._pipeline.max_batch_attempts)
+        attempts = guarantee.attempts(self._pipeline.max_batch_attempts)
         self._commit_batches(spark, run, stream, self._coordinator(run, checkpoint, sink, attempts), owed)
 
     def _sink(
@@ -222,21 +222,21 @@ class Driver:
             owed_batch.plan(checkpoint, run.lineage, owed, self._options.config, spark)
         runner.run_live()
 
-    def _promise(self, plan: Plan) -> Plan:
+    def _promise(self, guarantee: DeliveryGuarantee) -> DeliveryGuarantee:
         """Hold the pipeline to what its links can give, and tell what that is."""
-        plan.check()
-        self._lifecycle.report.tell(guarantee=plan.gives, weaker=plan.reason if plan.is_weaker else None)
-        if plan.is_weaker:
+        guarantee.check()
+        self._lifecycle.report.tell(guarantee=guarantee.gives, weaker=guarantee.reason if guarantee.is_weaker else None)
+        if guarantee.is_weaker:
             self._accepts_other_rows = True  # what was accepted: a batch that is run again may not find the same again
             log.warning(
                 "guarantee=%s is declared, and what can be had is %s, which allow_weaker=True accepts: %s",
-                plan.declared.value,
-                plan.gives,
-                plan.reason,
+                guarantee.declared.value,
+                guarantee.gives,
+                guarantee.reason,
             )
-        if plan.warning is not None:
-            log.warning("%s", plan.warning)
-        return plan
+        if guarantee.warning is not None:
+            log.warning("%s", guarantee.warning)
+        return guarantee
 
     def _open_committers(self, run: Run) -> dict[str, SinkCommitter]:
         context = SinkContext(pipeline=run.pipeline, home=run.home.path)

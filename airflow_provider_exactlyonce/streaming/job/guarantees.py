@@ -102,7 +102,7 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class DeliveryGuarantee:
     """What a pipeline's links give.
 
     :param declared: what it declares
@@ -209,7 +209,9 @@ class Plan:
         return "\n\n".join(filter(None, lines))
 
 
-def examine(pipeline: PipelineDefinition, result: DataFrame, unsure: Sequence[str], asked: Mapping[str, str]) -> Plan:
+def examine(
+    pipeline: PipelineDefinition, result: DataFrame, unsure: Sequence[str], asked: Mapping[str, str]
+) -> DeliveryGuarantee:
     """Return what a pipeline's links give.
 
     :param result: the stream that goes to the sinks, or the one for planning only
@@ -226,7 +228,7 @@ def examine(pipeline: PipelineDefinition, result: DataFrame, unsure: Sequence[st
         _engine(pipeline, unsure, asked),
         *_sinks(pipeline),
     ]
-    return Plan(
+    return DeliveryGuarantee(
         pipeline=pipeline.name,
         declared=pipeline.guarantee,
         allow_weaker=pipeline.allow_weaker,

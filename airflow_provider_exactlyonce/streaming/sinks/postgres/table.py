@@ -57,7 +57,7 @@ GROUP BY i.indexrelid
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column of a table.
 
     :param type: as SQL writes it
@@ -123,7 +123,7 @@ class Table:
 
     schema: str
     name: str
-    columns: Mapping[str, Column]
+    columns: Mapping[str, TableColumn]
     unique: Sequence[frozenset[str]]
 
     def __str__(self) -> str:
@@ -233,6 +233,6 @@ def find(connection: psycopg.Connection[Any], table: str, rights: Sequence[str])
         if not held or not held[0]:
             user = connection.info.user
             raise RefusedError(f"user {user} lacks a right: GRANT {', '.join(rights)} ON {schema}.{name} TO {user}")
-    columns = [Column(*row) for row in connection.execute(_COLUMNS, [oid])]
+    columns = [TableColumn(*row) for row in connection.execute(_COLUMNS, [oid])]
     unique = [frozenset(row[0]) for row in connection.execute(_UNIQUE, [oid])]
     return Table(schema, name, {column.name: column for column in columns}, unique)

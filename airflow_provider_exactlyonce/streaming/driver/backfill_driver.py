@@ -57,7 +57,7 @@ from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids
 from airflow_provider_exactlyonce.streaming.driver.lifecycle import DriverLifecycle, listen
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
-from airflow_provider_exactlyonce.streaming.replay.backfill_batches import BackfillBatches
+from airflow_provider_exactlyonce.streaming.replay.backfill_batches import BackfillBatches, BackfillOptions
 from airflow_provider_exactlyonce.streaming.replay.backfill_steps import BackfillSteps
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
@@ -231,12 +231,14 @@ class BackfillDriver:
             sink,
             steps,
             checkpoint,
-            writes=self._writes,
-            accept_nondeterminism=self._options.accept_nondeterminism,
-            max_batch_attempts=self._pipeline.max_batch_attempts,
-            stop_reason=self._lifecycle.stop.reason,
-            tell=self._tell_batch,
-            progressed=lambda: self._lifecycle.report.tell(progressed=time.time()),
+            BackfillOptions(
+                writes=self._writes,
+                accept_nondeterminism=self._options.accept_nondeterminism,
+                max_batch_attempts=self._pipeline.max_batch_attempts,
+                stop_reason=self._lifecycle.stop.reason,
+                committed=self._tell_batch,
+                progressed=lambda: self._lifecycle.report.tell(progressed=time.time()),
+            ),
         )
         self._lifecycle.runner(run, stream, batches).run_recorded(steps)
 

@@ -24,9 +24,12 @@ from airflow_provider_exactlyonce.checkpoint.layout import parse_offsets
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.kafka import preflight
+from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger.records import SinkRange
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt, TransactionOptions
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
+from airflow_provider_exactlyonce.streaming.commit.exactly_once import TransactionalWriter
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
@@ -38,12 +41,17 @@ PIPELINE = "bench-commit"
 WARM_UP = 50
 
 
-class OneRow(BatchTransaction):
-    """The sink with one row in place of what tasks write; the frame is its number."""
+class OneRow(TransactionalWriter):
+    """The writer with one row in place of what tasks write; the frame is its number."""
 
     def write(self, frame: int) -> None:  # type: ignore[override]
-        offset = self._run.session.write(TOPIC, 0, b"k", b"%d" % frame)
-        self._sink = {TOPIC: {0: SinkRange(first=offset, last=offset, rows=1, digest=frame)}}
+        offset = self._attempt.run.session.write(TOPIC, 0, b"k", b"%d" % frame)
+        self._ranges = {TOPIC: {0: SinkRange(first=offset, last=offset, rows=1, digest=frame)}}
+
+
+def one_row_sink(run: Run, target: TopicFacts, listener: SequencerListener) -> BatchTransaction:
+    attempt = BatchAttempt(run, TransactionOptions(definition=KafkaSink(TOPIC)), {TOPIC: target}, listener)
+    return BatchTransaction(attempt, OneRow(attempt), lambda: False)
 
 
 class Reader:
@@ -112,15 +120,13 @@ def measure(run: Run, reader: Reader, batches: int, pause: float) -> dict[str, l
     topics = preflight.check_topics(run.client, sinks=[TOPIC], sources=[SOURCE])
     found: dict[str, list[float]] = {"begin": [], "pre-commit": [], "commit": [], "all three": [], "visible": []}
     with SequencerListener(SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1")) as listener:
-        sink = OneRow(
-            KafkaSink(TOPIC), run, targets={TOPIC: topics[TOPIC]}, listener=listener, stop_requested=lambda: False
-        )
+        sink = one_row_sink(run, topics[TOPIC], listener)
         for number in range(WARM_UP + batches):
             batch = batch_of(run.lineage.id, number, topics[SOURCE].topic_id)
             start = time.perf_counter()
             sink.begin(batch)
             begun = time.perf_counter()
-            sink.write(number)
+            sink.write(number)  # type: ignore[arg-type]
             written = time.perf_counter()
             sink.pre_commit(0)
             pre_committed = time.perf_counter()

@@ -40,11 +40,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.kafka import preflight
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.settings import SequencerEndpoint
-from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
-from benchmarks.commit import PARTITIONS, PIPELINE, SOURCE, TOPIC, OneRow, batch_of
+from benchmarks.commit import PARTITIONS, PIPELINE, SOURCE, TOPIC, batch_of, one_row_sink
 
 RESULT = Path(__file__).parent / "results" / "gates.json"
 FAR = 10**9
@@ -94,7 +94,7 @@ with DAG("moments", schedule=None, params={{"base": 0}}, max_active_tasks=2 * TR
 class Stream:
     """A pipeline that commits a batch when told to, or once a second."""
 
-    def __init__(self, run: Run, sink: OneRow, topic_id: str) -> None:
+    def __init__(self, run: Run, sink: BatchTransaction, topic_id: str) -> None:
         self._run, self._sink, self._topic_id = run, sink, topic_id
         self._lock = threading.Lock()
         self.commits = 0
@@ -103,7 +103,7 @@ class Stream:
         """Commit a batch; returns when that was answered."""
         with self._lock:
             self._sink.begin(batch_of(self._run.lineage.id, self.commits, self._topic_id))
-            self._sink.write(self.commits)
+            self._sink.write(self.commits)  # type: ignore[arg-type]
             self._sink.pre_commit(0)
             self._sink.commit()
             self.commits += 1
@@ -137,9 +137,7 @@ def streaming(config: dict[str, str], folder: Path) -> Iterator[Stream]:
     topics = preflight.check_topics(run.client, sinks=[TOPIC], sources=[SOURCE])
     try:
         with SequencerListener(SequencerEndpoint(host="127.0.0.1", bind_address="127.0.0.1")) as listener:
-            target = {TOPIC: topics[TOPIC]}
-            sink = OneRow(KafkaSink(TOPIC), run, targets=target, listener=listener, stop_requested=lambda: False)
-            yield Stream(run, sink, topics[SOURCE].topic_id)
+            yield Stream(run, one_row_sink(run, topics[TOPIC], listener), topics[SOURCE].topic_id)
     finally:
         run.close()
 

@@ -31,8 +31,10 @@ from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt, TransactionOptions
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.commit.exactly_once import TransactionalWriter
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
@@ -249,13 +251,10 @@ class Bench:
             name,
             RunOptions(config=self.config, token=name, version="bench", transaction_timeout_milliseconds=300_000),
         )
-        sink = BatchTransaction(
-            KafkaSink(topic, **sink_options(case)),
-            run,
-            targets=preflight.check_topics(run.client, sinks=[topic]),
-            listener=self.listener,
-            stop_requested=lambda: False,
-        )
+        options = TransactionOptions(definition=KafkaSink(topic, **sink_options(case)))
+        targets = preflight.check_topics(run.client, sinks=[topic])
+        attempt = BatchAttempt(run, options, targets, self.listener)
+        sink = BatchTransaction(attempt, TransactionalWriter(attempt), lambda: False)
         run.start()
         self.lineage = run.lineage.id
         return run, sink

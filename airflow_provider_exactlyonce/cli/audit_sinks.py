@@ -46,7 +46,7 @@ def audit_sinks(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str,
     from airflow_provider_exactlyonce.ledger.reader import LedgerReader
     from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 
-    sinks = [share.sink for share in job.shares.others]
+    sinks = [share.sink for share in job.routes.others]
     if not sinks:
         raise RefusedError(f"pipeline {job.name} has no sink but Kafka: exactlyonce audit {job.name} judges that")
     with LedgerReader(config, job.name) as reader:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state.ddl import parse
 from airflow_provider_exactlyonce.state.function import Context, KeyedProcessFunction
-from airflow_provider_exactlyonce.state.shape import Shape
+from airflow_provider_exactlyonce.state.state_type import StateType
 from airflow_provider_exactlyonce.state.value_states import AggregatingState
 
 
@@ -34,7 +34,7 @@ class Aggregation:
     merge: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        Shape(self.accumulator)
+        StateType(self.accumulator)
         if parse(self.output).name != "STRUCT":
             raise RefusedError(f'Aggregation(output={self.output!r}): name its columns, as in "average DECIMAL(12,2)"')
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, StateValueError
 from airflow_provider_exactlyonce.state import values
-from airflow_provider_exactlyonce.state.shape import Shape
+from airflow_provider_exactlyonce.state.state_type import StateType
 from airflow_provider_exactlyonce.state.stores import Handle
 
 
@@ -48,7 +48,7 @@ class State(ABC):
 
     @property
     @abstractmethod
-    def shapes(self) -> tuple[Shape, ...]:
+    def state_types(self) -> tuple[StateType, ...]:
         """What its stores are declared with."""
 
     @abstractmethod
@@ -66,9 +66,9 @@ class State(ABC):
     def clear(self) -> None:
         """Remove the key's state."""
 
-    def _fitted(self, shape: Shape, value: Any) -> Any:
+    def _coerced(self, state_type: StateType, value: Any) -> Any:
         try:
-            return shape.fit(value)
+            return state_type.coerce(value)
         except values.TypeMismatchError as error:
             raise StateValueError(f"state {self.name}: {error}") from None
 

@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.state.base import State
 from airflow_provider_exactlyonce.state.ddl import parse
 from airflow_provider_exactlyonce.state.function import Context, KeyedProcessFunction, states_of
 from airflow_provider_exactlyonce.state.record import record_maker
-from airflow_provider_exactlyonce.state.shape import Shape
+from airflow_provider_exactlyonce.state.state_type import StateType
 from airflow_provider_exactlyonce.state.stores import Handle, ValueStore
 
 K = TypeVar("K")
@@ -31,7 +31,7 @@ OUT = TypeVar("OUT")
 COPY: Final = "_exactlyonce_copy"
 IS_DATA: Final = "_exactlyonce_is_data"
 
-_DIGEST: Final = Shape("BINARY")
+_DIGEST: Final = StateType("BINARY")
 #: What this process has read last, by a state's name: a digest and its entries, which are never changed.
 _newest: Final[dict[str, tuple[bytes, Mapping[Any, Any]]]] = {}
 
@@ -56,9 +56,9 @@ class BroadcastState(State, Generic[K, V]):
         super().__init__(name, None)
         kinds = parse(key_type), parse(type)
         values.check_key(kinds[0], f"BroadcastState({key_type!r}, …)")
-        self._fit_key, self._fit = map(values.fit, kinds)
+        self._coerce_key, self._coerce = map(values.coerce, kinds)
         self._copies = values.is_mutable(kinds[1])
-        self._shape = Shape(f"MAP<{kinds[0]}, {kinds[1]}>")
+        self._state_type = StateType(f"MAP<{kinds[0]}, {kinds[1]}>")
         #: Whether a control record is being processed.
         self.is_writable = False
 
@@ -81,7 +81,7 @@ class BroadcastState(State, Generic[K, V]):
         :raises RefusedError: while a row of the data is processed
         """
         try:
-            self._written()[self._key(key)] = self._fit(value)
+            self._written()[self._key(key)] = self._coerce(value)
         except values.TypeMismatchError as error:
             raise StateValueError(f"state {self.name}: {error}") from None
 
@@ -100,9 +100,9 @@ class BroadcastState(State, Generic[K, V]):
         self._written().clear()
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def state_types(self) -> tuple[StateType, ...]:
         """What its stores are declared with."""
-        return (self._shape, _DIGEST)
+        return (self._state_type, _DIGEST)
 
     @property
     def digest_name(self) -> str:
@@ -121,23 +121,23 @@ class BroadcastState(State, Generic[K, V]):
             self._store.clear()
             self._digest_store.clear()
             return
-        # The repr of fitted values says all of them. Spark does not keep a map's order.
+        # The repr of coerced values says all of them. Spark does not keep a map's order.
         entries = sorted(map(repr, self._new.items()))
         digest = hashlib.blake2b(repr(entries).encode(), digest_size=32).digest()
-        self._store.update(self._shape.pack(self._new))
+        self._store.update(self._state_type.pack(self._new))
         self._digest_store.update(_DIGEST.pack(digest))
 
     def _open(self, handle: Handle) -> None:
-        self._store = handle.value_store(self.name, self._shape, None)
+        self._store = handle.value_store(self.name, self._state_type, None)
         self._digest_store = handle.value_store(self.digest_name, _DIGEST, None)
 
     def _key(self, key: K) -> K:
         if key is None:
             raise StateValueError(f"state {self.name}: None is no key of a map")
-        return cast("K", self._fit_key(key))
+        return cast("K", self._coerce_key(key))
 
     def _given(self, value: V | None) -> V | None:
-        return cast("V | None", self._fit(value)) if self._copies else value
+        return cast("V | None", self._coerce(value)) if self._copies else value
 
     def _read(self) -> Mapping[K, V]:
         if self._entries is None:
@@ -154,7 +154,7 @@ class BroadcastState(State, Generic[K, V]):
 
     def _stored(self) -> Mapping[K, V]:
         row = self._store.get()
-        return {} if row is None else cast("Mapping[K, V]", self._shape.unpack(row))
+        return {} if row is None else cast("Mapping[K, V]", self._state_type.unpack(row))
 
     def _written(self) -> dict[K, V]:
         if not self.is_writable:

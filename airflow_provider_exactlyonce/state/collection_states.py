@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 from airflow_provider_exactlyonce.exceptions import StateValueError
 from airflow_provider_exactlyonce.state import values
 from airflow_provider_exactlyonce.state.base import State
-from airflow_provider_exactlyonce.state.shape import Shape
+from airflow_provider_exactlyonce.state.state_type import StateType
 from airflow_provider_exactlyonce.state.stores import Handle, ListStore, MapStore
 
 T = TypeVar("T")
@@ -36,15 +36,15 @@ class ListState(State, Generic[T]):
 
     def __init__(self, type: str, *, name: str | None = None, ttl: timedelta | None = None) -> None:
         super().__init__(name, ttl)
-        self.shape = Shape(type)
+        self.state_type = StateType(type)
 
     def get(self) -> list[T]:
         """Return the key's list, empty when there is none; a copy, which can be changed without consequence."""
         if self._before is None:
-            unpack = self.shape.unpack
+            unpack = self.state_type.unpack
             self._before = [unpack(row) for row in self._store.get()]
         elements = self._before + self._added
-        return [self.shape.fit(one) for one in elements] if self.shape.copies else elements
+        return [self.state_type.coerce(one) for one in elements] if self.state_type.copies else elements
 
     def add(self, value: T) -> None:
         """Append an element.
@@ -83,7 +83,7 @@ class ListState(State, Generic[T]):
 
     def flush(self) -> None:
         """Write what has changed."""
-        rows = [self.shape.pack(one) for one in self._added]
+        rows = [self.state_type.pack(one) for one in self._added]
         if not self._replaced or self._was_empty:
             if rows:
                 self._store.append(rows)  # what was there keeps its age
@@ -93,17 +93,17 @@ class ListState(State, Generic[T]):
             self._store.clear()
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def state_types(self) -> tuple[StateType, ...]:
         """What its store is declared with."""
-        return (self.shape,)
+        return (self.state_type,)
 
     def _open(self, handle: Handle) -> None:
-        self._store = handle.list_store(self.name, self.shape, self.ttl_milliseconds)
+        self._store = handle.list_store(self.name, self.state_type, self.ttl_milliseconds)
 
     def _element(self, value: T) -> T:
         if value is None:
             raise StateValueError(f"state {self.name}: None is no element of a list")
-        return cast("T", self._fitted(self.shape, value))
+        return cast("T", self._coerced(self.state_type, value))
 
 
 class MapState(State, Generic[K, V]):
@@ -126,8 +126,8 @@ class MapState(State, Generic[K, V]):
 
     def __init__(self, key_type: str, type: str, *, name: str | None = None, ttl: timedelta | None = None) -> None:
         super().__init__(name, ttl)
-        self.key_shape, self.shape = Shape(key_type), Shape(type)
-        values.check_key(self.key_shape.type, f"MapState({key_type!r}, …)")
+        self.key_type, self.state_type = StateType(key_type), StateType(type)
+        values.check_key(self.key_type.type, f"MapState({key_type!r}, …)")
 
     def get(self, key: K) -> V | None:
         """Return a key's value, None when there is none."""
@@ -144,7 +144,7 @@ class MapState(State, Generic[K, V]):
         :raises StateValueError: when one of them does not fit its declared type
         """
         key = self._key(key)
-        self._entries[key] = self._fitted(self.shape, value)
+        self._entries[key] = self._coerced(self.state_type, value)
         self._changed[key] = None
 
     def put_all(self, entries: Mapping[K, V]) -> None:
@@ -197,41 +197,41 @@ class MapState(State, Generic[K, V]):
         if self._cleared:
             self._store.clear()
         for key in self._changed:
-            value, row = self._entries[key], self.key_shape.pack(key)
+            value, row = self._entries[key], self.key_type.pack(key)
             if value is not _ABSENT:
-                self._store.put(row, self.shape.pack(value))
+                self._store.put(row, self.state_type.pack(value))
             elif not self._cleared:
                 self._store.remove(row)
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def state_types(self) -> tuple[StateType, ...]:
         """What its store is declared with."""
-        return (self.key_shape, self.shape)
+        return (self.key_type, self.state_type)
 
     def _open(self, handle: Handle) -> None:
-        self._store = handle.map_store(self.name, self.key_shape, self.shape, self.ttl_milliseconds)
+        self._store = handle.map_store(self.name, self.key_type, self.state_type, self.ttl_milliseconds)
 
     def _key(self, key: K) -> K:
         if key is None:
             raise StateValueError(f"state {self.name}: None is no key of a map")
-        return cast("K", self._fitted(self.key_shape, key))
+        return cast("K", self._coerced(self.key_type, key))
 
     def _given(self, value: Any) -> V:
-        return cast("V", self.shape.fit(value) if self.shape.copies else value)
+        return cast("V", self.state_type.coerce(value) if self.state_type.copies else value)
 
     def _find(self, key: K) -> Any:
         found = self._entries.get(key, _UNREAD)
         if found is not _UNREAD:
             return found
-        row = None if self._whole else self._store.get(self.key_shape.pack(key))
-        found = self._entries[key] = _ABSENT if row is None else self.shape.unpack(row)
+        row = None if self._whole else self._store.get(self.key_type.pack(key))
+        found = self._entries[key] = _ABSENT if row is None else self.state_type.unpack(row)
         return found
 
     def _read_all(self) -> None:
         if self._whole:
             return
         for key_row, row in self._store.items():
-            key = self.key_shape.unpack(key_row)
+            key = self.key_type.unpack(key_row)
             if key not in self._changed:
-                self._entries[key] = self.shape.unpack(row)
+                self._entries[key] = self.state_type.unpack(row)
         self._whole = True

@@ -94,7 +94,7 @@ def parse(text: str, *, distinct: bool = True) -> DataType:
     """
     if not isinstance(text, str):
         raise RefusedError(f"type {text!r}: say it in Spark's DDL, such as 'BIGINT'")
-    reader = _Reader(text, distinct=distinct)
+    reader = _DdlReader(text, distinct=distinct)
     single = len(reader.left) < 2 or reader.left[1] in ("<", "(")
     found = reader.type() if single else DataType("STRUCT", fields=reader.fields())
     reader.end()
@@ -113,7 +113,7 @@ def check_columns(text: str) -> None:
         raise RefusedError(f"type {text!r}: names no columns, as in 'id BIGINT NOT NULL'")
 
 
-class _Reader:
+class _DdlReader:
     def __init__(self, text: str, *, distinct: bool) -> None:
         self._text = text
         self._distinct = distinct

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_exactlyonce.state.shape import Shape
+from airflow_provider_exactlyonce.state.state_type import StateType
 from airflow_provider_exactlyonce.state.stores import Row
 
 Key = tuple[Any, ...]
@@ -43,15 +43,17 @@ class Memory:
         timers = {key: times.copy() for key, times in self.timers.items()}
         return Memory(self.processing_time, self.key, states, timers)
 
-    def value_store(self, name: str, shape: Shape, ttl_milliseconds: int | None) -> MemoryValueStore:
+    def value_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> MemoryValueStore:
         """Open a store of one row a key."""
         return MemoryValueStore(self, name, ttl_milliseconds)
 
-    def list_store(self, name: str, shape: Shape, ttl_milliseconds: int | None) -> MemoryListStore:
+    def list_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> MemoryListStore:
         """Open a store of a list a key."""
         return MemoryListStore(self, name, ttl_milliseconds)
 
-    def map_store(self, name: str, key_shape: Shape, shape: Shape, ttl_milliseconds: int | None) -> MemoryMapStore:
+    def map_store(
+        self, name: str, key_type: StateType, state_type: StateType, ttl_milliseconds: int | None
+    ) -> MemoryMapStore:
         """Open a store of a map a key."""
         return MemoryMapStore(self, name, ttl_milliseconds)
 

@@ -127,13 +127,13 @@ def row_maker(whose: str, kind: DataType) -> Callable[[Any], Row]:
 
     :param whose: begins the message of an error
     """
-    fit = values.fit(kind)
+    coerce = values.coerce(kind)
 
     def row(given: Any) -> Row:
         if given is None:
             raise StateValueError(f"output of {whose}: None is no row; let it give out nothing instead")
         try:
-            made: Row = fit(given)
+            made: Row = coerce(given)
         except values.TypeMismatchError as error:
             raise StateValueError(f"output of {whose}: {error}") from None
         return made

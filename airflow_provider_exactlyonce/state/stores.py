@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from airflow_provider_exactlyonce.state.shape import Shape
+    from airflow_provider_exactlyonce.state.state_type import StateType
 
 Row = tuple[Any, ...]
 
@@ -65,13 +65,15 @@ class MapStore(Protocol):
 class Handle(Protocol):
     """Opens stores, and keeps timers, for whichever key is being processed."""
 
-    def value_store(self, name: str, shape: Shape, ttl_milliseconds: int | None) -> ValueStore:
+    def value_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> ValueStore:
         """Open a store of one row a key."""
 
-    def list_store(self, name: str, shape: Shape, ttl_milliseconds: int | None) -> ListStore:
+    def list_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> ListStore:
         """Open a store of a list a key."""
 
-    def map_store(self, name: str, key_shape: Shape, shape: Shape, ttl_milliseconds: int | None) -> MapStore:
+    def map_store(
+        self, name: str, key_type: StateType, state_type: StateType, ttl_milliseconds: int | None
+    ) -> MapStore:
         """Open a store of a map a key."""
 
     def list_timers(self) -> Iterable[int]:

@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state.base import State
-from airflow_provider_exactlyonce.state.shape import Shape
+from airflow_provider_exactlyonce.state.state_type import StateType
 from airflow_provider_exactlyonce.state.stores import Handle, ValueStore
 
 T = TypeVar("T")
@@ -29,15 +29,15 @@ class _Single(State):
 
     def __init__(self, type: str, name: str | None, ttl: timedelta | None) -> None:
         super().__init__(name, ttl)
-        self.shape = Shape(type)
+        self.state_type = StateType(type)
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def state_types(self) -> tuple[StateType, ...]:
         """What its store is declared with."""
-        return (self.shape,)
+        return (self.state_type,)
 
     def _open(self, handle: Handle) -> None:
-        self._store = handle.value_store(self.name, self.shape, self.ttl_milliseconds)
+        self._store = handle.value_store(self.name, self.state_type, self.ttl_milliseconds)
 
     def begin(self) -> None:
         """Forget what was read."""
@@ -50,7 +50,7 @@ class _Single(State):
         if not self._changed:
             return
         if self._value is not None:
-            self._store.update(self.shape.pack(self._fitted(self.shape, self._value)))
+            self._store.update(self.state_type.pack(self._coerced(self.state_type, self._value)))
         elif not self._was_absent:
             self._store.clear()
 
@@ -62,7 +62,7 @@ class _Single(State):
     def _read(self) -> Any:
         row = self._store.get()
         self._was_absent = row is None
-        self._value = None if row is None else self.shape.unpack(row)
+        self._value = None if row is None else self.state_type.unpack(row)
         return self._value
 
 
@@ -82,20 +82,20 @@ class ValueState(_Single, Generic[T]):
         value = self._value
         if value is _UNREAD:
             value = self._read()
-        return cast("T | None", self.shape.fit(value) if self.shape.copies else value)
+        return cast("T | None", self.state_type.coerce(value) if self.state_type.copies else value)
 
     def update(self, value: T | None) -> None:
         """Set the key's value; None removes it.
 
         :raises StateValueError: when it does not fit the declared type
         """
-        self._value = self._fitted(self.shape, value)
+        self._value = self._coerced(self.state_type, value)
         self._changed = True
 
     def flush(self) -> None:
         """Write the value if it was set or removed."""
         if self._changed and self._value is not None:
-            self._store.update(self.shape.pack(self._value))  # fitted already
+            self._store.update(self.state_type.pack(self._value))  # coerced already
         else:
             super().flush()
 
@@ -123,7 +123,7 @@ class ReducingState(_Single, Generic[T]):
         value = self._value
         if value is _UNREAD:
             value = self._read()
-        return cast("T | None", self._fitted(self.shape, value))
+        return cast("T | None", self._coerced(self.state_type, value))
 
     def add(self, value: T) -> None:
         """Add a value."""
@@ -169,7 +169,7 @@ class AggregatingState(_Single, Generic[IN, ACC, OUT]):
         value = self._value
         if value is _UNREAD:
             value = self._read()
-        return None if value is None else self._get(self._fitted(self.shape, value))
+        return None if value is None else self._get(self._coerced(self.state_type, value))
 
     def add(self, value: IN) -> None:
         """Add a value."""

@@ -1,8 +1,8 @@
 """Makes of a value what Spark would give back of it, or refuses it.
 
 Spark stores null for a value that is not of the declared type, and rounds a decimal with too many places. And a state
-that is read in the batch that wrote it is not read from the store. A value is therefore fitted when it is written: what
-is read is the same in that batch and in any later one, in Spark and in the harness.
+that is read in the batch that wrote it is not read from the store. A value is therefore coerced when it is written:
+what is read is the same in that batch and in any later one, in Spark and in the harness.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state.ddl import DataType, Field
 
 #: Returns the value as it will be read, or raises :class:`TypeMismatchError`; None stays None.
-Fit = Callable[[Any], Any]
+Coerce = Callable[[Any], Any]
 
 _INTEGER_BITS: Final = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
 #: Wide enough for any sum of two decimals of 38 digits.
@@ -32,8 +32,8 @@ class TypeMismatchError(ValueError):
         super().__init__(f"{value!r} does not fit {kind}{': ' if why else ''}{why}")
 
 
-def fit(kind: DataType) -> Fit:
-    """Return what fits values to a type."""
+def coerce(kind: DataType) -> Coerce:
+    """Return what makes a value one of a type."""
     if kind.name in _INTEGER_BITS:
         return _integer(kind)
     if kind.name == "DECIMAL":
@@ -47,8 +47,8 @@ def fit(kind: DataType) -> Fit:
     return _SIMPLE[kind.name]
 
 
-def load(kind: DataType) -> Fit | None:
-    """Return what makes a value of Spark's store what was fitted; None when Spark gives back the very same."""
+def load(kind: DataType) -> Coerce | None:
+    """Return what makes a value of Spark's store what was coerced; None when Spark gives back the very same."""
     if kind.name == "TIMESTAMP":  # Spark's is without a zone, in the worker's own
         return lambda value: None if value is None else value.astimezone(dt.UTC)
     if kind.name == "BINARY":
@@ -63,8 +63,8 @@ def load(kind: DataType) -> Fit | None:
     return None
 
 
-def to_arrow(kind: DataType) -> Fit | None:
-    """Return what makes a fitted value what Arrow takes, whose structs have names; None when it is that already."""
+def to_arrow(kind: DataType) -> Coerce | None:
+    """Return what makes a coerced value what Arrow takes, whose structs have names; None when it is that already."""
     if kind.name == "STRUCT":
         fields = [(one.name, to_arrow(one.type) or _same) for one in kind.fields]
         return lambda value: (
@@ -78,7 +78,7 @@ def to_arrow(kind: DataType) -> Fit | None:
 
 
 def is_mutable(kind: DataType) -> bool:
-    """Tell whether a caller could change a fitted value."""
+    """Tell whether a caller could change a coerced value."""
     return kind.name in ("ARRAY", "MAP") or any(is_mutable(one.type) for one in kind.fields)
 
 
@@ -96,23 +96,23 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _integer(kind: DataType) -> Fit:
+def _integer(kind: DataType) -> Coerce:
     bits = _INTEGER_BITS[kind.name]
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
-    def fitted(value: Any) -> Any:
+    def coerced(value: Any) -> Any:
         if value is None or (type(value) is int and low <= value <= high):
             return value
         raise TypeMismatchError(value, kind, f"{bits} bits" if type(value) is int else "")
 
-    return fitted
+    return coerced
 
 
-def _decimal(kind: DataType) -> Fit:
+def _decimal(kind: DataType) -> Coerce:
     precision, scale = kind.precision
     places, limit = Decimal(1).scaleb(-scale), Decimal(10) ** (precision - scale)
 
-    def fitted(value: Any) -> Any:
+    def coerced(value: Any) -> Any:
         if value is None:
             return None
         if type(value) is not Decimal:
@@ -126,16 +126,16 @@ def _decimal(kind: DataType) -> Fit:
             raise TypeMismatchError(value, kind, "it would be rounded; quantize it")
         return result
 
-    return fitted
+    return coerced
 
 
-def _of(kind: type, name: str) -> Fit:
-    def fitted(value: Any) -> Any:
+def _of(kind: type, name: str) -> Coerce:
+    def coerced(value: Any) -> Any:
         if type(value) is kind or value is None:
             return value
         raise TypeMismatchError(value, name)
 
-    return fitted
+    return coerced
 
 
 def _double(value: Any) -> Any:
@@ -191,7 +191,7 @@ def _local_timestamp(value: Any) -> Any:
     raise TypeMismatchError(value, "TIMESTAMP_NTZ", "it has a time zone" if isinstance(value, dt.datetime) else "")
 
 
-_SIMPLE: Final[Mapping[str, Fit]] = {
+_SIMPLE: Final[Mapping[str, Coerce]] = {
     "BOOLEAN": _of(bool, "BOOLEAN"),
     "STRING": _of(str, "STRING"),
     "DATE": _of(dt.date, "DATE"),
@@ -203,23 +203,23 @@ _SIMPLE: Final[Mapping[str, Fit]] = {
 }
 
 
-def _array(kind: DataType) -> Fit:
-    inner = fit(kind.inner[0])
+def _array(kind: DataType) -> Coerce:
+    inner = coerce(kind.inner[0])
 
-    def fitted(value: Any) -> Any:
+    def coerced(value: Any) -> Any:
         if value is None:
             return None
         if not isinstance(value, list | tuple):
             raise TypeMismatchError(value, kind)
         return [inner(one) for one in value]
 
-    return fitted
+    return coerced
 
 
-def _map(kind: DataType) -> Fit:
-    key, of = (fit(one) for one in kind.inner)
+def _map(kind: DataType) -> Coerce:
+    key, of = (coerce(one) for one in kind.inner)
 
-    def fitted(value: Any) -> Any:
+    def coerced(value: Any) -> Any:
         if value is None:
             return None
         if not isinstance(value, Mapping):
@@ -228,15 +228,15 @@ def _map(kind: DataType) -> Fit:
             raise TypeMismatchError(value, kind, "None is no key")
         return {key(one): of(other) for one, other in value.items()}
 
-    return fitted
+    return coerced
 
 
-def _struct(kind: DataType) -> Fit:
-    fields = [(one, fit(one.type)) for one in kind.fields]
+def _struct(kind: DataType) -> Coerce:
+    fields = [(one, coerce(one.type)) for one in kind.fields]
     count = len(fields)
     names = [one.name for one in kind.fields]
 
-    def fitted(value: Any) -> Any:
+    def coerced(value: Any) -> Any:
         if value is None:
             return None
         found = value if type(value) is tuple else values_of(value, names)
@@ -244,7 +244,7 @@ def _struct(kind: DataType) -> Fit:
             raise TypeMismatchError(value, kind, f"{count} fields")
         return tuple([_required(field, fits(one)) for (field, fits), one in zip(fields, found, strict=True)])
 
-    return fitted
+    return coerced
 
 
 def values_of(value: Any, names: Sequence[str]) -> Sequence[Any] | None:
@@ -268,7 +268,7 @@ def _required(field: Field, value: Any) -> Any:
     return value
 
 
-def _loaded_struct(kind: DataType) -> Fit:
+def _loaded_struct(kind: DataType) -> Coerce:
     loads = [load(one.type) or _same for one in kind.fields]
 
     def loaded(value: Any) -> Any:

@@ -22,7 +22,7 @@ from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
 from airflow_provider_exactlyonce.streaming.job.state_backend import StateBackend
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from airflow_provider_exactlyonce.streaming.sinks.places import one_place
-from airflow_provider_exactlyonce.streaming.sinks.shares import Shares
+from airflow_provider_exactlyonce.streaming.sinks.sink_routes import SinkRoutes
 from airflow_provider_exactlyonce.streaming.sinks.spi import Share, Sink
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def pipeline(
         raise RefusedError(f"pipeline {name} has no source: declare a KafkaSource; others give less, see allow_weaker")
     attempts = checkpoint.max_batch_attempts(max_batch_attempts, MAX_BATCH_ATTEMPTS)
     promised = checkpoint.guarantee(guarantee)
-    shares = _shares(name, [sink] if isinstance(sink, KafkaSink | Sink | Share) else sink)
-    kafka = shares.kafka.sink if shares.kafka else None
+    routes = _routes(name, [sink] if isinstance(sink, KafkaSink | Sink | Share) else sink)
+    kafka = routes.kafka.sink if routes.kafka else None
     policy = late_policy(name, late_rows, late_topic, kafka.topic if kafka else None)
     if policy.topic is not None and promised is not CheckpointingMode.EXACTLY_ONCE:
         raise RefusedError(
@@ -114,7 +114,7 @@ def pipeline(
         return Pipeline(
             name=name,
             sources=sources,
-            shares=shares,
+            routes=routes,
             transaction_timeout_seconds=seconds,
             output_mode=output_mode,
             function=function,
@@ -132,7 +132,7 @@ def pipeline(
     return declare
 
 
-def _shares(pipeline: str, sinks: Sequence[AnySink]) -> Shares:
+def _routes(pipeline: str, sinks: Sequence[AnySink]) -> SinkRoutes:
     given = [one if isinstance(one, Share) else Share(one) for one in sinks]
     kafka = [one for one in given if isinstance(one.sink, KafkaSink)]
     others = [one for one in given if isinstance(one.sink, Sink)]
@@ -154,4 +154,4 @@ def _shares(pipeline: str, sinks: Sequence[AnySink]) -> Shares:
         for other in others[:position]:
             if one.sink.exclusive_place is not None and one.sink.exclusive_place == other.sink.exclusive_place:
                 raise RefusedError(one_place(pipeline, other.sink.name, one.sink.name))
-    return Shares(kafka=kafka[0] if kafka else None, others=others)
+    return SinkRoutes(kafka=kafka[0] if kafka else None, others=others)

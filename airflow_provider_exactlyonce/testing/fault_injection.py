@@ -37,13 +37,15 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, CommitRecord
 from airflow_provider_exactlyonce.ledger.retention import Expired
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt, TransactionOptions
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.commit.exactly_once import TransactionalWriter
 from airflow_provider_exactlyonce.streaming.commit.row_router import Tee
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
-from airflow_provider_exactlyonce.streaming.sinks.shares import DIGEST_FIELD, Shares, column_of
+from airflow_provider_exactlyonce.streaming.sinks.sink_routes import DIGEST_FIELD, SinkRoutes, column_of
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     OpenWriter,
     Share,
@@ -382,19 +384,12 @@ class _Stage:
 
 
 class _Sinks(BatchTransaction):
-    """The real order of commits, with tasks in this process, and no Kafka sink."""
+    """The real order of commits, without a Kafka sink."""
 
-    def __init__(self, run: _MemoryRun, sinks: SinkGroup, shares: Shares) -> None:
-        super().__init__(
-            None,
-            run,
-            targets={},
-            listener=cast(SequencerListener, None),
-            stop_requested=lambda: False,
-            shares=shares,
-            others=sinks,
-        )
-        self._tasks: Final = sinks.tasks()
+    def __init__(self, run: _MemoryRun, sinks: SinkGroup, routes: SinkRoutes) -> None:
+        options = TransactionOptions(definition=None, routes=routes)
+        attempt = BatchAttempt(run, options, {}, cast(SequencerListener, None), sinks)
+        super().__init__(attempt, _TasksHere(attempt), lambda: False)
         self._memory: Final = run
 
     @override
@@ -402,6 +397,14 @@ class _Sinks(BatchTransaction):
         record = super().pre_commit(started_milliseconds)
         self._memory.pending = record
         return record
+
+
+class _TasksHere(TransactionalWriter):
+    """The writer with tasks in this process."""
+
+    def __init__(self, attempt: BatchAttempt) -> None:
+        super().__init__(attempt)
+        self._tasks: Final = attempt.others.tasks()
 
     @override
     def _run_job(self, stage: Any, *_: object, **__: object) -> list[Any]:
@@ -414,7 +417,7 @@ class _Sinks(BatchTransaction):
                     answers.append(tee.finish())
         except Exception as error:
             raise typed_errors.find(str(error)) or BatchFailedError(f"the job failed: {error}") from error
-        self._others.answered(answers)
+        self._attempt.others.collect_results(answers)
         return [{} for _ in answers]
 
 
@@ -482,7 +485,7 @@ class Rehearsal:
         first, share = world.done, Share(self._sink)
         committer = FaultyCommitter(self._sink.open(context_in(self._folder)), seam)
         with closing(SinkGroup(run.pipeline, {self._sink.name: committer})) as sinks:
-            transaction = _Sinks(run, sinks, Shares(kafka=None, others=(share,)))
+            transaction = _Sinks(run, sinks, SinkRoutes(kafka=None, others=(share,)))
             coordinator = CommitCoordinator(
                 transaction,
                 Callbacks(plan=self._plan, stop_reason=lambda: None, committed=lambda *_: None),

@@ -140,7 +140,7 @@ class _Query:
                 for position, (name, source) in enumerate(self._pipeline.sources.items())
             }
             result = self._pipeline.applied(frames)
-            self._pipeline.shares.check(result)
+            self._pipeline.routes.check(result)
             if check and (unsure := determinism.find(result)):
                 raise DivergedError(f"{self._pipeline.name} may give other rows: {'; '.join(unsure)}")
             self._wait(
@@ -188,7 +188,7 @@ class _Query:
                     records=[one for one, bad in zip(written, is_bad, strict=True) if not bad],
                     rows={
                         name: [row.asDict(recursive=True) for row in rows.collect()]
-                        for name, rows in self._pipeline.shares.other_rows(kept).items()
+                        for name, rows in self._pipeline.routes.other_rows(kept).items()
                     },
                     bad=[one for one, bad in zip(written, is_bad, strict=True) if bad],
                 )
@@ -203,7 +203,7 @@ class _Query:
         sink = self._pipeline.sink
         if sink is None:
             return []
-        return _outputs(kafka_columns.encode(sink, self._pipeline.shares.kafka_rows(frame)), sink.topic)
+        return _outputs(kafka_columns.encode(sink, self._pipeline.routes.kafka_rows(frame)), sink.topic)
 
     def _misfits(self, folder: Path, number: int) -> list[OutputRecord]:
         """Return the batch's source records that do not fit, where they go to a topic of their own."""

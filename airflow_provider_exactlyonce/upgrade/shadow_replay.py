@@ -6,9 +6,8 @@ transaction and no ledger: the pipeline that runs meanwhile does not notice.
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,13 +23,10 @@ from airflow_provider_exactlyonce.upgrade.comparison import Row, decode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
     from airflow_provider_exactlyonce.kafka.wire import WireClient
     from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
     from airflow_provider_exactlyonce.streaming.replay.replay import Replay
-
-_WAIT_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +45,7 @@ class Ground:
 
 
 @dataclass
-class _Stay:
+class _CopiedLineage:
     """What a replay needs of a run, without one."""
 
     lineage: Lineage
@@ -108,7 +104,6 @@ class ShadowReplay:
         self._pipeline: Final = pipeline
         self._config: Final = dict(config)
         self._checkpoint: Final = Checkpoint(directory / "checkpoint")
-        self._failure: ExactlyOnceError | None = None
         self.rows: Final[list[Row]] = []
 
     def run(self, spark: SparkSession, ground: Ground, last: int) -> CommitSpan:
@@ -126,79 +121,80 @@ class ShadowReplay:
         stretch = commits.check()
         check_input(self._config, stretch)
         comparison = Comparison(version=self._pipeline.version, accept=True)
-        replay = Replay(spark, _Stay(lineage), self._checkpoint, commits, stretch=stretch, comparison=comparison)
+        replay = Replay(
+            spark,
+            _CopiedLineage(lineage),
+            self._checkpoint,
+            commits,
+            stretch=stretch,
+            comparison=comparison,
+            goes_live=False,
+        )
         try:
             with WireClient(self._config) as client:
-                self._repeat(spark, replay, client, lineage.id)
+                self._repeat(spark, replay, _Collector(self._pipeline, replay, client, lineage.id, self._checkpoint))
         finally:
             replay.close()
         return stretch
 
-    def _repeat(self, spark: SparkSession, replay: Replay, client: WireClient, lineage: str) -> None:
-        from airflow_provider_exactlyonce.streaming.replay.replay import OneStartPerBatchError
+    def _repeat(self, spark: SparkSession, replay: Replay, collector: _Collector) -> None:
         from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
-        from airflow_provider_exactlyonce.streaming.spark.steering import missing_part
+        from airflow_provider_exactlyonce.streaming.spark.query_runner import (
+            QueryCallbacks,
+            QueryOptions,
+            QueryRunner,
+        )
 
         sink = self._pipeline.kafka_sink("a shadow run")
-        stream = columns.encode(sink, self._pipeline.shares.kafka_rows(self._pipeline.result(spark, self._config)))
+        stream = columns.encode(sink, self._pipeline.routes.kafka_rows(self._pipeline.result(spark, self._config)))
         stream = stream.withColumns({name: stream[name].cast("binary") for name in ("key", "value")})
-        impossible = missing_part(spark)
-        while replay.prepare(one_start_per_batch=impossible):
-            query = self._start(stream, self._process(replay, client, lineage), once=impossible is not None)
-            replay.attach(query)
-            try:
-                self._wait(query, replay)
-            except OneStartPerBatchError as error:
-                impossible, self._failure = str(error), None
-                continue
-            if not replay.pending:
-                return  # Spark may not have noted the last batch, and must not run it again
-            replay.check_progress()
-
-    def _start(self, stream: DataFrame, process: Callable[[DataFrame, int], None], *, once: bool) -> StreamingQuery:
-        writer = (
-            stream.writeStream.outputMode(self._pipeline.output_mode)
-            .option("checkpointLocation", str(self._checkpoint.path))
-            .foreachBatch(process)
+        options = QueryOptions(
+            name=self._pipeline.name, output_mode=self._pipeline.output_mode, checkpoint=self._checkpoint.path
         )
-        return (writer.trigger(once=True) if once else writer.trigger(processingTime="0 seconds")).start()
+        callbacks = QueryCallbacks(needs_restart=replay.needs_restart)
+        QueryRunner(stream, collector, options, callbacks).run_recorded(replay)
+        self.rows.extend(collector.rows)
 
-    def _process(self, replay: Replay, client: WireClient, lineage: str) -> Callable[[DataFrame, int], None]:
+
+class _Collector:
+    """Keeps the rows of each batch that is repeated.
+
+    :param client: tells the ids of source topics
+    :param lineage: the copy's
+    """
+
+    def __init__(
+        self, pipeline: PipelineDefinition, replay: Replay, client: WireClient, lineage: str, checkpoint: Checkpoint
+    ) -> None:
+        self._topic: Final = pipeline.kafka_sink("a shadow run").topic
+        self._replay: Final = replay
+        self._client: Final = client
+        self._lineage: Final = lineage
+        self._checkpoint: Final = checkpoint
+        self.failure: ExactlyOnceError | None = None
+        self.rows: Final[list[Row]] = []
+
+    def process(self, frame: DataFrame, number: int) -> None:
+        """Keep a batch's rows; the callback of ``foreachBatch``.
+
+        :raises ExactlyOnceError: what ends the query; kept in :attr:`failure`
+        """
+        self.failure = None
+        try:
+            self._process(frame, number)
+        except ExactlyOnceError as error:
+            self.failure = error
+            raise
+
+    def _process(self, frame: DataFrame, number: int) -> None:
         from airflow_provider_exactlyonce.streaming.commit.batch import planned_batch
 
-        topic = self._pipeline.kafka_sink("a shadow run").topic
-
-        def process(frame: DataFrame, number: int) -> None:
-            try:
-                if not replay.pending:
-                    raise ExactlyOnceError("all is repeated")  # what comes next is not committed yet
-                replay.recorded(planned_batch(self._checkpoint, client, lineage, number))
-                for row in frame.collect():
-                    name = row["topic"] if "topic" in frame.columns else topic
-                    key = None if row["key"] is None else bytes(row["key"])
-                    value = None if row["value"] is None else bytes(row["value"])
-                    self.rows.append(decode(str(name), key, value))
-                replay.repeated()
-            except ExactlyOnceError as error:
-                self._failure = error
-                raise
-
-        return process
-
-    def _wait(self, query: StreamingQuery, replay: Replay) -> None:
-        try:
-            while replay.pending and query.isActive:
-                time.sleep(_WAIT_SECONDS)
-                replay.check_moving()
-                if replay.needs_restart() and not query.status["isTriggerActive"]:
-                    return
-            if replay.pending:
-                query.awaitTermination()  # raises what has ended it
-        except Exception:
-            if not replay.pending:
-                return
-            if self._failure is not None:
-                raise self._failure from None
-            raise
-        finally:
-            query.stop()
+        if not self._replay.pending:
+            raise ExactlyOnceError("all is repeated")  # what comes next is not committed yet
+        self._replay.recorded(planned_batch(self._checkpoint, self._client, self._lineage, number))
+        for row in frame.collect():
+            name = row["topic"] if "topic" in frame.columns else self._topic
+            key = None if row["key"] is None else bytes(row["key"])
+            value = None if row["value"] is None else bytes(row["value"])
+            self.rows.append(decode(str(name), key, value))
+        self._replay.repeated()

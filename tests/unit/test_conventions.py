@@ -1,7 +1,8 @@
-"""What Airflow's people expect of every operator and sensor, asked of all of them."""
+"""What Airflow's people expect of every operator and sensor, asked of all of them, and how large a class may be."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -101,3 +102,43 @@ def test_the_provider_declares_no_connection_type_of_its_own() -> None:
 def test_every_sensor_can_wait_in_the_triggerer() -> None:
     sensors = [one for one in CLASSES if issubclass(one, BaseSensorOperator)]
     assert [one.__name__ for one in sensors if "deferrable" not in parameters(one)] == []
+
+
+METHODS_MAXIMUM, ARGUMENTS_MAXIMUM = 15, 7
+#: What Airflow, or pytest, makes of a class; a user's declaration is a frozen dataclass and so needs no exception.
+FREE_ROOMS = {"operators", "sensors", "triggers"}
+FREE_CLASSES = {"SinkConformance"}
+#: Classes that are larger, for now: this may only become less. {class: what of it is too much}
+TOO_LARGE = {
+    "Checkpoint": "16 public methods",
+    "CommitSpan": "9 arguments",
+    "Facts": "13 arguments",
+    "HomeFacts": "9 arguments",
+    "SinkCheck": "11 arguments",
+    "TopicsFacts": "8 arguments",
+}
+
+
+def too_much(declared: ast.ClassDef) -> str | None:
+    """Return what of a class is more than a reader can hold, None when nothing is."""
+    functions = [one for one in declared.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    public = {one.name for one in functions if not one.name.startswith("_")}
+    if len(public) > METHODS_MAXIMUM:
+        return f"{len(public)} public methods"
+    arguments = [len([*one.args.args, *one.args.kwonlyargs]) - 1 for one in functions if one.name == "__init__"]
+    for decorator in map(ast.unparse, declared.decorator_list):
+        if decorator.startswith("dataclass") and "frozen=True" not in decorator:
+            fields = [one for one in declared.body if isinstance(one, ast.AnnAssign)]
+            arguments.append(sum("init=False" not in ast.unparse(one) for one in fields))
+    return f"{max(arguments)} arguments" if arguments and max(arguments) > ARGUMENTS_MAXIMUM else None
+
+
+def test_no_class_has_more_than_a_reader_can_hold() -> None:
+    found = {
+        one.name: much
+        for file in ROOT.rglob("*.py")
+        if file.relative_to(ROOT).parts[0] not in FREE_ROOMS
+        for one in ast.walk(ast.parse(file.read_text()))
+        if isinstance(one, ast.ClassDef) and one.name not in FREE_CLASSES and (much := too_much(one)) is not None
+    }
+    assert found == TOO_LARGE, "a class that is no longer too large leaves the list"

@@ -86,17 +86,17 @@ class BatchSizer:
                 session.conf.set(name, value)
             self._set = limits
 
-    def saw(self, tasks: Iterable[BatchStats]) -> None:
+    def observe(self, tasks: Iterable[BatchStats]) -> None:
         """Learn from a job; one of few bytes tells too little."""
         drawn = list(tasks)
         rows, total = sum(one.rows for one in drawn), sum(one.bytes for one in drawn)
         if any(one.largest > _TOLERATED_BYTES for one in drawn):
-            self.distrust()
+            self.reset()
         elif self._counts and total >= _WANTED_BYTES:
             fitting = max(_WANTED_BYTES * rows // total, 1)
             # A power of two is rarely another one than before.
             self._rows = min(1 << (fitting.bit_length() - 1), int(self._by_bytes[ARROW_ROWS]))
 
-    def distrust(self) -> None:
+    def reset(self) -> None:
         """Limit bytes from now on."""
         self._counts, self._rows = False, None

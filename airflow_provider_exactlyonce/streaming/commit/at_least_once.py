@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError, invariant
 from airflow_provider_exactlyonce.kafka.config import for_spark
+from airflow_provider_exactlyonce.ledger.records import SinkRange
 from airflow_provider_exactlyonce.streaming.analysis import feedback
-from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction, Sums
+from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt
+from airflow_provider_exactlyonce.streaming.commit.batch_writer import BatchWriter, Sums
 from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from airflow_provider_exactlyonce.streaming.spark import typed_errors
@@ -30,55 +32,70 @@ if TYPE_CHECKING:
 _NOTHING: Final = Sums(rows=0, digest=0, bad=0)
 
 
-class KafkaAtLeastOnce(BatchTransaction):
-    """A Kafka sink that is the pipeline's only one, written by Spark's own.
+class AtLeastOnceWriter(BatchWriter):
+    """Writes the rows of a Kafka sink that is the pipeline's only one by Spark's own.
 
-    :param definition: what the user declared; the other parameters are those of :class:`BatchTransaction`
-    :raises RefusedError: when it asks for what Spark's own sink lacks
+    :param attempt: the one at hand
+    :param before_rows: called when the rows are counted, before any is written
+    :raises RefusedError: when the sink asks for what Spark's own lacks
     """
 
-    def __init__(self, definition: KafkaSink, *given: Any, **named: Any) -> None:
-        if definition.timestamp is not None:
+    def __init__(self, attempt: BatchAttempt, before_rows: Callable[[], None] = lambda: None) -> None:
+        super().__init__(attempt)
+        definition = attempt.options.definition
+        invariant(definition is not None, "there is a Kafka sink")
+        self._definition: Final[KafkaSink] = definition  # type: ignore[assignment]
+        if self._definition.timestamp is not None:
             raise RefusedError(
-                f"KafkaSink(timestamp={definition.timestamp!r}): Spark's own sink, which writes with less than exactly "
-                "once, gives records the time of writing; leave it out, or declare guarantee='exactly_once'"
+                f"KafkaSink(timestamp={self._definition.timestamp!r}): Spark's own sink, which writes with less than "
+                "exactly once, gives records the time of writing; leave it out, or declare guarantee='exactly_once'"
             )
-        super().__init__(definition, *given, **named)
-        self._declared: Final = definition
+        self._before_rows: Final = before_rows
         self._written = _NOTHING
 
     @override
     def prepare(self, result: DataFrame) -> DataFrame:
-        topic = self._declared.topic
-        limit = self._targets[topic].batch_bytes_maximum if topic is not None else None
-        return columns.encode(self._declared, self._shares.of(result), batch_bytes_maximum=limit)
+        topic = self._definition.topic
+        limit = self._attempt.targets[topic].batch_bytes_maximum if topic is not None else None
+        return columns.encode(self._definition, self._attempt.routes.of(result), batch_bytes_maximum=limit)
+
+    @override
+    def begin(self) -> None:
+        self._written = _NOTHING
 
     @override
     def write(self, frame: DataFrame) -> None:
-        self._look_at_plan()
         kept = frame.persist()  # what is counted is what is written, and the plan runs once
         try:
             self._check_named(kept)
+            bad = self._attempt.bad_records()
             self._written = self._summed_up(kept)
-            self._count(kept)
-            self._judge_late_rows()  # before anything can be seen
-            self._saved(kept, self._bad_of_source())
+            self._attempt.count(kept)
+            self._attempt.judge_late_rows()  # before anything can be seen
+            self._before_rows()
+            self._saved(kept, bad)
         finally:
             kept.unpersist()
+
+    @property
+    @override
+    def ranges(self) -> Mapping[str, Mapping[int, SinkRange]]:
+        return {}
+
+    @property
+    @override
+    def topics(self) -> Collection[str]:
+        """Those that the job declares: Spark's own sink does not tell which it wrote to."""
+        return self._attempt.targets.keys() if self._written.rows + self._written.bad else ()
+
+    @override
+    def sums(self) -> Sums:
+        return self._written
 
     @override
     def recompute(self, frame: DataFrame) -> tuple[int, int]:
         found = self._summed_up(frame)
         return found.rows, found.digest
-
-    @override
-    def _sums(self) -> Sums:
-        return self._written
-
-    @override
-    def _topic_ids_written(self, written: Sums) -> dict[str, str]:
-        """Return those of the topics that the job declares: Spark's own sink does not tell which it wrote to."""
-        return {topic: target.topic_id for topic, target in self._targets.items()} if written.rows + written.bad else {}
 
     def _summed_up(self, frame: DataFrame) -> Sums:
         with _errors_known():
@@ -89,14 +106,11 @@ class KafkaAtLeastOnce(BatchTransaction):
 
         :raises RefusedError: naming the topic
         """
-        if self._declared.topic_column is not None:
+        if self._definition.topic_column is not None:
             with _errors_known():
                 named = [row["topic"] for row in kept.select("topic").distinct().collect()]
-            read = self._open_batch().source
-            feedback.check_topics(self._run.pipeline, named, read, allowed=self._allow_feedback)
-
-    def _bad_of_source(self) -> DataFrame | None:
-        return self._bad_source_records(self._open_batch().source) if self._bad_source_records else None
+            read = self._attempt.batch.source
+            feedback.check_topics(self._attempt.run.pipeline, named, read, allowed=self._attempt.options.allow_feedback)
 
     def _saved(self, *frames: DataFrame | None) -> None:
         """Write records with Spark's own sink.
@@ -108,7 +122,7 @@ class KafkaAtLeastOnce(BatchTransaction):
             if frame is None:
                 continue
             context = frame.sparkSession.sparkContext
-            limit = threading.Timer(self.time_limit_seconds, self._cancel_tasks, (frame, tag))
+            limit = threading.Timer(self._attempt.time_limit_seconds, context.cancelJobsWithTag, (tag,))
             context.addJobTag(tag)
             limit.start()
             try:
@@ -119,8 +133,8 @@ class KafkaAtLeastOnce(BatchTransaction):
                 context.removeJobTag(tag)
 
     def _options(self) -> dict[str, str]:
-        sink, limits = self._declared, [target.batch_bytes_maximum for target in self._targets.values()]
-        options = {**for_spark(self._run.options.config), "kafka.compression.type": sink.compression}
+        sink, limits = self._definition, [target.batch_bytes_maximum for target in self._attempt.targets.values()]
+        options = {**for_spark(self._attempt.run.options.config), "kafka.compression.type": sink.compression}
         if sink.compression_level is not None:
             options[f"kafka.compression.{sink.compression}.level"] = str(sink.compression_level)
         if limits:
@@ -130,7 +144,7 @@ class KafkaAtLeastOnce(BatchTransaction):
     def _summed(self, frame: DataFrame) -> list[Any]:
         from pyspark.sql import functions as F
 
-        is_bad = F.col("topic") == F.lit(self._declared.bad_topic) if self._declared.diverts else F.lit(False)
+        is_bad = F.col("topic") == F.lit(self._definition.bad_topic) if self._definition.diverts else F.lit(False)
         return [
             F.count_if(~is_bad).alias("rows"),
             F.sum(F.when(~is_bad, F.col("digest").cast("decimal(20,0)"))).alias("digest"),

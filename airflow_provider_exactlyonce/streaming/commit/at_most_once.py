@@ -8,53 +8,77 @@ ranges as lost. Some of its records may be there; none is there twice.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.exceptions import invariant
+from airflow_provider_exactlyonce.exceptions import DivergedError, invariant
 from airflow_provider_exactlyonce.kafka.transaction import State
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
-from airflow_provider_exactlyonce.streaming.commit.at_least_once import KafkaAtLeastOnce
+from airflow_provider_exactlyonce.streaming.commit.at_least_once import AtLeastOnceWriter
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt
+from airflow_provider_exactlyonce.streaming.commit.batch_sink import TransactionalSink
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import DataFrame
 
-    from airflow_provider_exactlyonce.exceptions import DivergedError
 
+class AtMostOnceSink(TransactionalSink):
+    """A Kafka sink that is the pipeline's only one, which writes no batch a second time.
 
-class KafkaAtMostOnce(KafkaAtLeastOnce):
-    """A Kafka sink that is the pipeline's only one, which writes no batch a second time."""
+    :param attempt: the batch attempt at hand
+    :param stop_requested: tells that a commit without an answer should not be waited for any longer
+    :raises RefusedError: when the sink asks for what Spark's own lacks
+    """
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, attempt: BatchAttempt, stop_requested: Callable[[], bool]) -> None:
+        self._run: Final = attempt.run
+        writer = AtLeastOnceWriter(attempt, before_rows=self._record)
+        self._transaction: Final = BatchTransaction(attempt, writer, stop_requested)
+        self._started_milliseconds = 0
         self._recorded: CommitRecord | None = None
+
+    @property
+    @override
+    def time_limit_seconds(self) -> float:
+        return self._transaction.time_limit_seconds
+
+    @override
+    def prepare(self, result: DataFrame) -> DataFrame:
+        return self._transaction.prepare(result)
 
     @override
     def begin(self, batch: Batch) -> None:
         self._recorded = None
-        super().begin(batch)
+        self._transaction.begin(batch)
+
+    @override
+    def committed(self, batch: Batch) -> CommitRecord | None:
+        return self._transaction.committed(batch)
+
+    @override
+    def rebuild(self, frame: DataFrame, record: CommitRecord, diverged: Callable[[DivergedError], None]) -> None:
+        self._transaction.rebuild(frame, record, diverged)
+        newest = self._run.tail.commit
+        if newest is None or newest.commit != record.commit:
+            return
+        done = Checkpoint(self._run.home.checkpoint(record.lineage)).newest_commit()
+        if done is None or done < record.batch:  # Spark was never told that it is written
+            self._run.record_lost(record)
 
     @override
     def write(self, frame: DataFrame) -> None:
-        started_milliseconds = int(time.time() * 1000)
-        self._look_at_plan()
-        kept = frame.persist()  # the rows that were counted are those that are written
-        try:
-            self._check_named(kept)
-            bad = self._bad_of_source()
-            self._written = self._summed_up(kept)
-            self._count(kept)
-            self._judge_late_rows()
-            self._recorded = super().pre_commit(started_milliseconds)
-            super().commit()
-            self._saved(kept, bad)
-        finally:
-            kept.unpersist()
+        self._started_milliseconds = int(time.time() * 1000)
+        self._transaction.write(frame)
+
+    def _record(self) -> None:
+        """Commit the batch's record, before any of its rows is written."""
+        self._recorded = self._transaction.pre_commit(self._started_milliseconds)
+        self._transaction.commit()
 
     @override
     def pre_commit(self, started_milliseconds: int) -> CommitRecord:
@@ -68,14 +92,8 @@ class KafkaAtMostOnce(KafkaAtLeastOnce):
     @override
     def abort(self) -> None:
         if self._run.session.state is State.OPEN:
-            super().abort()
+            self._transaction.abort()
 
     @override
-    def rebuild(self, frame: DataFrame, record: CommitRecord, diverged: Callable[[DivergedError], None]) -> None:
-        super().rebuild(frame, record, diverged)
-        newest = self._run.tail.commit
-        if newest is None or newest.commit != record.commit:
-            return
-        done = Checkpoint(self._run.home.checkpoint(record.lineage)).newest_commit()
-        if done is None or done < record.batch:  # Spark was never told that it is written
-            self._run.record_lost(record)
+    def recover(self) -> None:
+        self._transaction.recover()

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_exactlyonce.kafka.columns import flat_numbers
-from airflow_provider_exactlyonce.streaming.sinks.shares import DIGEST_FIELD, KAFKA_COLUMN
+from airflow_provider_exactlyonce.streaming.sinks.sink_routes import DIGEST_FIELD, KAFKA_COLUMN
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkWriter
 
 #: The local property of a Spark job that says which sinks its tasks write to; without it they only sum up.
@@ -26,7 +26,8 @@ ShareAnswers = Mapping[str, tuple[int, int, Mapping[str, Any] | None]]
 class TaskShare:
     """What a task needs to know of a sink.
 
-    :param column: the column with its rows, see :func:`airflow_provider_exactlyonce.streaming.sinks.shares.column_of`
+    :param column: the column with its rows, see ``column_of`` in
+        :mod:`airflow_provider_exactlyonce.streaming.sinks.sink_routes`
     """
 
     name: str

@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.streaming.commit import row_router
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.commit.row_router import ShareAnswers, TaskShare
 from airflow_provider_exactlyonce.streaming.sinks.places import one_place
-from airflow_provider_exactlyonce.streaming.sinks.shares import column_of
+from airflow_provider_exactlyonce.streaming.sinks.sink_routes import column_of
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkEntry
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class SinkGroup:
                 committer.begin(attempt)
 
     @contextmanager
-    def told_to_tasks(self, frame: DataFrame) -> Iterator[None]:
+    def publish_to_tasks(self, frame: DataFrame) -> Iterator[None]:
         """Tell the Spark jobs inside which sinks they write to."""
         if not self._committers:
             yield
@@ -163,7 +163,7 @@ class SinkGroup:
         finally:
             context.setLocalProperty(name, None)  # type: ignore[arg-type]  # null removes it
 
-    def answered(self, answers: Sequence[ShareAnswers]) -> None:
+    def collect_results(self, answers: Sequence[ShareAnswers]) -> None:
         """Take what the tasks of the attempt have told.
 
         :raises BatchFailedError: when a task has not written what it was asked to
@@ -181,7 +181,7 @@ class SinkGroup:
                     raise BatchFailedError(f"{len(parts) - len(told)} of {len(parts)} tasks wrote nothing to {name}")
                 attempted.told[name] = told
 
-    def check_known(self) -> None:
+    def verify_committed(self) -> None:
         """Compare what the tasks have given with what the sinks that have this commit were given.
 
         :raises DivergedError: when it differs

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from typing_extensions import override
-
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.backfill import progress, results, workspace
 from airflow_provider_exactlyonce.backfill.begin import Start, begin
@@ -33,7 +31,6 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, StopRequestedError
-from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
@@ -46,23 +43,25 @@ from airflow_provider_exactlyonce.ledger.records import (
     ledger_topic,
 )
 from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
+from airflow_provider_exactlyonce.policies.termination import AVAILABLE
 from airflow_provider_exactlyonce.streaming.analysis import determinism, feedback
 from airflow_provider_exactlyonce.streaming.analysis.executed_batch import ExecutedBatch
 from airflow_provider_exactlyonce.streaming.analysis.late_rows import LateRowsPolicy
 from airflow_provider_exactlyonce.streaming.analysis.logical_plans import check_sources
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import topic_of_mark
+from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt, TransactionOptions
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
+from airflow_provider_exactlyonce.streaming.commit.exactly_once import TransactionalWriter
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
+from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids
-from airflow_provider_exactlyonce.streaming.driver.driver import Driver, sequencer_endpoint
+from airflow_provider_exactlyonce.streaming.driver.lifecycle import DriverLifecycle, listen
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
-from airflow_provider_exactlyonce.streaming.replay.backfill_batches import BackfillBatches
+from airflow_provider_exactlyonce.streaming.replay.backfill_batches import BackfillBatches, BackfillOptions
 from airflow_provider_exactlyonce.streaming.replay.backfill_steps import BackfillSteps
-from airflow_provider_exactlyonce.streaming.replay.replay import OneStartPerBatchError
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from airflow_provider_exactlyonce.streaming.spark.jvm import tree
-from airflow_provider_exactlyonce.streaming.spark.steering import missing_part, wait_until_gone
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,17 +74,22 @@ log = logging.getLogger("exactlyonce")
 _KEEP_ALL: Final = LedgerRetention(commits=10**12)
 
 
-class BackfillDriver(Driver):
+class BackfillDriver:
     """Runs one backfill; :meth:`run` is called once."""
 
     def __init__(self, pipeline: PipelineDefinition, options: DriverOptions) -> None:
-        super().__init__(pipeline, replace(options, until="available"))
-        self._report.tell(pipeline=backfill_pipeline(pipeline.name))
+        self._pipeline: Final = pipeline
+        self._options: Final = options
+        options_until_done = replace(options, until=AVAILABLE)
+        self._lifecycle: Final = DriverLifecycle(pipeline, options_until_done, backfill_pipeline(pipeline.name))
         self._asked: Final = workspace.asked_of(options.home)
         self._sink: Final = _sink(pipeline, self._asked.request)
         self._late: Final = _late(pipeline, self._sink)
 
-    @override
+    def run(self) -> int:
+        """Run to the end; returns the process's exit code."""
+        return self._lifecycle.run(self._drive)  # once stopped, its checkpoint stays: it goes on from there
+
     def _drive(self) -> None:
         if self._asked.pipeline != self._pipeline.name:
             raise RefusedError(
@@ -93,21 +97,15 @@ class BackfillDriver(Driver):
             )
         home = self._options.home
         with workspace.turn(home, self._give_up):
-            self._report.own(alone=True)  # who has the turn
-            self._report.tell()
-            start = begin(home, self._options.config, self._pipeline.version, self._topics)
+            self._lifecycle.report.own(alone=True)  # who has the turn
+            self._lifecycle.report.tell()
+            start = begin(home, self._options.config, self._pipeline.version, self._pipeline.topics_read)
             done = self._run_again(start.begun, start.done) if isinstance(start, Start) else start
             workspace.write_result(home, done)
             workspace.forget(home)
 
-    @property
-    def _topics(self) -> list[str]:
-        return self._pipeline.topics_read
-
     def _run_again(self, begun: Begun, done: Done | None) -> Mapping[str, Any]:
-        run = self._open_run(
-            self._options.home,
-            backfill_pipeline(self._pipeline.name),
+        run = self._lifecycle.open_run(
             RunOptions(
                 config=self._options.config,
                 token=self._options.token,
@@ -120,10 +118,10 @@ class BackfillDriver(Driver):
                 plan=begun.resolved.to_json(),
             ),
         )
-        topics = self._check_topics(run)
+        topics = self._lifecycle.check_topics(run, self._sink_topics())
         steps = self._plan_steps(begun, {name: topic.topic_id for name, topic in topics.items()})
-        spark = self._open_session()
-        with SequencerListener(sequencer_endpoint(spark)) as listener:
+        spark = self._lifecycle.open_session()
+        with listen(spark) as listener:
             return self._execute(spark, run, listener, topics, begun, steps, done)
 
     def _plan_steps(self, begun: Begun, topic_ids: Mapping[str, str]) -> list[Step]:
@@ -152,7 +150,7 @@ class BackfillDriver(Driver):
         done: Done | None,
     ) -> Mapping[str, Any]:
         config = self._options.config
-        result = self._result(spark)
+        result = self._lifecycle.result(spark)
         check_sources(result)
         self._check_deterministic(steps, determinism.find(result))
         order = _order(result)
@@ -163,22 +161,22 @@ class BackfillDriver(Driver):
         def bad_source_records(ranges: SourceRanges) -> DataFrame | None:
             return self._pipeline.bad_source_records(spark, config, self._sink.bad_topic, ranges)
 
-        sink = BatchTransaction(
-            self._sink,
-            run,
-            targets={topic: topics[topic] for topic in self._sink_topics()},
+        options = TransactionOptions(
+            definition=self._sink,
             bad_source_records=bad_source_records if self._sink.diverts else None,
-            listener=listener,
-            stop_requested=lambda: self._stop_reason() is not None,
             allow_feedback=self._pipeline.allow_feedback,
             mark=begun.name if self._asked.request.kind is Output.REEMIT else None,
             executed=lambda batch: ExecutedBatch(spark, batch.lineage),
             late=self._late,
         )
+        targets = {topic: topics[topic] for topic in self._sink_topics()}
+        attempt = BatchAttempt(run, options, targets, listener)
+        stop = self._lifecycle.stop
+        sink = BatchTransaction(attempt, TransactionalWriter(attempt), lambda: stop.reason() is not None)
         stream = sink.prepare(result)
         with LedgerReader(config, run.pipeline) as reader:
             lineage, done = self._lineage(begun, order, done, reader.tail())
-        self._start_run(run, spark)
+        self._lifecycle.start_run(run, spark, SinkGroup(run.pipeline, {}))
         workspace.note_ledger(run.home, run.tail)
         written = self._written(begun, topics)
         if written.result is not None:
@@ -196,8 +194,8 @@ class BackfillDriver(Driver):
             written=written.batches if self._writes else None,
         )
         try:
-            self._report.tell(state=DriverState.RUNNING, progressed=time.time())
-            self._run_steps(spark, run, stream, sink, told)
+            self._lifecycle.report.tell(state=DriverState.RUNNING, progressed=time.time())
+            self._run_steps(run, stream, sink, told)
             return self._complete(run, begun, told)
         finally:
             told.close()
@@ -226,34 +224,23 @@ class BackfillDriver(Driver):
                     )
         return written
 
-    def _run_steps(
-        self, spark: SparkSession, run: Run, stream: DataFrame, sink: BatchTransaction, steps: BackfillSteps
-    ) -> None:
+    def _run_steps(self, run: Run, stream: DataFrame, sink: BatchTransaction, steps: BackfillSteps) -> None:
         checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
         batches = BackfillBatches(
             run,
             sink,
             steps,
             checkpoint,
-            writes=self._writes,
-            accept_nondeterminism=self._options.accept_nondeterminism,
-            max_batch_attempts=self._pipeline.max_batch_attempts,
-            stop_reason=self._stop_reason,
-            tell=self._tell_batch,
-            progressed=lambda: self._report.tell(progressed=time.time()),
+            BackfillOptions(
+                writes=self._writes,
+                accept_nondeterminism=self._options.accept_nondeterminism,
+                max_batch_attempts=self._pipeline.max_batch_attempts,
+                stop_reason=self._lifecycle.stop.reason,
+                committed=self._tell_batch,
+                progressed=lambda: self._lifecycle.report.tell(progressed=time.time()),
+            ),
         )
-        impossible = missing_part(spark)
-        while steps.prepare(once=impossible is not None):
-            query = self._start_query(stream, checkpoint.path, batches, once=impossible is not None)
-            steps.attach(query)
-            try:
-                self._wait(query, run, batches)
-            except OneStartPerBatchError as error:
-                impossible = str(error)
-                log.warning("%s; each batch gets a start of its own", error)
-                continue
-            wait_until_gone(spark, query)
-            steps.check_progress()
+        self._lifecycle.runner(run, stream, batches).run_recorded(steps)
 
     def _complete(self, run: Run, begun: Begun, steps: BackfillSteps) -> Mapping[str, Any]:
         """Write the record that ends the backfill; returns the result."""
@@ -297,14 +284,12 @@ class BackfillDriver(Driver):
             late_total=run.tail.commit.late_total if run.tail.commit is not None else 0,
         )
         offset = run.session.write(ledger_topic(run.pipeline), 0, record.key, records.encode(record))
-        run.session.commit(lambda: self._stop_reason() is not None)
+        run.session.commit(lambda: self._lifecycle.stop.reason() is not None)
         run.committed(record, offset)
         workspace.note_ledger(run.home, run.tail)
         failpoints.reach("backfill-done")
         log.info("backfill %s is done: %s", begun.name, json.dumps(result))
         return result
-
-    # -- lineage --------------------------------------------------------------------------------------------------
 
     def _lineage(
         self, begun: Begun, order: list[str], done: Done | None, tail: LedgerTail | None
@@ -350,42 +335,25 @@ class BackfillDriver(Driver):
         lineages.make(home.lineages / lineage.id, source, savepoint.files, lineage)
         return lineage
 
-    # -- what differs from a pipeline's driver --------------------------------------------------------------------
-
-    @override
-    def _check_topics(self, run: Run) -> dict[str, TopicFacts]:
-        return preflight.check_topics(
-            run.client,
-            sources=self._topics,
-            sinks=self._sink_topics(),
-            ledger=ledger_topic(run.pipeline),
-            user=self._options.config.get("sasl.username"),
-            allow_single_replica=self._options.allow_single_replica,
-        )
-
     def _sink_topics(self) -> list[str]:
         return [*self._sink.topics, *([self._late.topic] if self._late.topic is not None else [])]
 
-    @override
-    def _stopped(self, run: Run | None) -> int:
-        return self._end(DriverState.STOPPED)  # its checkpoint stays: it goes on from there
-
     def _tell_batch(self, record: CommitRecord) -> None:
-        self._report.tell(
+        self._lifecycle.report.tell(
             commit=record.commit,
             committed=record.committed / 1000,
             batch=record.batch,
-            commits_of_run=self._report.status.commits_of_run + 1,
-            rows=self._report.status.rows + record.rows,
-            rows_by_sink={KAFKA: self._report.status.rows + record.rows},
-            records=self._report.status.records + (record.records or 0),
-            late_rows=self._report.status.late_rows + (record.late_rows or 0),
+            commits_of_run=self._lifecycle.report.status.commits_of_run + 1,
+            rows=self._lifecycle.report.status.rows + record.rows,
+            rows_by_sink={KAFKA: self._lifecycle.report.status.rows + record.rows},
+            records=self._lifecycle.report.status.records + (record.records or 0),
+            late_rows=self._lifecycle.report.status.late_rows + (record.late_rows or 0),
             late_total=record.late_total,
             watermark=record.watermark,
         )
 
     def _give_up(self) -> None:
-        reason = self._stop_reason()
+        reason = self._lifecycle.stop.reason()
         if reason is not None:
             raise StopRequestedError(reason)
 
@@ -404,7 +372,7 @@ def _sink(pipeline: PipelineDefinition, request: BackfillRequest) -> KafkaSink:
 
     :raises RefusedError: when the pipeline has sinks that a backfill can't serve
     """
-    if others := [share.sink.name for share in pipeline.shares.others]:
+    if others := [share.sink.name for share in pipeline.routes.others]:
         raise RefusedError(
             f"pipeline {pipeline.name} has the sink {others[0]}, and a backfill writes to Kafka only: run it with a "
             "version of the job that has only a KafkaSink"

@@ -20,7 +20,7 @@ from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
 from airflow_provider_exactlyonce.streaming.job.state_backend import StateBackend
 from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
-from airflow_provider_exactlyonce.streaming.sinks.shares import Shares
+from airflow_provider_exactlyonce.streaming.sinks.sink_routes import SinkRoutes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +39,7 @@ class PipelineDefinition:
 
     :param name: unique per Kafka cluster; ledger and transactional.id are named by it
     :param sources: by the function's argument; one source without a name is its only positional argument
-    :param shares: who gets what of the result
+    :param routes: who gets what of the result
     :param output_mode: ``append``, ``update`` or ``complete``, as in Spark
     :param max_batch_attempts: attempts of one batch before the query fails
     :param ledger_retention: how much of the ledger's history stays
@@ -54,7 +54,7 @@ class PipelineDefinition:
 
     name: str
     sources: Mapping[str, KafkaSource]
-    shares: Shares
+    routes: SinkRoutes
     output_mode: str
     function: Callable[..., DataFrame]
     max_batch_attempts: int = MAX_BATCH_ATTEMPTS
@@ -76,12 +76,12 @@ class PipelineDefinition:
     @property
     def mode(self) -> CheckpointingMode:
         """How batches are committed; a weaker guarantee makes it cheaper only where Kafka is the only sink."""
-        return CheckpointingMode.EXACTLY_ONCE if self.shares.others else self.guarantee
+        return CheckpointingMode.EXACTLY_ONCE if self.routes.others else self.guarantee
 
     @property
     def sink(self) -> KafkaSink | None:
         """The Kafka sink, None when no sink is Kafka."""
-        return None if self.shares.kafka is None else self.shares.kafka.sink
+        return None if self.routes.kafka is None else self.routes.kafka.sink
 
     @property
     def sink_topics(self) -> list[str]:
@@ -137,7 +137,7 @@ class PipelineDefinition:
 
         :raises RefusedError: when it does not
         """
-        self.shares.check(result)
+        self.routes.check(result)
         if self.late_rows.topic is not None:
             check_can_be_told(result)
 
@@ -171,7 +171,7 @@ class PipelineDefinition:
         from airflow_provider_exactlyonce.streaming.analysis.plan_description import describe
 
         try:
-            plan = describe(result, self.shares.facts)
+            plan = describe(result, self.routes.facts)
         except Exception as error:  # no stream stops because an upgrade could not be judged later
             log.warning("the plan could not be described, so that savepoints will lack it: %s", error)
             plan = None
@@ -181,7 +181,7 @@ class PipelineDefinition:
             spark_version=spark.version,
             output_mode=self.output_mode,
             sources={source.topic: source.schema for source in self.sources.values()},
-            sinks=tuple(self.shares.names),
+            sinks=tuple(self.routes.names),
             result_schema=result.schema.json(),
             nondeterministic=tuple(unsure),
             plan=plan,
@@ -191,7 +191,7 @@ class PipelineDefinition:
     def version(self) -> str:
         """The first 12 hexadecimal digits of the SHA-256 of the job's file and declaration."""
         text = self.job.content if self.job else repr(self.function).encode()
-        declared = repr((self.name, dict(self.sources), self.shares.declared, self.output_mode)).encode()
+        declared = repr((self.name, dict(self.sources), self.routes.declared, self.output_mode)).encode()
         return hashlib.sha256(text + declared).hexdigest()[:12]
 
     @property

@@ -102,7 +102,7 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class DeliveryGuarantee:
     """What a pipeline's links give.
 
     :param declared: what it declares
@@ -209,7 +209,9 @@ class Plan:
         return "\n\n".join(filter(None, lines))
 
 
-def examine(pipeline: PipelineDefinition, result: DataFrame, unsure: Sequence[str], asked: Mapping[str, str]) -> Plan:
+def examine(
+    pipeline: PipelineDefinition, result: DataFrame, unsure: Sequence[str], asked: Mapping[str, str]
+) -> DeliveryGuarantee:
     """Return what a pipeline's links give.
 
     :param result: the stream that goes to the sinks, or the one for planning only
@@ -226,7 +228,7 @@ def examine(pipeline: PipelineDefinition, result: DataFrame, unsure: Sequence[st
         _engine(pipeline, unsure, asked),
         *_sinks(pipeline),
     ]
-    return Plan(
+    return DeliveryGuarantee(
         pipeline=pipeline.name,
         declared=pipeline.guarantee,
         allow_weaker=pipeline.allow_weaker,
@@ -278,7 +280,7 @@ def _engine(pipeline: PipelineDefinition, unsure: Sequence[str], asked: Mapping[
     if pipeline.mode is CheckpointingMode.AT_MOST_ONCE:
         reason = "progress is recorded before a batch is written: one that fails is skipped, and recorded as lost"
         return Link(link="engine", name=name, reason=reason, checkpointed=True, loses=True)
-    others = pipeline.shares.others
+    others = pipeline.routes.others
     several = len(others) + (pipeline.sink is not None) > 1
     if unsure and (several or any(one.sink.guarantee in (IDEMPOTENT, IDEMPOTENT_UNFENCED) for one in others)):
         whom = "to the sinks that lack it" if several else "under other keys"
@@ -297,7 +299,7 @@ def _sinks(pipeline: PipelineDefinition) -> Iterator[Link]:
             yield _sink(name, NEITHER)
         else:
             yield Link(link="sink", name=name, reason="no batch is written a second time", writes=NEITHER)
-    for share in pipeline.shares.others:
+    for share in pipeline.routes.others:
         yield _declared_sink(share.sink)
 
 

@@ -24,7 +24,7 @@ from airflow_provider_exactlyonce.state.function import (
 )
 from airflow_provider_exactlyonce.state.operator import KeyedOperator
 from airflow_provider_exactlyonce.state.record import record_maker
-from airflow_provider_exactlyonce.state.shape import Shape
+from airflow_provider_exactlyonce.state.state_type import StateType
 from airflow_provider_exactlyonce.streaming.keyed import partial_aggregation
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
 
@@ -152,7 +152,7 @@ def _transformed(
 
 def _schemas(function: KeyedProcessFunction[Any, Any]) -> Mapping[str, StructType]:
     """Return Spark's type of every declaration; made here, because a Python worker would ask the JVM for it."""
-    texts = {shape.ddl for state in states_of(function).values() for shape in state.shapes}
+    texts = {state_type.ddl for state in states_of(function).values() for state_type in state.state_types}
     return {text: _struct(text) for text in texts}
 
 
@@ -239,14 +239,16 @@ class _SparkHandle:
         self.register_timer = handle.registerTimer
         self.delete_timer = handle.deleteTimer
 
-    def value_store(self, name: str, shape: Shape, ttl_milliseconds: int | None) -> ValueState:
-        return self._handle.getValueState(name, self._schemas[shape.ddl], ttl_milliseconds)
+    def value_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> ValueState:
+        return self._handle.getValueState(name, self._schemas[state_type.ddl], ttl_milliseconds)
 
-    def list_store(self, name: str, shape: Shape, ttl_milliseconds: int | None) -> _SparkList:
-        return _SparkList(self._handle.getListState(name, self._schemas[shape.ddl], ttl_milliseconds))
+    def list_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> _SparkList:
+        return _SparkList(self._handle.getListState(name, self._schemas[state_type.ddl], ttl_milliseconds))
 
-    def map_store(self, name: str, key_shape: Shape, shape: Shape, ttl_milliseconds: int | None) -> _SparkMap:
-        schemas = self._schemas[key_shape.ddl], self._schemas[shape.ddl]
+    def map_store(
+        self, name: str, key_type: StateType, state_type: StateType, ttl_milliseconds: int | None
+    ) -> _SparkMap:
+        schemas = self._schemas[key_type.ddl], self._schemas[state_type.ddl]
         return _SparkMap(self._handle.getMapState(name, *schemas, ttl_milliseconds))
 
 

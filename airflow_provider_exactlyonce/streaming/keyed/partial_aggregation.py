@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce.exceptions import StateValueError
 from airflow_provider_exactlyonce.state import values
 from airflow_provider_exactlyonce.state.aggregation import Aggregation
 from airflow_provider_exactlyonce.state.record import record_maker
-from airflow_provider_exactlyonce.state.shape import Shape
+from airflow_provider_exactlyonce.state.state_type import StateType
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def combined(frame: DataFrame, key: Sequence[str], aggregation: Aggregation) -> 
     :param key: the key's columns
     :param aggregation: with a ``merge``
     """
-    fields = _fields(Shape(aggregation.accumulator))
+    fields = _fields(StateType(aggregation.accumulator))
     schema = StructType([frame.schema[name] for name in key] + fields)
     types = list(to_arrow_schema(StructType(fields), timezone="UTC"))
     return frame.mapInArrow(_Combining(tuple(frame.columns), tuple(key), aggregation, types), schema)
@@ -39,13 +39,13 @@ def combined(frame: DataFrame, key: Sequence[str], aggregation: Aggregation) -> 
 
 def accumulator_of(aggregation: Aggregation, key: Sequence[str]) -> Callable[[Any], Any]:
     """Return what returns the accumulator of such a row."""
-    shape, place = Shape(aggregation.accumulator), len(key)
-    return lambda row: shape.unpack(row[place:])
+    state_type, place = StateType(aggregation.accumulator), len(key)
+    return lambda row: state_type.unpack(row[place:])
 
 
-def _fields(shape: Shape) -> list[StructField]:
+def _fields(state_type: StateType) -> list[StructField]:
     """Return the columns that hold an accumulator; their names are no column's of the key."""
-    parsed = cast("StructType", StructType.fromDDL(shape.ddl))
+    parsed = cast("StructType", StructType.fromDDL(state_type.ddl))
     return [StructField(f"{_PREFIX}{place}", one.dataType) for place, one in enumerate(parsed.fields)]
 
 
@@ -77,12 +77,12 @@ class _Combining:
             yield self._batch(schema, held)
 
     def _batch(self, schema: pa.Schema, held: Mapping[tuple[Any, ...], Any]) -> pa.RecordBatch:
-        shape = Shape(self._aggregation.accumulator)
+        state_type = StateType(self._aggregation.accumulator)
         try:
-            rows = [shape.pack(shape.fit(one)) for one in held.values()]
+            rows = [state_type.pack(state_type.coerce(one)) for one in held.values()]
         except values.TypeMismatchError as error:
             raise StateValueError(mark(StateValueError, f"accumulator: {error}")) from None
-        kinds = [one.type for one in shape.type.fields] if shape.is_row else [shape.type]
+        kinds = [one.type for one in state_type.type.fields] if state_type.is_row else [state_type.type]
         fields = [*(schema.field(name) for name in self._key), *self._types]
         columns = [*zip(*held, strict=True)]
         for kind, column in zip(kinds, zip(*rows, strict=True), strict=True):

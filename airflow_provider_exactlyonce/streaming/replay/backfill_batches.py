@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.backfill.plan import Step
@@ -23,16 +24,30 @@ if TYPE_CHECKING:
 log = logging.getLogger("exactlyonce")
 
 
-class BackfillBatches:
-    """Processes the batches of one query.
+@dataclass(frozen=True, kw_only=True)
+class BackfillOptions:
+    """How a backfill's batches are run, and who is told of them.
 
-    :param steps: what each batch is
     :param writes: whether the range's rows are written
     :param accept_nondeterminism: rows that differ before the range don't stop it
     :param max_batch_attempts: attempts of one batch that is written
     :param stop_reason: why a stop was asked for, None when it was not
-    :param tell: told of each commit
+    :param committed: told of each commit
     :param progressed: called when a batch has been run
+    """
+
+    writes: bool
+    accept_nondeterminism: bool
+    max_batch_attempts: int
+    stop_reason: Callable[[], str | None]
+    committed: Callable[[CommitRecord], None]
+    progressed: Callable[[], None]
+
+
+class BackfillBatches:
+    """Processes the batches of one query.
+
+    :param steps: what each batch is
     """
 
     def __init__(
@@ -41,13 +56,7 @@ class BackfillBatches:
         sink: BatchTransaction,
         steps: BackfillSteps,
         checkpoint: Checkpoint,
-        *,
-        writes: bool,
-        accept_nondeterminism: bool,
-        max_batch_attempts: int,
-        stop_reason: Callable[[], str | None],
-        tell: Callable[[CommitRecord], None],
-        progressed: Callable[[], None],
+        options: BackfillOptions,
     ) -> None:
         self.failure: ExactlyOnceError | None = None
         self._source_ids: dict[str, str] = {}
@@ -55,15 +64,11 @@ class BackfillBatches:
         self._sink: Final = sink
         self._steps: Final = steps
         self._checkpoint: Final = checkpoint
-        self._writes: Final = writes
-        self._accept: Final = accept_nondeterminism
-        self._stop_reason: Final = stop_reason
-        self._tell: Final = tell
-        self._progressed: Final = progressed
+        self._options: Final = options
         self._coordinator: Final = CommitCoordinator(
             sink,
-            Callbacks(plan=self._plan, stop_reason=stop_reason, committed=self._committed),
-            max_batch_attempts=max_batch_attempts,
+            Callbacks(plan=self._plan, stop_reason=options.stop_reason, committed=self._committed),
+            max_batch_attempts=options.max_batch_attempts,
         )
 
     def process(self, frame: DataFrame, number: int) -> None:
@@ -77,10 +82,10 @@ class BackfillBatches:
         except ExactlyOnceError as error:
             self.failure = error
             raise
-        self._progressed()
+        self._options.progressed()
 
     def _process(self, frame: DataFrame, number: int) -> None:
-        if (reason := self._stop_reason()) is not None:
+        if (reason := self._options.stop_reason()) is not None:
             raise StopRequestedError(reason)
         planned = self._checkpoint.offsets(number)
         if planned is None:
@@ -88,7 +93,7 @@ class BackfillBatches:
         self._plan(number)  # also where nothing is committed: what is only run for its state must be read where it was
         step = self._steps.begin(number, planned)
         written = self._steps.recorded()
-        if step.emits and self._writes and written is None:
+        if step.emits and self._options.writes and written is None:
             self._follow_ledger(number)
             self._coordinator.process(frame, number)
             self._steps.finish(number)
@@ -140,7 +145,7 @@ class BackfillBatches:
                 f"{record.commit} of {record.pipeline}); run again for its state the batch gives {rows} and "
                 f"{digest:016x}"
             )
-            if not self._accept:
+            if not self._options.accept_nondeterminism:
                 raise DivergedError(f"{text}. The job is not deterministic; accept that with --accept-nondeterminism")
             log.warning("%s, which was accepted", text)
         log.info("batch %d is record %d already: state rebuilt, nothing written", number, record.commit)
@@ -156,7 +161,7 @@ class BackfillBatches:
         if step.exact:
             record = self._steps.record(step)
             if (rows, digest) != (record.rows, record.digest):
-                if not self._accept:
+                if not self._options.accept_nondeterminism:
                     raise DivergedError(
                         f"commit {record.commit}, before the range, has {record.rows} rows and digest "
                         f"{record.digest:016x}; run again it gives {rows} rows and {digest:016x}: the state would not "
@@ -181,7 +186,7 @@ class BackfillBatches:
 
     def _committed(self, record: CommitRecord, seconds: float, before: bool) -> None:
         self._steps.wrote(record)
-        self._tell(record)
+        self._options.committed(record)
         log.info(
             "commit %d of the backfills, batch %d: %s rows in %.2f s",
             record.commit,

@@ -11,7 +11,6 @@ whichever lineage, home or words of a request wrote them. Such a batch is run fo
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,20 +26,16 @@ from airflow_provider_exactlyonce.checkpoint.offsets_text import adapted, compos
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
-from airflow_provider_exactlyonce.streaming.replay.replay import OneStartPerBatchError
-from airflow_provider_exactlyonce.streaming.spark.steering import SteeredQuery, SteeringError, fixed_settings
+from airflow_provider_exactlyonce.streaming.spark.steering import QuerySteering, SteeredQuery, fixed_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger("exactlyonce")
 
-_START_SECONDS: Final = 60.0
-
 
 class BackfillSteps:
-    """Tells Spark the batches of one backfill in their turn. Called by the query's thread but for :meth:`attach`.
+    """Tells Spark the batches of one backfill in their turn. Called by the query's thread.
 
     :param checkpoint: of the backfill's lineage
     :param steps: all of them
@@ -67,13 +62,16 @@ class BackfillSteps:
         self._commits: Final = commits
         self._topics: Final = topics
         self._written: Final = None if written is None else list(written)
-        self._query: StreamingQuery | None = None
-        self._attached: Final = threading.Event()
-        self._steered: SteeredQuery | None = None
+        self.steering: Final = QuerySteering(spark)
         self._once = self._repeats = False
         self.done = done
         self._next = done.upcoming
         self._started_at = -1
+
+    @property
+    def goes_live(self) -> bool:
+        """Never: a backfill ends with its last step."""
+        return False
 
     @property
     def pending(self) -> bool:
@@ -100,14 +98,14 @@ class BackfillSteps:
         if self._commits is not None:
             self._commits.close()
 
-    def prepare(self, *, once: bool) -> bool:
+    def prepare(self, *, one_start_per_batch: str | None) -> bool:
         """Write the next batch into the checkpoint, before every start of the query; false when none is left.
 
-        :param once: the query can't be steered, and ends after it
+        :param one_start_per_batch: why the query can't be steered, and ends after it
         :raises RefusedError: when the ledger has batches that are in no step
         """
-        self._attached.clear()
-        self._query, self._steered, self._once = None, None, once
+        self.steering.expect()
+        self._once = one_start_per_batch is not None
         newest = self._checkpoint.newest_commit()
         last = self.done.base if newest is None else newest
         self.done = self.done.cut(last)  # what Spark has not noted it runs again
@@ -168,18 +166,13 @@ class BackfillSteps:
                 "there"
             )
 
-    def attach(self, query: StreamingQuery) -> None:
-        """Tell which query runs; its first callback waits for it."""
-        self._query = query
-        self._attached.set()
-
     def begin(self, number: int, planned: BatchOffsets) -> Step:
         """Return what a batch is.
 
         :raises DivergedError: when Spark has planned something else
         """
         if not self._once:
-            self._steered_query()  # before anything runs, if it can't be
+            self.steering.query()  # before anything runs, if it can't be
         step = self.upcoming
         ends = {(topic, part): end for topic, of in planned.kafka_ends().items() for part, end in of.items()}
         wrong = [place for place in ends.keys() | step.ends.keys() if ends.get(place) != step.ends.get(place)]
@@ -217,7 +210,7 @@ class BackfillSteps:
         failpoints.reach("backfill-step")
         if self._once:
             return
-        steered = self._steered_query()
+        steered = self.steering.query()
         if self._repeats:
             steered.forget_operator_watermarks()
         while self._is_left_out():
@@ -273,16 +266,6 @@ class BackfillSteps:
 
     def _timestamp(self, step: Step) -> int:
         return int(time.time() * 1000) if step.commit is None else self.record(step).batch_timestamp
-
-    def _steered_query(self) -> SteeredQuery:
-        if self._steered is None:
-            if not self._attached.wait(_START_SECONDS) or self._query is None:
-                raise ExactlyOnceError(f"the query has not started within {_START_SECONDS:.0f} s")
-            try:
-                self._steered = SteeredQuery(self._spark, self._query)
-            except SteeringError as error:
-                raise OneStartPerBatchError(str(error)) from error
-        return self._steered
 
 
 def _shown(ends: Positions) -> str:

@@ -12,7 +12,6 @@ are left to Spark.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,16 +30,14 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.commit.run import Run
 from airflow_provider_exactlyonce.streaming.commit.start_checks import replay_is_needed
-from airflow_provider_exactlyonce.streaming.spark.steering import SteeredQuery, SteeringError
+from airflow_provider_exactlyonce.streaming.spark.steering import QuerySteering
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger(__name__)
 
 _STALL_SECONDS: Final = 120.0
-_START_SECONDS: Final = 60.0
 _NO_REASON_SECONDS: Final = 10.0
 
 
@@ -98,12 +95,8 @@ class Comparison:
         )
 
 
-class OneStartPerBatchError(ExactlyOnceError):
-    """The running query can't be steered; each recorded batch gets a start of its own."""
-
-
 class Replay:
-    """Brings one lineage up to its ledger. Called by the coordinator's thread but for :meth:`attach` and the watch.
+    """Brings one lineage up to its ledger. Called by the coordinator's thread but for :meth:`needs_restart`.
 
     :param run: the driver's hold on the pipeline, with its claim
     :param commits: from the commit after the checkpoint's newest to the ledger's newest
@@ -124,15 +117,12 @@ class Replay:
         goes_live: bool = True,
     ) -> None:
         self.goes_live: Final = goes_live
-        self._spark: Final = spark
+        self.steering: Final = QuerySteering(spark)
         self._run: Final = run
         self._checkpoint: Final = checkpoint
         self._commits: Final = commits
         self._comparison: Final = comparison
         self._began: Final = time.monotonic()
-        self._query: StreamingQuery | None = None
-        self._attached: Final = threading.Event()
-        self._steered: SteeredQuery | None = None
         self._next: tuple[int, CommitRecord] | None = None
         self._moved = time.monotonic()
         self._busy = False
@@ -157,8 +147,7 @@ class Replay:
         :param one_start_per_batch: why the query can't be steered
         """
         self.report = replace(self.report, one_start_per_batch=one_start_per_batch or self.report.one_start_per_batch)
-        self._attached.clear()
-        self._query, self._steered = None, None
+        self.steering.expect()
         newest = self._checkpoint.newest_commit()
         done = -1 if newest is None else newest
         before, commit = self._checkpoint.offsets(done), self._checkpoint.commit(done)
@@ -194,19 +183,17 @@ class Replay:
     def needs_restart(self) -> bool:
         """Tell whether the next batch has to be put into Spark's log, because Spark sees no reason to plan it.
 
-        That is a batch without data of another version: this one's watermark may not have moved.
+        That is a batch without data of another version: this one's watermark may not have moved. From any thread.
+
+        :raises ExactlyOnceError: when Spark has not begun the next recorded batch for long
         """
+        self._check_moving()
         return (
             self._next is not None
             and not self._comparison.is_exact(self._next[1])
             and not self._busy
             and time.monotonic() - self._moved > _NO_REASON_SECONDS
         )
-
-    def attach(self, query: StreamingQuery) -> None:
-        """Tell which query runs; its first callback waits for it."""
-        self._query = query
-        self._attached.set()
 
     def recorded(self, batch: Batch) -> Batch:
         """Return a planned batch with the commit that it repeats; as it is, once nothing remains.
@@ -218,7 +205,7 @@ class Replay:
         number, record = self._next
         self._busy = True
         if self.report.one_start_per_batch is None:
-            self._steered_query()  # before anything runs, if it can't be
+            self.steering.query()  # before anything runs, if it can't be
         planned, committed = batch.offsets, parse_offsets(record.offsets)
         found: list[tuple[str, object, object]] = [("batch", batch.number, number)]
         if not planned.same_sources(committed):
@@ -279,11 +266,7 @@ class Replay:
         """Close the connection to the ledger."""
         self._commits.close()
 
-    def check_moving(self) -> None:
-        """Look whether the replay still moves; from any thread.
-
-        :raises ExactlyOnceError: when Spark has not begun the next recorded batch for long
-        """
+    def _check_moving(self) -> None:
         if self._next is None or self._busy or time.monotonic() - self._moved < _STALL_SECONDS:
             return
         number, record = self._next
@@ -323,7 +306,7 @@ class Replay:
         return record
 
     def _steer(self, exact: bool) -> None:
-        steered = self._steered_query()
+        steered = self.steering.query()
         if exact:
             steered.forget_operator_watermarks()
         if self._next is None:
@@ -336,16 +319,6 @@ class Replay:
             timestamp=offsets.timestamp,
             watermark=offsets.watermark if self._comparison.is_exact(record) else None,
         )
-
-    def _steered_query(self) -> SteeredQuery:
-        if self._steered is None:
-            if not self._attached.wait(_START_SECONDS) or self._query is None:
-                raise ExactlyOnceError(f"the query has not started within {_START_SECONDS:.0f} s")
-            try:
-                self._steered = SteeredQuery(self._spark, self._query)
-            except SteeringError as error:
-                raise OneStartPerBatchError(str(error)) from error
-        return self._steered
 
 
 def check_replay(run: Run, tail: LedgerTail | None, unsure: Sequence[str], *, accept_nondeterminism: bool) -> None:

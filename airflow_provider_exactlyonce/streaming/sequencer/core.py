@@ -38,7 +38,7 @@ class Grant(NamedTuple):
 
 
 @dataclass
-class Written:
+class GrantedRange:
     """What the attempt has written to one topic-partition."""
 
     first: int
@@ -52,7 +52,7 @@ class _Turns:
 
     sequence: int = 0
     added: bool = False
-    written: Written | None = None
+    written: GrantedRange | None = None
 
 
 class AttemptFailedError(Exception):
@@ -132,11 +132,11 @@ class Sequencer:
             raise self._fail(f"task {task} released {place.topic}-{place.partition} with {rows} rows")
         last = first_offset + rows - 1
         if turns.written is None:
-            turns.written = Written(first_offset, last, rows)
+            turns.written = GrantedRange(first_offset, last, rows)
         elif first_offset <= turns.written.last:
             raise self._fail(f"offset {first_offset} of {place.topic}-{place.partition} was given twice")
         else:
-            turns.written = Written(turns.written.first, last, turns.written.rows + rows)
+            turns.written = GrantedRange(turns.written.first, last, turns.written.rows + rows)
         for waiting, (topic, partitions) in self._waiting.items():
             if place.partition in partitions and place.topic == topic:
                 del self._waiting[waiting]
@@ -173,7 +173,7 @@ class Sequencer:
         named = ", ".join(map(str, tasks[:_TASKS_NAMED]))
         return f"of the {len(self._registered)} tasks that have begun, not done are: {named or 'none'}{more}"
 
-    def result(self, tasks: int) -> dict[TopicPartition, Written]:
+    def result(self, tasks: int) -> dict[TopicPartition, GrantedRange]:
         """Return what was written.
 
         :param tasks: how many tasks have answered to Spark

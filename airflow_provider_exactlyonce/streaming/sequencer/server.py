@@ -47,9 +47,9 @@ from airflow_provider_exactlyonce.streaming.sequencer.connection import (
 from airflow_provider_exactlyonce.streaming.sequencer.core import (
     AttemptFailedError,
     Grant,
+    GrantedRange,
     Sequencer,
     TopicPartition,
-    Written,
 )
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 
@@ -117,7 +117,7 @@ class SequencerServer:
         """Why the attempt has failed, None while it has not."""
         return self._sequencer.failure
 
-    def result(self, tasks: int) -> dict[TopicPartition, Written]:
+    def result(self, tasks: int) -> dict[TopicPartition, GrantedRange]:
         """Return what was written; see :meth:`Sequencer.result`."""
         with self._lock:
             return self._sequencer.result(tasks)

@@ -11,6 +11,7 @@ batch, so nothing races.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -36,12 +37,17 @@ _FIELDS: Final = (
     (_KAFKA_STREAM, "allDataForTriggerAvailableNow"),
     (_KAFKA_STREAM, "isTriggerAvailableNow"),
 )
+_START_SECONDS: Final = 60.0
 _ENDING_SECONDS: Final = 60.0
 _MANUAL_CLOCK: Final = "org.apache.spark.util.ManualClock"
 
 
 class SteeringError(ExactlyOnceError):
     """A Spark, or a query, that can't be steered."""
+
+
+class OneStartPerBatchError(ExactlyOnceError):
+    """The running query can't be steered; each recorded batch gets a start of its own."""
 
 
 def missing_part(spark: SparkSession) -> str | None:
@@ -158,6 +164,41 @@ class SteeredQuery:
         none = getattr(getattr(self._spark._jvm.scala, "None$"), "MODULE$")  # type: ignore[union-attr]
         for operator in list(elements(seen.keys().toSeq())):
             seen.update(operator, none)
+
+
+class QuerySteering:
+    """Has the query that runs recorded batches, for their callbacks: the first may come before its start returns."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark: Final = spark
+        self._query: StreamingQuery | None = None
+        self._attached: Final = threading.Event()
+        self._steered: SteeredQuery | None = None
+
+    def expect(self) -> None:
+        """Forget the query that has run: another one follows."""
+        self._attached.clear()
+        self._query, self._steered = None, None
+
+    def attach(self, query: StreamingQuery) -> None:
+        """Tell which query runs; called by the thread that has started it."""
+        self._query = query
+        self._attached.set()
+
+    def query(self) -> SteeredQuery:
+        """Return the query that runs; called in its callbacks.
+
+        :raises OneStartPerBatchError: when it can't be steered
+        :raises ExactlyOnceError: when nobody tells which it is
+        """
+        if self._steered is None:
+            if not self._attached.wait(_START_SECONDS) or self._query is None:
+                raise ExactlyOnceError(f"the query has not started within {_START_SECONDS:.0f} s")
+            try:
+                self._steered = SteeredQuery(self._spark, self._query)
+            except SteeringError as error:
+                raise OneStartPerBatchError(str(error)) from error
+        return self._steered
 
 
 def wait_until_gone(spark: SparkSession, query: StreamingQuery) -> None:

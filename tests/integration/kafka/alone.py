@@ -18,8 +18,10 @@ from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, SinkRange, ledger_topic
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt, TransactionOptions
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.commit.exactly_once import TransactionalWriter
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from tests.integration.kafka.proxy import Proxy
@@ -34,19 +36,23 @@ def rows_of(number: int) -> list[tuple[bytes, bytes]]:
     return [(b"k%d" % row, b"batch %d row %d" % (number, row)) for row in range(ROWS)]
 
 
-class PlainSink(BatchTransaction):
-    """The Kafka sink with a loop in place of Spark's stage."""
+class PlainWriter(TransactionalWriter):
+    """The writer with a loop in place of Spark's stage."""
 
     def write(self, frame: Any) -> None:
         assert self._definition is not None
         topic = self._definition.topics[0]
-        written = self._sink.setdefault(topic, {})
+        written = self._ranges.setdefault(topic, {})
         for row, (key, value) in enumerate(frame):
-            partition = row % self._targets[topic].partitions
-            offset = self._run.session.write(topic, partition, key, value)
+            partition = row % self._attempt.targets[topic].partitions
+            offset = self._attempt.run.session.write(topic, partition, key, value)
             before = written.get(partition)
             first, rows = (before.first, before.rows) if before else (offset, 0)
             written[partition] = SinkRange(first=first, last=offset, rows=rows + 1, digest=0)
+
+
+class PlainSink(BatchTransaction):
+    """The Kafka sink, whose replays write nothing and compare little."""
 
     def rebuild(self, frame: Any, record: CommitRecord, diverged: Any) -> None:
         invariant(record.rows == len(frame), "a batch is the same every time")
@@ -101,13 +107,9 @@ def started(
     run = Run(Home(home), pipeline, options)
     try:
         definition = KafkaSink(topic, transaction_timeout_seconds=timeout_seconds)
-        made = sink(
-            definition,
-            run,
-            targets=preflight.check_topics(run.client, sinks=[topic]),
-            listener=cast(Any, None),
-            stop_requested=lambda: alone.stop is not None,
-        )
+        targets = preflight.check_topics(run.client, sinks=[topic])
+        attempt = BatchAttempt(run, TransactionOptions(definition=definition), targets, cast(Any, None))
+        made = sink(attempt, PlainWriter(attempt), lambda: alone.stop is not None)
         callbacks = Callbacks(
             plan=lambda number: planned(run, number),
             stop_reason=lambda: alone.stop,

@@ -30,7 +30,7 @@ class SlowSink(PlainSink):
         record = super().pre_commit(started_milliseconds)
         if type(self).slow_attempts > 0:
             type(self).slow_attempts -= 1
-            ((topic, written),) = self._sink.items()
+            ((topic, written),) = self._writer.ranges.items()
             eventually(
                 lambda: self._run.client.stable_offsets(topic)[0] > written[0].last,
                 "the broker has aborted the transaction",

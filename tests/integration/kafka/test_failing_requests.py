@@ -25,6 +25,8 @@ from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.commit import run as runs
 from airflow_provider_exactlyonce.streaming.commit import write_stage
 from airflow_provider_exactlyonce.streaming.commit.batch import planned_batch
+from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt, TransactionOptions
+from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.commit.start_checks import reconcile
@@ -43,7 +45,7 @@ from tests.conftest import MakeTopic
 from tests.crash_matrix.observer import Observer
 from tests.crash_matrix.verdict import Findings, Judge
 from tests.integration.protocol import source
-from tests.integration.protocol.driver import PlainTransaction, _process
+from tests.integration.protocol.driver import PlainWriter, _process
 from tests.integration.protocol.tasks import arrow
 
 SEED = int(os.environ.get("EXACTLYONCE_FAULT_SEED", "1"))
@@ -58,7 +60,7 @@ FAULTS = [
 ]
 
 
-class InProcess(PlainTransaction):
+class InProcess(PlainWriter):
     """Its tasks run in this process, one after the other."""
 
     def _run_tasks(self, frame: Any, server: Any, tag: str) -> Any:
@@ -146,9 +148,9 @@ class Pipeline:
         try:
             with SequencerListener(settings.sequencer_endpoint(lambda name: None, "local[2]")) as listener:
                 targets = preflight.check_topics(run.client, sinks=[self.sink])
-                sink = InProcess(
-                    KafkaSink(self.sink), run, targets=targets, listener=listener, stop_requested=lambda: False
-                )
+                sink_options = TransactionOptions(definition=KafkaSink(self.sink))
+                attempt = BatchAttempt(run, sink_options, targets, listener)
+                sink = BatchTransaction(attempt, InProcess(attempt), lambda: False)
                 run.start()
                 checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
                 reconcile(checkpoint, run.lineage, run.tail)

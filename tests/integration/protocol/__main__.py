@@ -15,7 +15,7 @@ def main() -> int:
     """Run the seeds; returns 1 when one does not recover."""
     parser = argparse.ArgumentParser(prog="python -m tests.integration.protocol", description=__doc__)
     parser.add_argument("seeds", type=int, nargs="+")
-    parser.add_argument("--protocol", default="PlainTransaction")
+    parser.add_argument("--protocol", default="BatchTransaction")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="exactlyonce-protocol-"))
     with EmbeddedBroker(folder / "broker") as broker, Forge(folder / "forge") as forge:

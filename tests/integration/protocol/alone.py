@@ -19,15 +19,17 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.commit import row_router, write_stage
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch, planned_batch
+from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt, TransactionOptions
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.commit.exactly_once import TransactionalWriter
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids, first_repeated, reconcile
 from airflow_provider_exactlyonce.streaming.replay import owed_batch
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
-from airflow_provider_exactlyonce.streaming.sinks.shares import DIGEST_FIELD, column_of
+from airflow_provider_exactlyonce.streaming.sinks.sink_routes import DIGEST_FIELD, column_of
 from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkContext
 from tests.integration.protocol.tasks import arrow, digest, encoded
 
@@ -43,11 +45,12 @@ class Frame:
         self.properties[name] = value
 
 
-class OneTask(BatchTransaction):
+class OneTask(TransactionalWriter):
     """All sinks, written by one task in the driver's thread."""
 
-    def take(self, others: SinkGroup) -> None:
-        self._tasks = others.tasks()
+    def __init__(self, attempt: BatchAttempt) -> None:
+        super().__init__(attempt)
+        self._tasks = attempt.others.tasks()
 
     def recompute(self, frame: Any) -> tuple[int, int]:
         self._hand_out(frame)
@@ -71,7 +74,7 @@ class OneTask(BatchTransaction):
         with row_router.Tee(self._tasks, told, 0) as tee:
             for _ in tee.passing(iter([batch])) if rows else ():
                 pass
-            self._others.answered([tee.finish()])
+            self._attempt.others.collect_results([tee.finish()])
 
 
 def _for_kafka(frame: Frame) -> Iterator[pa.RecordBatch]:
@@ -122,15 +125,9 @@ class Alone:
             named = self.kafka.topics if self.kafka else []
             topics = preflight.check_topics(run.client, sources=[self.source], sinks=named)
             check_topic_ids({name: of.topic_id for name, of in topics.items()}, tail)
-            sink = OneTask(
-                self.kafka,
-                run,
-                targets={name: topics[name] for name in named},
-                listener=listener,
-                stop_requested=lambda: False,
-                others=others,
-            )
-            sink.take(others)
+            targets = {name: topics[name] for name in named}
+            attempt = BatchAttempt(run, TransactionOptions(definition=self.kafka), targets, listener, others)
+            sink = BatchTransaction(attempt, OneTask(attempt), lambda: False)
             run.start()
             yield Life(self, run, sink, others, diverged)
 
@@ -165,7 +162,7 @@ class Alone:
 class Life:
     """One run of a pipeline, from its claim on."""
 
-    def __init__(self, alone: Alone, run: Run, sink: OneTask, others: SinkGroup, diverged: Any) -> None:
+    def __init__(self, alone: Alone, run: Run, sink: BatchTransaction, others: SinkGroup, diverged: Any) -> None:
         self.alone, self.run, self.sink, self.others = alone, run, sink, others
         self.checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
         self.recorded: CommitRecord | None = None

@@ -31,8 +31,10 @@ from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.commit.batch import planned_batch
+from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt, TransactionOptions
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.commit.exactly_once import TransactionalWriter
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.commit.start_checks import reconcile
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
@@ -43,8 +45,8 @@ from tests.integration.protocol.tasks import Tasks, digest, encoded, raise_nurse
 _HEARTBEAT_SECONDS = 0.5
 
 
-class PlainTransaction(BatchTransaction):
-    """The Kafka sink with plain processes in place of a Spark stage; a frame is a batch's records."""
+class PlainWriter(TransactionalWriter):
+    """The writer with plain processes in place of a Spark stage; a frame is a batch's records."""
 
     tasks: Tasks
 
@@ -61,21 +63,21 @@ class PlainTransaction(BatchTransaction):
             raise BatchFailedError(server.failure or str(error)) from error
 
 
-class WithoutReplayCheck(PlainTransaction):
+class WithoutReplayCheck(BatchTransaction):
     """A wrong protocol: a batch that is committed already is written again."""
 
     def committed(self, batch: Any) -> CommitRecord | None:
         return None
 
 
-class CommitsWhatFailed(PlainTransaction):
+class CommitsWhatFailed(BatchTransaction):
     """A wrong protocol: a failed attempt is committed."""
 
     def abort(self) -> None:
         self._run.session.commit()
 
 
-SINKS = {one.__name__: one for one in (PlainTransaction, WithoutReplayCheck, CommitsWhatFailed)}
+SINKS = {one.__name__: one for one in (BatchTransaction, WithoutReplayCheck, CommitsWhatFailed)}
 
 
 def drive(spec: dict[str, Any]) -> None:
@@ -91,10 +93,10 @@ def drive(spec: dict[str, Any]) -> None:
     with SequencerListener(endpoint) as listener:
         definition = KafkaSink(spec["sink"], transaction_timeout_seconds=spec["timeout_seconds"])
         targets = preflight.check_topics(run.client, sinks=[spec["sink"]])
-        sink = SINKS[spec["protocol"]](
-            definition, run, targets=targets, listener=listener, stop_requested=lambda: False
-        )
-        sink.tasks = Tasks(spec["tasks"], spec["harm"])
+        attempt = BatchAttempt(run, TransactionOptions(definition=definition), targets, listener)
+        writer = PlainWriter(attempt)
+        writer.tasks = Tasks(spec["tasks"], spec["harm"])
+        sink = SINKS[spec["protocol"]](attempt, writer, lambda: False)
         run.start()
         threading.Thread(target=_beat, args=(run,), daemon=True).start()
         checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))

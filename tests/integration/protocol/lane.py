@@ -147,7 +147,7 @@ class Lane:
         self._listener_ended = threading.Event()
         folder.mkdir(parents=True)
         self._folder, self._config, self._broker = folder, config, broker
-        self._protocol = protocol or "PlainTransaction"
+        self._protocol = protocol or "BatchTransaction"
         self._admin = AdminClient({**config, **QUIET})
         self._plan = folder / "plan"
         self._source = self._make_topic(f"source-{folder.name}-{os.getpid()}", source.PARTITIONS)

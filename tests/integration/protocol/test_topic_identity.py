@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
-from airflow_provider_exactlyonce.streaming.replay.backfill_batches import BackfillBatches
+from airflow_provider_exactlyonce.streaming.replay.backfill_batches import BackfillBatches, BackfillOptions
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from tests.integration.protocol.alone import Alone, Frame
 
@@ -246,12 +246,14 @@ def test_a_backfill_does_not_build_its_state_from_a_source_that_is_made_again_me
             life.sink,
             cast(Any, Range()),
             life.checkpoint,
-            writes=False,
-            accept_nondeterminism=False,
-            max_batch_attempts=1,
-            stop_reason=lambda: None,
-            tell=lambda record: None,
-            progressed=lambda: None,
+            BackfillOptions(
+                writes=False,
+                accept_nondeterminism=False,
+                max_batch_attempts=1,
+                stop_reason=lambda: None,
+                committed=lambda record: None,
+                progressed=lambda: None,
+            ),
         )
         batches.process(cast(Any, Frame([])), 0)
         recreate(alone.config, alone.source, records=20)

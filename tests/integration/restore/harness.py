@@ -34,7 +34,7 @@ class StoppingDriver(Driver):
     def _on_commit(self, record: CommitRecord, seconds: float, before: bool) -> None:
         super()._on_commit(record, seconds, before)
         if record.commit == self.stop_at:
-            self._signal = f"commit {record.commit}"
+            self._lifecycle.stop.request(f"commit {record.commit}")
 
 
 @dataclass

@@ -80,7 +80,7 @@ class WithTable(Case):
 
     def pipeline(self, **sink_options: Any) -> Pipeline:
         alone = super().pipeline(**sink_options)
-        return replace(alone, shares=replace(alone.shares, others=[Share(self.table)]))
+        return replace(alone, routes=replace(alone.routes, others=[Share(self.table)]))
 
 
 def rows_of(table: SqliteSink) -> Counter[str]:

@@ -25,7 +25,7 @@ def limits(session: Any) -> tuple[str, str]:
 def after(session: Any, arrow_rows: BatchSizer, *tasks: BatchStats) -> tuple[str, str]:
     """Let a job with these tasks go by; return the limits of the next one."""
     arrow_rows.apply(session)
-    arrow_rows.saw(tasks)
+    arrow_rows.observe(tasks)
     arrow_rows.apply(session)
     return limits(session)
 
@@ -65,9 +65,9 @@ def test_after_a_failed_job_or_an_arrow_batch_far_too_large_bytes_are_limited_fo
         arrow_rows.plan(session, runs_python=False)
         assert after(session, arrow_rows, usual)[0] == UNLIMITED_BYTES
         if failed:
-            arrow_rows.distrust()
+            arrow_rows.reset()
         else:
-            arrow_rows.saw([usual, BatchStats(8_192, 100_000_000, 65 << 20)])
+            arrow_rows.observe([usual, BatchStats(8_192, 100_000_000, 65 << 20)])
         assert after(session, arrow_rows, usual) == BY_BYTES
 
 

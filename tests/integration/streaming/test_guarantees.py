@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming import CheckpointConfig, CheckpointingMode, KafkaSink, KafkaSource, pipeline
 from airflow_provider_exactlyonce.streaming.analysis import determinism
 from airflow_provider_exactlyonce.streaming.job import guarantees
-from airflow_provider_exactlyonce.streaming.job.guarantees import Plan
+from airflow_provider_exactlyonce.streaming.job.guarantees import DeliveryGuarantee
 from airflow_provider_exactlyonce.streaming.sinks import spi
 from airflow_provider_exactlyonce.streaming.sinks.spi import Sink
 from airflow_provider_exactlyonce.streaming.sinks.upsert.sink import UpsertSink
@@ -44,7 +44,7 @@ class SomeSink(Sink):
         raise NotImplementedError
 
 
-def plan(spark: Any, function: Callable[..., Any] = lambda events: events, **declared: Any) -> Plan:
+def plan(spark: Any, function: Callable[..., Any] = lambda events: events, **declared: Any) -> DeliveryGuarantee:
     job = pipeline(**{"name": "p", "source": EVENTS, "sink": KafkaSink("out"), **declared})(function)
     result = job.planned(spark)
     return guarantees.examine(job, result, determinism.find(result), {})

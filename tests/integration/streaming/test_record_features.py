@@ -38,8 +38,10 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_top
 from airflow_provider_exactlyonce.streaming import AvroFormat, KafkaSink, KafkaSource
 from airflow_provider_exactlyonce.streaming.commit.arrow_batching import ARROW_ROWS, UNLIMITED_BYTES
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt, TransactionOptions
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
+from airflow_provider_exactlyonce.streaming.commit.exactly_once import TransactionalWriter
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.declaration import pipeline
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
@@ -69,14 +71,10 @@ def open_sink(kafka_config: dict[str, str], tmp_path: Path) -> Iterator[Callable
         options = RunOptions(config=kafka_config, token=name, version="v", transaction_timeout_milliseconds=60_000)
         run = Run(Home(tmp_path / name), name, options)
         runs.append(run)
-        sink = BatchTransaction(
-            definition,
-            run,
-            targets=check_topics(run.client, sinks=definition.topics),
-            listener=listener,
-            stop_requested=lambda: False,
-            bad_source_records=bad,
-        )
+        transaction_options = TransactionOptions(definition=definition, bad_source_records=bad)
+        targets = check_topics(run.client, sinks=definition.topics)
+        attempt = BatchAttempt(run, transaction_options, targets, listener)
+        sink = BatchTransaction(attempt, TransactionalWriter(attempt), lambda: False)
         run.start()
         written = Written(sink=sink, coordinator=None, run=run)  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.state import (
     ValueState,
 )
 from airflow_provider_exactlyonce.state.memory import Memory, MemoryValueStore
-from airflow_provider_exactlyonce.state.shape import Shape
+from airflow_provider_exactlyonce.state.state_type import StateType
 
 
 class Limits(BroadcastProcessFunction[Any, Any, Any]):
@@ -103,7 +103,7 @@ class Counting(MemoryValueStore):
 class Counted(Memory):
     stores: dict[str, Counting] = field(default_factory=dict)
 
-    def value_store(self, name: str, shape: Shape, ttl_milliseconds: int | None) -> MemoryValueStore:
+    def value_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> MemoryValueStore:
         return self.stores.setdefault(name, Counting(self, name, ttl_milliseconds))
 
 

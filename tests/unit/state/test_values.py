@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.state import MapState, Record
 from airflow_provider_exactlyonce.state.ddl import parse
-from airflow_provider_exactlyonce.state.values import TypeMismatchError, fit
+from airflow_provider_exactlyonce.state.values import TypeMismatchError, coerce
 
 NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 
@@ -53,7 +53,7 @@ class Average(NamedTuple):
     ],
 )
 def test_a_value_is_kept_as_the_store_gives_it_back(kind: str, value: Any, kept: Any) -> None:
-    found = fit(parse(kind))(value)
+    found = coerce(parse(kind))(value)
     assert (found, repr(found), type(found)) == (kept, repr(kept), type(kept))
 
 
@@ -89,7 +89,7 @@ def test_a_value_is_kept_as_the_store_gives_it_back(kind: str, value: Any, kept:
 )
 def test_a_value_that_spark_would_change_or_drop_is_refused(kind: str, value: Any, why: str) -> None:
     with pytest.raises(TypeMismatchError) as raised:
-        fit(parse(kind))(value)
+        coerce(parse(kind))(value)
     assert why in str(raised.value)
 
 

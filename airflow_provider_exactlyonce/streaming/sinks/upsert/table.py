@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, RecordRefusedError, RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.table_checks import check_complete, check_has, check_key
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -95,18 +96,18 @@ def check_columns(
     for name in key:
         if name not in columns.names:
             raise RefusedError(f"the key has the column {name}, and the rows have {', '.join(columns.names)}")
-    for name in [*columns.names, *([commit_column] if commit_column else [])]:
-        if name not in table.columns:
-            raise RefusedError(f"table {table} has no column {name}: add it. It has {', '.join(table.columns.keys())}")
+    for field in columns.fields:
+        check_has(table, table.columns.keys(), field.name, field.dataType.simpleString())
+    if commit_column:
+        check_has(table, table.columns.keys(), commit_column)
     if commit_column in columns.names:
         raise RefusedError(f"the rows have commit_column={commit_column!r} themselves: the sink gives its values")
-    for column in table.columns:
-        filled = column.nullable or column.server_default is not None or column.autoincrement is True
-        if not filled and column.name not in (*columns.names, commit_column):
-            raise RefusedError(
-                f"column {column.name} of table {table} is NOT NULL and has no default, and the rows lack it: add it "
-                "to the result, or give it a default"
-            )
+    required = [
+        column.name
+        for column in table.columns
+        if not (column.nullable or column.server_default is not None or column.autoincrement is True)
+    ]
+    check_complete(table, required, (*columns.names, *([commit_column] if commit_column else [])))
     for field in columns.fields:
         nested = field.dataType.typeName() in ("array", "map", "struct")
         if nested and not isinstance(table.columns[field.name].type, sa.JSON):
@@ -114,16 +115,12 @@ def check_columns(
                 f"column {field.name} of table {table} must be of type JSON for {field.dataType.simpleString()}"
             )
     inspector = sa.inspect(connection)
-    found: list[Any] = [
+    unique: list[Any] = [
         inspector.get_pk_constraint(table.name, table.schema)["constrained_columns"],
         *(one["column_names"] for one in inspector.get_unique_constraints(table.name, table.schema)),
         *(one["column_names"] for one in inspector.get_indexes(table.name, table.schema) if one["unique"]),
     ]
-    if set(key) not in [set(names) for names in found]:
-        raise RefusedError(
-            f"table {table} has no primary key or unique constraint over ({', '.join(key)}), by which rows are "
-            f"replaced: ALTER TABLE {table} ADD PRIMARY KEY ({', '.join(key)})"
-        )
+    check_key(table, key, unique)
 
 
 def statements(

@@ -124,7 +124,7 @@ def test_an_error_that_is_none_of_the_projects_counts_as_no_answer(tmp_path: Pat
                     }[step]()
         sinks.claim(1, None, 1)
         sinks.begin(BATCH, 1)
-        sinks.answered([{"table": (0, 0, {"file": "", "rows": 0, "bytes": 0})}])
+        sinks.collect_results([{"table": (0, 0, {"file": "", "rows": 0, "bytes": 0})}])
         aborted: list[int] = []
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(committer, "commit", fail)

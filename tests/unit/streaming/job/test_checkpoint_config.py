@@ -22,7 +22,7 @@ from airflow_provider_exactlyonce.streaming import (
 )
 from airflow_provider_exactlyonce.streaming import settings as defaults
 from airflow_provider_exactlyonce.streaming.job import checkpoint_config
-from airflow_provider_exactlyonce.streaming.job.checkpoint_config import Pause
+from airflow_provider_exactlyonce.streaming.job.checkpoint_config import PausedBatches
 from airflow_provider_exactlyonce.streaming.job.state_backend import PROVIDER
 from tests.clocks import StandingClock
 
@@ -90,18 +90,23 @@ def test_a_pause_lies_between_batches_and_a_stop_ends_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(checkpoint_config, "time", clock)
     reason: list[str] = []
     done: list[float] = []
-    pause = Pause(
-        CheckpointConfig(min_pause=timedelta(seconds=40)),
-        lambda frame, number: done.append(clock.now),
-        lambda: reason[0] if reason else None,
+
+    class Batches:
+        failure = None
+
+        def process(self, frame: Any, number: int) -> None:
+            done.append(clock.now)
+
+    paused = PausedBatches(
+        CheckpointConfig(min_pause=timedelta(seconds=40)), Batches(), lambda: reason[0] if reason else None
     )
     began = clock.now
-    pause(None, 0)  # type: ignore[arg-type]
+    paused.process(None, 0)  # type: ignore[arg-type]
     assert done[0] == began
-    pause(None, 1)  # type: ignore[arg-type]
+    paused.process(None, 1)  # type: ignore[arg-type]
     assert done[1] - done[0] == pytest.approx(40)
     reason.append("stop")
-    pause(None, 2)  # type: ignore[arg-type]
+    paused.process(None, 2)  # type: ignore[arg-type]
     assert done[2] == done[1]
 
 

@@ -8,7 +8,7 @@ from airflow_provider_exactlyonce.state import values
 from airflow_provider_exactlyonce.state.ddl import DataType, parse
 
 
-class Shape:
+class StateType:
     """How values of a type lie in the store: as rows, whose one field is called ``value`` unless fields were declared.
 
     :param text: the type, in Spark's DDL
@@ -19,12 +19,12 @@ class Shape:
         self.is_row = self.type.name == "STRUCT"
         #: What the store is declared with.
         self.ddl = text if self.is_row else f"value {text}"
-        self.fit = values.fit(self.type)
+        self.coerce = values.coerce(self.type)
         self.copies = values.is_mutable(self.type)
         self._load = values.load(self.type)
 
     def pack(self, value: Any) -> tuple[Any, ...]:
-        """Return a fitted value as a row."""
+        """Return a coerced value as a row."""
         return cast("tuple[Any, ...]", value) if self.is_row else (value,)
 
     def unpack(self, row: Any) -> Any:

@@ -24,8 +24,8 @@ def column_of(position: int) -> str:
     return f"{_PREFIX}{position}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shares:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SinkRoutes:
     """Who gets what of a query's result.
 
     :param kafka: the Kafka sink's share, None when no sink is Kafka
@@ -34,6 +34,9 @@ class Shares:
 
     kafka: Share | None
     others: Sequence[Share]
+
+    def __repr__(self) -> str:
+        return f"Shares(kafka={self.kafka!r}, others={self.others!r})"  # pipelines' versions are made of this text
 
     @property
     def declared(self) -> object:

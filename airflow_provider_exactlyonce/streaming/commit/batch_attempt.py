@@ -1,0 +1,148 @@
+"""The batch attempt at hand: what the transaction, which commits it, and the writer, which fills it, both know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, invariant
+from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
+from airflow_provider_exactlyonce.ledger.records import SourceRanges
+from airflow_provider_exactlyonce.streaming.analysis import late_rows
+from airflow_provider_exactlyonce.streaming.analysis.executed_batch import BatchCounts, ExecutedBatch
+from airflow_provider_exactlyonce.streaming.analysis.late_rows import COUNT_LATE_ROWS, LateRowsPolicy
+from airflow_provider_exactlyonce.streaming.commit.batch import Batch
+from airflow_provider_exactlyonce.streaming.commit.run import Run
+from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
+from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
+from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
+from airflow_provider_exactlyonce.streaming.sinks.sink_routes import SinkRoutes
+from airflow_provider_exactlyonce.streaming.sinks.spi import Share
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_WRITING_SHARE: Final = 0.9  # of the transaction's time; the rest is for pre-commit and commit
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransactionOptions:
+    """What the batches of one query have in common.
+
+    :param definition: what the user declared, None when no sink is Kafka
+    :param routes: the Kafka sink's share and those of the others, None when Kafka gets the whole result alone
+    :param bad_source_records: makes, of a batch's source ranges, the frame of the records that do not fit their schema,
+        in the columns of :func:`airflow_provider_exactlyonce.streaming.sinks.kafka.columns.encode`
+    :param mark: the backfill that every record is marked with, None for records without a mark
+    :param allow_feedback: rows may go to a topic that the batch has read
+    :param executed: looks at the plan of the batch at hand, before it runs; None leaves unknown what was late
+    :param late: what becomes of rows behind the watermark
+    """
+
+    definition: KafkaSink | None
+    routes: SinkRoutes | None = None
+    bad_source_records: Callable[[SourceRanges], DataFrame | None] | None = None
+    mark: str | None = None
+    allow_feedback: bool = False
+    executed: Callable[[Batch], ExecutedBatch] | None = None
+    late: LateRowsPolicy = COUNT_LATE_ROWS
+
+
+class BatchAttempt:
+    """One attempt of a batch after the other. Used by the coordinator's thread only.
+
+    :param run: the driver's hold on the pipeline
+    :param targets: the topics that the definition names, as the cluster has them
+    :param listener: where the tasks' sequencer listens
+    :param others: the sinks that are not Kafka, None for none
+    :ivar targets: with those that rows have named, too
+    :ivar counts: what the attempt has read and left out, None while it is not known
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        options: TransactionOptions,
+        targets: Mapping[str, TopicFacts],
+        listener: SequencerListener,
+        others: SinkGroup | None = None,
+    ) -> None:
+        self.run: Final = run
+        self.options: Final = options
+        self.listener: Final = listener
+        self.routes: Final = options.routes or SinkRoutes(kafka=Share(options.definition), others=())
+        self.others: Final = others or SinkGroup(run.pipeline, {})
+        self.targets = dict(targets)
+        self.counts: BatchCounts | None = None
+        self._batch: Batch | None = None
+        self._plan: ExecutedBatch | None = None
+
+    @property
+    def batch(self) -> Batch:
+        """The batch that is attempted."""
+        invariant(self._batch is not None, "a batch attempt is open")
+        return self._batch  # type: ignore[return-value]
+
+    @property
+    def time_limit_seconds(self) -> float:
+        """How long writing may take."""
+        return self.run.options.transaction_timeout_milliseconds / 1000 * _WRITING_SHARE
+
+    def open(self, batch: Batch) -> None:
+        """Begin with a batch, of which nothing is known yet."""
+        self._batch, self._plan, self.counts = batch, None, None
+
+    def look_at_plan(self) -> None:
+        """Look at the batch's plan before it runs, so that what this attempt counts is known from what others have."""
+        self._plan = None if self.options.executed is None else self.options.executed(self.batch)
+
+    def count(self, frame: DataFrame, tag: str | None = None) -> None:
+        """Count what the attempt has read and left out, once its job has ended.
+
+        :param tag: of the attempt's jobs
+        :raises BatchFailedError: when it can't be: what is not known must not be taken for nothing
+        """
+        if self._plan is None:
+            return
+        context = frame.sparkSession.sparkContext
+        if tag is not None:
+            context.addJobTag(tag)
+        try:
+            self.counts = self._plan.counts()
+        except Exception as error:
+            raise BatchFailedError(f"the rows behind the watermark could not be counted: {error}") from error
+        finally:
+            if tag is not None:
+                context.removeJobTag(tag)
+        offsets = sum(end - start for of in self.batch.source.values() for start, end in of.values())
+        if (self.counts.records or 0) > offsets:
+            raise BatchFailedError(
+                f"{self.counts.records:,} records were read of {offsets:,} offsets: Spark has run tasks of the batch "
+                "twice, so that what it counts is not to be trusted"
+            )
+
+    def judge_late_rows(self) -> None:
+        """Decide what follows from the rows that were counted as late.
+
+        :raises ExactlyOnceError: when the batch must not be committed with them
+        """
+        if self.counts is not None:
+            self.options.late.judge(self.counts.late)
+
+    def bad_records(self) -> DataFrame | None:
+        """Return the batch's source records that do not fit their schema, None when there are none."""
+        read_bad = self.options.bad_source_records
+        return None if read_bad is None else read_bad(self.batch.source)
+
+    def late_records(self) -> Iterator[DataFrame]:
+        """Yield the late rows that go to a topic of their own."""
+        topic = self.options.late.topic
+        if topic is not None and self._plan is not None and self.counts is not None:
+            for late in self.counts.late:
+                yield late_rows.as_records(self._plan.late_rows(late), late, topic)
+
+    def is_bad(self, topic: str) -> bool:
+        """Tell whether a topic is the one for bad records."""
+        definition = self.options.definition
+        return definition is not None and topic == definition.bad_topic

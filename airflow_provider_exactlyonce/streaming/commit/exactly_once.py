@@ -1,0 +1,244 @@
+"""Exactly once: each batch by tasks that all write into one Kafka transaction, by way of the driver's sequencer."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, invariant
+from airflow_provider_exactlyonce.kafka.compression import Compression
+from airflow_provider_exactlyonce.ledger.records import SinkRange
+from airflow_provider_exactlyonce.streaming.analysis import logical_plans
+from airflow_provider_exactlyonce.streaming.commit.arrow_batching import BatchSizer, BatchStats
+from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt
+from airflow_provider_exactlyonce.streaming.commit.batch_writer import BatchWriter, Sums
+from airflow_provider_exactlyonce.streaming.sequencer.client import Address
+from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, GrantedRange, TopicPartition
+from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
+from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
+from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
+from airflow_provider_exactlyonce.streaming.spark import errors, typed_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from airflow_provider_exactlyonce.streaming.commit import write_stage
+
+_GRANT_TIMEOUT_SECONDS: Final = 150.0  # a grant spans two requests, each of which may be repeated for a minute
+
+#: {topic-partition: (rows, digest)} of one task
+_Answer = dict[TopicPartition, tuple[int, int]]
+
+
+class TransactionalWriter(BatchWriter):
+    """Writes rows into the open transaction, and those of other sinks beside them, in one Spark job."""
+
+    def __init__(self, attempt: BatchAttempt) -> None:
+        super().__init__(attempt)
+        self._definition: Final = attempt.options.definition
+        self._arrow_rows: Final = BatchSizer()
+        self._ranges: dict[str, dict[int, SinkRange]] = {}
+
+    @override
+    def prepare(self, result: DataFrame) -> DataFrame:
+        from airflow_provider_exactlyonce.streaming.commit import write_stage
+
+        self._arrow_rows.plan(result.sparkSession, runs_python=logical_plans.runs_python(result))
+        rows, tasks = self._attempt.routes.of(result), self._attempt.others.tasks()
+        if self._definition is None:
+            return write_stage.write_stage(rows, None, tasks)
+        topic = self._definition.topic
+        limit = self._attempt.targets[topic].batch_bytes_maximum if topic is not None else None
+        records = columns.encode(
+            self._definition, rows, batch_bytes_maximum=limit, carried=self._attempt.routes.carried
+        )
+        if self._attempt.options.mark is not None:
+            records = columns.marked(records, self._attempt.options.mark)
+        return write_stage.write_stage(records, self._writer_settings(self._definition), tasks)
+
+    @override
+    def begin(self) -> None:
+        self._ranges = {}
+
+    @override
+    def write(self, frame: DataFrame) -> None:
+        tag = f"exactlyonce-{uuid.uuid4()}"
+        if self._definition is None:
+            self._write_to_others(frame, tag)
+        else:
+            self._write_to_all(frame, tag)
+
+    @property
+    @override
+    def ranges(self) -> Mapping[str, Mapping[int, SinkRange]]:
+        return self._ranges
+
+    @property
+    @override
+    def topics(self) -> Collection[str]:
+        return self._ranges.keys()
+
+    @override
+    def sums(self) -> Sums:
+        aside = {self._attempt.options.late.topic, self._definition.bad_topic if self._definition else None}
+        good = [of for topic, ranges in self._ranges.items() if topic not in aside for of in ranges.values()]
+        bad = [of for topic, ranges in self._ranges.items() if self._attempt.is_bad(topic) for of in ranges.values()]
+        digest = sum(of.digest for of in good) % 2**64
+        return Sums(rows=sum(of.rows for of in good), digest=digest, bad=sum(of.rows for of in bad))
+
+    def _write_to_all(self, frame: DataFrame, tag: str) -> None:
+        with SequencerServer(
+            self._attempt.listener,
+            grant_timeout_seconds=_GRANT_TIMEOUT_SECONDS,
+            attempt_timeout_seconds=self._attempt.time_limit_seconds,
+            on_failure=lambda: self._cancel_tasks(frame, tag),
+        ) as server:
+            answers = self._run_tasks(frame, server, tag)
+            try:
+                written = server.result(len(answers))
+            except AttemptFailedError as error:
+                raise BatchFailedError(str(error)) from error
+        self._ranges = _agreed(written, answers)
+        self._check_late_topic()
+
+    def _check_late_topic(self) -> None:
+        """Check that as many late rows were written as were left out.
+
+        :raises BatchFailedError: when they are others
+        """
+        topic, counts = self._attempt.options.late.topic, self._attempt.counts
+        if topic is None or counts is None:
+            return
+        rows = sum(of.rows for of in self._ranges.get(topic, {}).values())
+        if rows != counts.late_rows:
+            raise BatchFailedError(
+                f"{counts.late_rows:,} rows behind the watermark were left out, and {rows:,} of them were found for "
+                f"{topic}: the job does not give the same rows for the same input"
+            )
+
+    def _write_to_others(self, frame: DataFrame, tag: str) -> None:
+        limit = threading.Timer(self._attempt.time_limit_seconds, self._cancel_tasks, (frame, tag))
+        limit.start()
+        try:
+            self._run_job(frame, tag)
+            self._attempt.count(frame, tag)
+        finally:
+            limit.cancel()
+        self._attempt.judge_late_rows()
+
+    def _write_task(self, address: Address) -> write_stage.WriteTask:
+        """Return what the tasks of this batch attempt need to know."""
+        from airflow_provider_exactlyonce.streaming.commit import write_stage
+
+        invariant(self._definition is not None, "there is a Kafka sink")
+        return write_stage.WriteTask(
+            settings=self._writer_settings(self._definition),  # type: ignore[arg-type]
+            sequencer=address,
+            producer=self._attempt.run.session.producer,
+            targets=self._attempt.targets,
+        )
+
+    def _writer_settings(self, definition: KafkaSink) -> write_stage.WriterSettings:
+        from airflow_provider_exactlyonce.streaming.commit import write_stage
+
+        return write_stage.WriterSettings(
+            config=self._attempt.run.options.config,
+            sequencer_key=self._attempt.listener.key,
+            transactional_id=self._attempt.run.session.transactional_id,
+            topic=definition.topic,
+            compression=Compression(definition.compression, definition.compression_level),
+        )
+
+    @override
+    def recompute(self, frame: DataFrame) -> tuple[int, int]:
+        """Run the plan without writing to Kafka; returns rows and digest of its share."""
+        answers = self._run_job(frame, f"exactlyonce-{uuid.uuid4()}")
+        sums = [of for answer in answers for place, of in answer.items() if not self._attempt.is_bad(place.topic)]
+        return sum(rows for rows, _ in sums), sum(digest for _, digest in sums) % 2**64
+
+    def _cancel_tasks(self, frame: DataFrame, tag: str) -> None:
+        frame.sparkSession.sparkContext.cancelJobsWithTag(tag)
+
+    def _run_tasks(self, frame: DataFrame, server: SequencerServer, tag: str) -> list[_Answer]:
+        """Run the stage that writes; returns the answer of each task."""
+        from airflow_provider_exactlyonce.streaming.commit import write_stage
+
+        def told(task: write_stage.WriteTask) -> str:
+            return write_stage.describe(task, server.attempt)
+
+        task = self._write_task(server.address)
+        answers = self._run_job(frame, tag, told(task), lambda: server.failure)
+        self._attempt.count(frame, tag)
+        self._attempt.judge_late_rows()
+        for aside in self._set_aside():
+            stage = write_stage.write_stage(aside, task.settings)
+            more = told(replace(task, first_task=len(answers)))
+            answers += self._run_job(stage, tag, more, lambda: server.failure)
+        return answers
+
+    def _set_aside(self) -> Iterator[DataFrame]:
+        """Yield the batch's records that go to other topics than its result: bad ones, and late rows."""
+        bad = self._attempt.bad_records()
+        if bad is not None:
+            yield bad
+        yield from self._attempt.late_records()
+
+    def _run_job(
+        self, stage: DataFrame, tag: str, attempt: str | None = None, reason: Callable[[], str | None] = lambda: None
+    ) -> list[_Answer]:
+        """Run a stage's tasks once.
+
+        :param attempt: what they are told of the batch attempt in Kafka, None to write nothing there
+        :param reason: why they were cancelled, None when they were not
+        """
+        from airflow_provider_exactlyonce.streaming.commit import write_stage
+
+        context = stage.sparkSession.sparkContext
+        context.addJobTag(tag)
+        self._arrow_rows.apply(stage.sparkSession)
+        context.setLocalProperty(write_stage.ATTEMPT_PROPERTY, attempt)  # type: ignore[arg-type]  # null removes it
+        try:
+            told = [json.loads(row["written"]) for row in stage.collect()]
+        except Exception as error:
+            self._arrow_rows.reset()
+            known = typed_errors.find(f"{reason()}\n{error}")
+            if known is not None:
+                raise known from error
+            why, raised = reason(), errors.raised_in_worker(str(error))
+            if why is not None and raised is not None and raised not in why:
+                why = f"{raised}. The task that writes says: {why}"
+            raise BatchFailedError(why or f"the batch's Spark job failed: {error}") from error
+        finally:
+            context.setLocalProperty(write_stage.ATTEMPT_PROPERTY, None)  # type: ignore[arg-type]
+            context.removeJobTag(tag)
+        self._arrow_rows.observe(BatchStats(*one["drawn"]) for one in told)
+        if shares := [one["shares"] for one in told if one["shares"]]:
+            self._attempt.others.collect_results(shares)
+        return [
+            {TopicPartition(topic, place): (rows, digest) for topic, place, rows, digest in one["kafka"]}
+            for one in told
+        ]
+
+
+def _agreed(written: Mapping[TopicPartition, GrantedRange], answers: list[_Answer]) -> dict[str, dict[int, SinkRange]]:
+    """Join what the sequencer has seen with what the tasks say, and compare them."""
+    rows: dict[TopicPartition, int] = {}
+    digests: dict[TopicPartition, int] = {}
+    for answer in answers:
+        for place, (count, digest) in answer.items():
+            rows[place] = rows.get(place, 0) + count
+            digests[place] = (digests.get(place, 0) + digest) % 2**64
+    granted = {place: of.rows for place, of in written.items()}
+    if rows != granted:
+        raise BatchFailedError(f"the tasks say that they wrote {rows} rows per partition, the sequencer saw {granted}")
+    sink: dict[str, dict[int, SinkRange]] = {}
+    for place, of in sorted(written.items()):
+        found = SinkRange(first=of.first, last=of.last, rows=of.rows, digest=digests[place])
+        sink.setdefault(place.topic, {})[place.partition] = found
+    return sink

@@ -1,0 +1,71 @@
+"""A driver's signs of life while it holds a run: its lease, its status, and how far it is behind."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from airflow_provider_exactlyonce.control.lease import HEARTBEAT_SECONDS
+from airflow_provider_exactlyonce.streaming.commit.run import Run
+from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
+from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
+from airflow_provider_exactlyonce.streaming.job import driver_log
+
+log = logging.getLogger("exactlyonce")
+
+
+class Heartbeat:
+    """Renews lease and status in one thread, and measures the lag in another.
+
+    The first asks no network, so that it goes on while Kafka does not answer.
+
+    :param topics: the sources'
+    :param others: the sinks that are not Kafka
+    """
+
+    def __init__(self, run: Run, report: DriverReport, topics: Sequence[str], others: SinkGroup) -> None:
+        self._run: Final = run
+        self._report: Final = report
+        self._topics: Final = topics
+        self._others: Final = others
+        self._lost_lease: Final = threading.Event()
+        self._ended: Final = threading.Event()
+
+    def start(self) -> None:
+        """Begin."""
+        for name, work in (("heartbeat", self._beat), ("lag", self._measure_lag)):
+            threading.Thread(target=self._repeat, args=(name, work), name=name, daemon=True).start()
+
+    def stop(self) -> None:
+        """Give no further sign."""
+        self._ended.set()
+
+    def check_lease(self) -> None:
+        """Look, if the lease was lost, whether another driver has taken over.
+
+        :raises FencedError: naming it
+        :raises UnansweredError: when the ledger can't be read
+        """
+        if self._lost_lease.is_set():
+            self._run.check_superseded()
+
+    def _repeat(self, name: str, work: Callable[[], None]) -> None:
+        while True:
+            try:
+                work()
+            except Exception as error:  # a sign of life must not end with one failure
+                log.warning("%s: %s", name, error, extra=driver_log.AWAY if name == "lag" else None)
+            if self._ended.wait(HEARTBEAT_SECONDS):
+                return
+
+    def _beat(self) -> None:
+        if self._run.beat():
+            self._lost_lease.clear()
+        else:
+            self._lost_lease.set()
+        self._report.tell(undelivered=self._others.undelivered)
+
+    def _measure_lag(self) -> None:
+        self._report.available({topic: self._run.client.stable_offsets(topic) for topic in self._topics})

@@ -1,0 +1,45 @@
+"""What a file sink's committer may do next.
+
+An attempt whose commit is in doubt stays staged, and its committer is claimed anew. One that could not be aborted is
+left behind by the next attempt: its marker stays, so that a later claim removes what it has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+
+class CommitterState(Enum):
+    """Where a committer stands between a claim and the end of an attempt."""
+
+    UNCLAIMED = "unclaimed"
+    IDLE = "idle"
+    OPEN = "open"
+    STAGED = "staged"
+
+
+class CommitterEvent(Enum):
+    """What moves a committer on, named when it has succeeded; but for the claim, which forgets before it asks."""
+
+    CLAIM_BEGUN = "claim begun"
+    CLAIMED = "claimed"
+    BEGUN = "begun"
+    PRE_COMMITTED = "pre-committed"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+_STATE, _EVENT = CommitterState, CommitterEvent
+TRANSITIONS: Final[Mapping[tuple[CommitterState, CommitterEvent], CommitterState]] = {
+    **{(state, _EVENT.CLAIM_BEGUN): _STATE.UNCLAIMED for state in _STATE},
+    (_STATE.UNCLAIMED, _EVENT.CLAIMED): _STATE.IDLE,
+    (_STATE.IDLE, _EVENT.BEGUN): _STATE.OPEN,
+    (_STATE.OPEN, _EVENT.BEGUN): _STATE.OPEN,
+    (_STATE.STAGED, _EVENT.BEGUN): _STATE.OPEN,
+    (_STATE.OPEN, _EVENT.PRE_COMMITTED): _STATE.STAGED,
+    (_STATE.STAGED, _EVENT.COMMITTED): _STATE.IDLE,
+    (_STATE.OPEN, _EVENT.ABORTED): _STATE.IDLE,
+    (_STATE.STAGED, _EVENT.ABORTED): _STATE.IDLE,
+}

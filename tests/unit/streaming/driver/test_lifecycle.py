@@ -1,0 +1,106 @@
+"""What a driver's process tells at its end, and with which code it exits."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from airflow_provider_exactlyonce.control import status
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.status import DriverState
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    DivergedError,
+    ExactlyOnceError,
+    StopRequestedError,
+)
+from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
+from airflow_provider_exactlyonce.streaming.driver.lifecycle import DriverLifecycle
+from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
+
+
+@pytest.fixture
+def lifecycle(tmp_path: Path) -> Iterator[DriverLifecycle]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    declared = pipeline(name="p", source=KafkaSource("in"), sink=KafkaSink("out"))(lambda events: events)
+    home = Home(tmp_path)
+    home.create("p")
+    made = DriverLifecycle(declared, DriverOptions(home=home, config={}, token="t"), "p")
+    made.report.own(alone=True)
+    yield made
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def raising(error: Exception) -> Callable[[], NoReturn]:
+    def work() -> NoReturn:
+        raise error
+
+    return work
+
+
+def told(path: Path) -> status.Status:
+    found = status.read(Home(path).status)
+    assert found is not None
+    return found
+
+
+def test_work_that_is_done_ends_with_0(lifecycle: DriverLifecycle, tmp_path: Path) -> None:
+    assert lifecycle.run(lambda: None) == 0
+    assert told(tmp_path).state is DriverState.FINISHED
+
+
+def test_a_stop_that_was_asked_for_ends_with_0_and_so_does_one_because_the_work_is_done(
+    lifecycle: DriverLifecycle, tmp_path: Path
+) -> None:
+    assert lifecycle.run(raising(StopRequestedError("somebody"))) == 0
+    assert told(tmp_path).state is DriverState.STOPPED
+    lifecycle.stop.done = "commit 7 is there"
+    assert lifecycle.run(raising(StopRequestedError("commit 7 is there"))) == 0
+    assert told(tmp_path).state is DriverState.FINISHED
+
+
+@pytest.mark.parametrize("error", [DivergedError("other rows"), BatchFailedError("three times")])
+def test_an_error_of_ours_ends_with_its_own_code(
+    lifecycle: DriverLifecycle, tmp_path: Path, error: ExactlyOnceError
+) -> None:
+    assert lifecycle.run(raising(error)) == error.exit_code
+    failed = told(tmp_path)
+    assert (failed.state, failed.error and failed.error.kind) == (DriverState.FAILED, type(error).__name__)
+
+
+def test_any_other_error_ends_with_1(lifecycle: DriverLifecycle, tmp_path: Path) -> None:
+    assert lifecycle.run(raising(RuntimeError("a mystery"))) == 1
+    assert told(tmp_path).state is DriverState.FAILED
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Spark is gone"), BatchFailedError("its job was cancelled")])
+def test_what_a_signal_breaks_in_the_middle_of_a_batch_is_a_stop(
+    lifecycle: DriverLifecycle, tmp_path: Path, error: Exception
+) -> None:
+    def work() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        raise error
+
+    assert lifecycle.run(work) == 0
+    assert told(tmp_path).state is DriverState.STOPPED
+
+
+def test_a_signal_does_not_hide_what_a_restart_would_not_mend(lifecycle: DriverLifecycle) -> None:
+    def work() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        raise DivergedError("other rows")
+
+    assert lifecycle.run(work) == DivergedError("other rows").exit_code
+
+
+def test_what_is_open_is_closed_whatever_ends_the_work(lifecycle: DriverLifecycle) -> None:
+    closed: list[str] = []
+    lifecycle.closing.callback(closed.append, "committer")
+    lifecycle.closing.callback(closed.append, "replay")
+    lifecycle.run(raising(RuntimeError("a mystery")))
+    assert closed == ["replay", "committer"]

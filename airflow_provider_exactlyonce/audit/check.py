@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from airflow_provider_exactlyonce.audit import topics
 from airflow_provider_exactlyonce.audit.batch_producers import LogWriters
-from airflow_provider_exactlyonce.audit.committed_reader import ReadableRecords
 from airflow_provider_exactlyonce.audit.findings import Findings, Report, Violation
-from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck, Place
+from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck
 from airflow_provider_exactlyonce.audit.sink_check import SinkCheck, Totals
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
+from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets
 from airflow_provider_exactlyonce.ledger.home import never_started
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_pipeline
@@ -29,6 +29,7 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_p
 _WINDOW_COMMITS: Final = 5_000
 _WINDOW_RANGES: Final = 50_000
 _POLL_SECONDS: Final = 0.1
+_TIMEOUT_SECONDS: Final = 60.0
 _LEDGER_STEP: Final = 10_000
 
 
@@ -228,9 +229,9 @@ class _Audit:
         self, ledger: LedgerCheck, judged: list[str], limits: Mapping[Place, int], backfill_ids: frozenset[int]
     ) -> Totals:
         first, last = self._options.first or ledger.oldest, self._options.last or ledger.last
-        with ReadableRecords(self._config) as readable:
+        with RangeReader(self._config, "audit", timeout_seconds=_TIMEOUT_SECONDS) as reader:
             sink = SinkCheck(
-                readable=readable,
+                reader=reader,
                 writers=self._writers,
                 topics=topics.describe(self._config, judged),
                 limits=limits,

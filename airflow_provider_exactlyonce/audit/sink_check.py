@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.audit.batch_producers import LogWriters
-from airflow_provider_exactlyonce.audit.committed_reader import ReadableRecords
 from airflow_provider_exactlyonce.audit.findings import Violation
-from airflow_provider_exactlyonce.audit.ledger_check import Place
 from airflow_provider_exactlyonce.audit.partition_check import PartitionCheck, RangeFound, Stray
 from airflow_provider_exactlyonce.audit.topics import SinkTopic
 from airflow_provider_exactlyonce.kafka.digest import record_digest
+from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class SinkCheck:
     :param log_starts: asks where a topic's logs begin now
     """
 
-    readable: ReadableRecords
+    reader: RangeReader
     writers: LogWriters
     topics: Mapping[str, SinkTopic]
     limits: Mapping[Place, int]
@@ -99,7 +99,7 @@ class SinkCheck:
     def _read(self, places: list[Place]) -> None:
         checks = {place: self._partitions[place] for place in places}
         spans = {place: (check.next_offset, check.end) for place, check in checks.items()}
-        for number, message in enumerate(self.readable.read(spans), start=1):
+        for number, message in enumerate(self.reader.read(spans), start=1):
             topic, partition, offset = str(message.topic()), int(message.partition() or 0), int(message.offset() or 0)
             check = checks[topic, partition]
             if self.backfill_ids and self._is_of(self.backfill_ids, topic, partition, offset):

@@ -132,12 +132,12 @@ def _cluster(facts: Facts, client: WireClient) -> str | None:
 
 def _written(facts: Facts, found: TopicsFacts) -> dict[tuple[str, int, int], int]:
     """Read when the records were written from which somebody may have to read again."""
-    from airflow_provider_exactlyonce.audit.committed_reader import ReadableRecords
+    from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
     from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 
     ends = StableOffsets(facts.config).last_stable(found.ends)
     written: dict[tuple[str, int, int], int] = {}
-    with ReadableRecords(facts.config) as readable:
+    with RangeReader(facts.config, "doctor") as reader:
         for wanted in _wanted(facts):
             spans = {
                 (topic, partition): (offset, min(ends[topic, partition], offset + _SPAN))
@@ -145,7 +145,7 @@ def _written(facts: Facts, found: TopicsFacts) -> dict[tuple[str, int, int], int
                 for partition, offset in of.items()
                 if (topic, partition) in ends and offset >= found.earliest[topic][partition]
             }
-            for message in readable.read({place: span for place, span in spans.items() if span[0] < span[1]}):
+            for message in reader.read(spans):
                 place = str(message.topic()), int(message.partition() or 0)
                 written.setdefault((*place, spans[place][0]), int(message.timestamp()[1]))
     return written

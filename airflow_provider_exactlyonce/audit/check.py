@@ -10,7 +10,7 @@ names them. It is judged by that ledger alone, and rows that the pipeline and a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -86,7 +86,7 @@ class _Audit:
         self._options: Final = options
         self._reader: Final = reader
         self._client: Final = client
-        self._offsets: Final = StableOffsets(config)
+        self._offsets: Final[StableOffsets] = client.offsets
         self._writers: Final = LogWriters(client)
         self._findings: Final = findings
 
@@ -239,18 +239,20 @@ class _Audit:
                 backfill_ids=backfill_ids,
                 allow_foreign=self._options.allow_foreign or ledger.untold > 0,
                 report=self._findings.add,
-                log_starts=self._client.earliest_offsets,
+                log_starts=self._log_starts,
                 advanced=lambda totals: self._options.progress(f"sink: {totals.rows:,} rows judged"),
             )
             if first == 1:
-                for topic in judged:
-                    for partition, start in self._client.earliest_offsets(topic).items():
-                        sink.begin_at((topic, partition), start)
+                for place, start in self._log_starts(judged).items():
+                    sink.begin_at(place, start)
             for commits in self._windows(first, last):
                 sink.window(commits)
             if not self._options.last:
                 sink.rest()
             return sink.totals
+
+    def _log_starts(self, topics: Iterable[str]) -> dict[Place, int]:
+        return self._offsets.starts(self._offsets.partitions(topics))
 
     def _windows(self, first: int, last: int) -> Iterator[list[CommitRecord]]:
         commits: list[CommitRecord] = []

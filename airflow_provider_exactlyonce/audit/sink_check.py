@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,7 +43,7 @@ class SinkCheck:
     :param backfill_ids: producer ids of the pipeline's backfills, whose records are judged by their own ledger
     :param allow_foreign: records of other producers are passed over
     :param report: told of each violation
-    :param log_starts: asks where a topic's logs begin now
+    :param log_starts: asks where topics' logs begin now
     """
 
     reader: RangeReader
@@ -54,7 +54,7 @@ class SinkCheck:
     backfill_ids: frozenset[int]
     allow_foreign: bool
     report: Callable[[Violation], None]
-    log_starts: Callable[[str], Mapping[int, int]]
+    log_starts: Callable[[Iterable[str]], Mapping[Place, int]]
     advanced: Callable[[Totals], None]
     totals: Totals = field(default_factory=Totals)
 
@@ -84,7 +84,7 @@ class SinkCheck:
             check = self._partitions.setdefault(place, PartitionCheck(found_ranges[0].expected.first))
             check.open(found_ranges, found_ranges[-1].expected.last + 1)
         self._read(list(by_place))
-        starts = {topic: self.log_starts(topic) for topic in {topic for topic, _ in by_place}}
+        starts = self.log_starts({topic for topic, _ in by_place})
         committed = {record.commit: record.committed for record in commits}
         for commit, ranges_of_commit in by_commit.items():
             self._judge(commit, committed[commit], ranges_of_commit, starts)
@@ -122,11 +122,11 @@ class SinkCheck:
         commit: int,
         committed: int,
         ranges: list[tuple[Place, RangeFound]],
-        starts: Mapping[str, Mapping[int, int]],
+        starts: Mapping[Place, int],
     ) -> None:
         left = []
         for (topic, partition), found in ranges:
-            start = starts[topic][partition]
+            start = starts[topic, partition]
             self.totals.ranges += 1
             if found.expected.first < start and self.topics[topic].may_have_expired(committed):
                 self.totals.expired_ranges += 1
@@ -164,9 +164,9 @@ class SinkCheck:
                 )
                 self._say("I7", commit, place, expected.first, said)
 
-    def _what_is_at(self, topic: str, partition: int, offset: int, starts: Mapping[str, Mapping[int, int]]) -> str:
-        if offset < starts[topic][partition]:
-            return f"the log begins at {starts[topic][partition]}: they were deleted"
+    def _what_is_at(self, topic: str, partition: int, offset: int, starts: Mapping[Place, int]) -> str:
+        if offset < starts[topic, partition]:
+            return f"the log begins at {starts[topic, partition]}: they were deleted"
         batch = self.writers.batch_at(topic, partition, offset)
         if batch is None:
             return "there is no record at that offset"

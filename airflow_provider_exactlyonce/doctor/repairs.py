@@ -104,7 +104,7 @@ def _with_transactions(facts: Facts, use: Callable[[Transactions], str]) -> str:
     from airflow_provider_exactlyonce.kafka.wire import WireClient
 
     with WireClient(dict(facts.config)) as client:
-        return use(Transactions(client, facts.config))
+        return use(Transactions(client))
 
 
 def _release(facts: Facts, home: Home, finding: Finding) -> str:

@@ -39,7 +39,6 @@ def names(facts: Facts) -> tuple[list[str], list[str]]:
 def look(facts: Facts, client: WireClient) -> TopicsFacts:
     """Look at the topics as a start would, and at what is left of their records."""
     from airflow_provider_exactlyonce.audit import topics
-    from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 
     sources, sinks = names(facts)
     found = TopicsFacts(cluster=_cluster(facts, client))
@@ -57,7 +56,7 @@ def look(facts: Facts, client: WireClient) -> TopicsFacts:
     except RefusedError as error:
         found.recreated = str(error)
     there = [name for name in sources if problems.get(name, ("", ""))[0] not in ("topic-missing", "topic-unavailable")]
-    offsets = StableOffsets(facts.config)
+    offsets = client.offsets
     found.earliest = {
         name: {partition: start for (_, partition), start in offsets.starts(offsets.partitions([name])).items()}
         for name in there
@@ -66,7 +65,7 @@ def look(facts: Facts, client: WireClient) -> TopicsFacts:
     found.settings = topics.describe(facts.config, there)
     bounded = [name for name, settings in found.settings.items() if settings.retention_bytes >= 0]
     found.sizes = _sizes(client, {name: list(found.earliest[name]) for name in bounded})
-    found.written = _written(facts, found)
+    found.written = _written(facts, client, found)
     return found
 
 
@@ -116,7 +115,7 @@ def _cluster(facts: Facts, client: WireClient) -> str | None:
     from airflow_provider_exactlyonce.kafka.cluster_transactions import Transactions
 
     name = transactional_id(facts.pipeline)
-    known = Transactions(client, facts.config).describe(name)
+    known = Transactions(client).describe(name)
     try:
         preflight.check_cluster(
             client,
@@ -130,12 +129,11 @@ def _cluster(facts: Facts, client: WireClient) -> str | None:
     return None
 
 
-def _written(facts: Facts, found: TopicsFacts) -> dict[tuple[str, int, int], int]:
+def _written(facts: Facts, client: WireClient, found: TopicsFacts) -> dict[tuple[str, int, int], int]:
     """Read when the records were written from which somebody may have to read again."""
     from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
-    from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 
-    ends = StableOffsets(facts.config).last_stable(found.ends)
+    ends = client.offsets.last_stable(found.ends)
     written: dict[tuple[str, int, int], int] = {}
     with RangeReader(facts.config, "doctor") as reader:
         for wanted in _wanted(facts):

@@ -20,7 +20,7 @@ def look(facts: Facts, client: WireClient) -> TransactionFacts:
     """Look at the pipeline's own transactional id, and at what is open on its topics."""
     from airflow_provider_exactlyonce.kafka.cluster_transactions import Transactions
 
-    transactions = Transactions(client, facts.config)
+    transactions = Transactions(client)
     name = transactional_id(facts.pipeline)
     problems = facts.topics.problems if facts.topics else {}
     sources, sinks = look_at_topics.names(facts)

@@ -538,8 +538,10 @@ class Driver:
         self._report.tell(undelivered=self._others.undelivered if self._others else {})
 
     def _measure_lag(self, run: Run) -> None:
-        topics = sorted({source.topic for source in self._pipeline.sources.values()})
-        self._report.available({topic: run.client.stable_offsets(topic) for topic in topics})
+        offsets = run.client.offsets
+        self._report.available(
+            offsets.last_stable(offsets.partitions(source.topic for source in self._pipeline.sources.values()))
+        )
 
     def _stop_reason(self) -> str | None:
         if self._report.status.state is DriverState.RUNNING:

@@ -267,6 +267,7 @@ def test_a_pointer_to_a_record_that_is_gone_is_said_to_be_damage(crafted: Crafte
     crafted.commit({})
     claim = crafted.claim(before=Place(commit=1, commit_offset=900, run=1, run_offset=0))
     assert isinstance(claim, ClaimRecord)
-    eventually(lambda: crafted.client.stable_offsets(crafted.ledger)[0] > crafted.place.run_offset, "readable")
+    ledger, offsets = (crafted.ledger, 0), crafted.client.offsets
+    eventually(lambda: offsets.last_stable([ledger])[ledger] > crafted.place.run_offset, "readable")
     with pytest.raises(ExactlyOnceError, match="offset 900 should hold a commit"):
         tail_of(crafted)

@@ -74,7 +74,7 @@ def _check_decided(facts: Facts, transactions: Transactions) -> str:
 
 
 def _ledger_settings(facts: Facts, home: Home, finding: Finding) -> str:
-    return f"set {', '.join(ledger_topics.mend(facts.config, facts.pipeline))} of the ledger's topic"
+    return f"set {', '.join(ledger_topics.repair(facts.config, facts.pipeline))} of the ledger's topic"
 
 
 def _abort(facts: Facts, home: Home, finding: Finding) -> str:

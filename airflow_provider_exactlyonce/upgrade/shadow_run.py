@@ -7,19 +7,38 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.control import json_store, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.upgrade_plan import Plan
+from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment, run_to_end
 
 _PROGRAM: Final = Path(__file__).with_name("shadow_main.py")
 _SHOWN_CHARACTERS: Final = 2000
 _KINDS: Final = ("missing", "extra", "changed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShadowRequest:
+    """What the shadow run's process is asked for.
+
+    :param application: the new version's file
+    :param home: the pipeline's
+    :param folder: what it may write to
+    :param report: the file for its answer
+    """
+
+    application: str
+    pipeline: str
+    home: str
+    folder: str
+    report: str
+    options: Options
 
 
 def run(home: Home, plan: Plan, application: str, tools: UpgradeEnvironment, *, dry_run: bool) -> dict[str, Any]:
@@ -35,14 +54,16 @@ def run(home: Home, plan: Plan, application: str, tools: UpgradeEnvironment, *, 
     try:
         json_store.write(
             request,
-            {
-                "application": application,
-                "pipeline": plan.pipeline,
-                "home": str(home.path),
-                "folder": str(folder),
-                "report": str(report),
-                **asdict(plan.options),
-            },
+            codec.dump(
+                ShadowRequest(
+                    application=application,
+                    pipeline=plan.pipeline,
+                    home=str(home.path),
+                    folder=str(folder),
+                    report=str(report),
+                    options=plan.options,
+                )
+            ),
         )
         tools.tell(f"the shadow run's output is in {log}")
         code = run_to_end(tools.launch(str(_PROGRAM), [str(request)]), log)

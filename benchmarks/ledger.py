@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.kafka.transaction import TransactionSession, a
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Place, SinkRange
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, LedgerPointer, SinkRange
 
 PIPELINE = "bench"
 CHUNK = 20_000
@@ -41,7 +41,7 @@ class Filler:
         self.client = WireClient(config)
         self.session = TransactionSession(self.client, records.transactional_id(PIPELINE), timeout_milliseconds=600_000)
         self.ledger = records.ledger_topic(PIPELINE)
-        self.place = Place()
+        self.place = LedgerPointer()
 
     def claim(self) -> None:
         """Start a run."""

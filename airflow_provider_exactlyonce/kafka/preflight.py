@@ -124,7 +124,7 @@ class TopicFacts:
                 side = "before" if "before" in name else "after"
                 raise RecordRefusedError(
                     f"a record for topic {self.name} has timestamp {timestamp} ({_utc(timestamp)}), {distance} ms "
-                    f"{side} now; {name} of the topic is {self.settings[name]}: raise it, or mend the timestamp column"
+                    f"{side} now; {name} of the topic is {self.settings[name]}: raise it, or fix the timestamp column"
                 )
 
 

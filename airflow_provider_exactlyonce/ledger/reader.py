@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger.records import (
     ClaimRecord,
     CommitRecord,
-    Place,
+    LedgerPointer,
     Record,
     decode,
     ledger_topic,
@@ -46,10 +46,10 @@ class LedgerTail:
     commit_offset: int = -1
 
     @property
-    def place(self) -> Place:
+    def place(self) -> LedgerPointer:
         """What the next record has to repeat."""
         newest: Record | None = self.commit if self.commit_offset > self.claim_offset else self.claim
-        return Place(
+        return LedgerPointer(
             commit=self.commit.commit if self.commit else 0,
             commit_offset=self.commit_offset,
             run=self.claim.run if self.claim else 0,

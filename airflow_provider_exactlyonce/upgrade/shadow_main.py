@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.streaming.job import loader
 from airflow_provider_exactlyonce.upgrade import delivered
 from airflow_provider_exactlyonce.upgrade.comparison import Content, compare
-from airflow_provider_exactlyonce.upgrade.shadow_replay import ShadowReplay, find_ground
+from airflow_provider_exactlyonce.upgrade.shadow_replay import ShadowReplay, find_base
 from airflow_provider_exactlyonce.upgrade.shadow_run import ShadowRequest
 
 Function = Callable[[Content], Content | None]
@@ -53,11 +53,11 @@ def make(request: ShadowRequest) -> dict[str, Any]:
     with LedgerReader(config, pipeline.name) as reader:
         tail = reader.tail()
     last = tail.place.commit if tail is not None else 0
-    ground = find_ground(home, options.shadow_commits, last)
+    base = find_base(home, options.shadow_commits, last)
     spark = open_session(f"shadow run of {pipeline.name}")
     try:
         repeat = ShadowReplay(home, pipeline, config, Path(request.folder, "lineage"))
-        stretch = repeat.run(spark, ground, last)
+        stretch = repeat.run(spark, base, last)
     finally:
         spark.stop()
     bad = {pipeline.kafka_sink("a shadow run").bad_topic, pipeline.late_rows.topic} - {None}
@@ -67,7 +67,7 @@ def make(request: ShadowRequest) -> dict[str, Any]:
     unintended = found.unintended(options.allow)
     return {
         "commits": [stretch.first, stretch.last],
-        "base": f"{ground.base} (commit {ground.commit})",
+        "base": f"{base.name} (commit {base.commit})",
         "version": pipeline.version,
         "source_records": stretch.records,
         **found.document(),

@@ -433,6 +433,7 @@ LOADED: Mapping[str, str | None] = {
     "JobDescription": "jobs/",
     "Savepoint": "manifest.json",
     "_Taker": "taking.json",
+    "QueryPlan": "manifest.json",
     "SavedRequest": "backfills/commits/request.json",
     "Begun": "resolved.json",
     "ShadowRequest": None,

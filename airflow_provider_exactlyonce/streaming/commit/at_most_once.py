@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.exceptions import invariant
-from airflow_provider_exactlyonce.kafka.transaction import State
+from airflow_provider_exactlyonce.kafka.transaction import SessionState
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.commit.at_least_once import KafkaAtLeastOnce
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
@@ -67,7 +67,7 @@ class KafkaAtMostOnce(KafkaAtLeastOnce):
 
     @override
     def abort(self) -> None:
-        if self._run.session.state is State.OPEN:
+        if self._run.session.state is SessionState.OPEN:
             super().abort()
 
     @override

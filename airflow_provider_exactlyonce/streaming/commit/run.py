@@ -36,7 +36,7 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.kafka import preflight, reach
 from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError
-from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, State, TransactionSession
+from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, SessionState, TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
@@ -266,7 +266,7 @@ class Run:
             if give_up():
                 break
             time.sleep(random.uniform(0.2, 1.0) * _CLAIM_PAUSE_SECONDS * attempt)
-        if self.session.state is State.OPEN:
+        if self.session.state is SessionState.OPEN:
             with contextlib.suppress(ProducerLostError):
                 self.session.abort()
         raise ClaimFailedError(f"pipeline {self.pipeline} could not be claimed in {attempt} tries; start it again")

@@ -15,8 +15,8 @@ from airflow_provider_exactlyonce.ledger.records import (
     ClaimRecord,
     CommitRecord,
     LateRows,
+    LedgerPointer,
     OtherSink,
-    Place,
     SinkRange,
     decode,
     encode,
@@ -24,7 +24,7 @@ from airflow_provider_exactlyonce.ledger.records import (
 )
 from airflow_provider_exactlyonce.ledger.topic_identity import KnownTopic, known_sinks
 
-BEFORE = Place(commit=6, commit_offset=17, run=2, run_offset=3, oldest=4)
+BEFORE = LedgerPointer(commit=6, commit_offset=17, run=2, run_offset=3, oldest=4)
 RUN = ClaimRecord(
     pipeline="shop",
     run=2,

@@ -90,7 +90,7 @@ def test_state_that_was_there_is_missed_and_nothing_is_taken_for_an_empty_beginn
     found = decide(made, store, LINEAGE, 5)
     assert (found.source, found.damage) == (RestartSource.NOTHING, "state/0/_metadata is missing")
     shutil.rmtree(made.path)
-    assert decide(made, store, LINEAGE, 5).ground is RestartSource.NOTHING
+    assert decide(made, store, LINEAGE, 5).source is RestartSource.NOTHING
 
 
 @pytest.mark.parametrize("text", ["", '{"i', None])
@@ -103,7 +103,7 @@ def test_a_lost_query_id_is_written_again(made: Checkpoint, store: Savepoints, t
     assert repair_query_id(made, crafted.LINEAGE)
     assert not repair_query_id(made, crafted.LINEAGE)
     assert not (made.path / ".metadata.crc").exists()
-    assert decide(made, store, LINEAGE, 5).ground is RestartSource.CHECKPOINT
+    assert decide(made, store, LINEAGE, 5).source is RestartSource.CHECKPOINT
 
 
 def test_another_querys_checkpoint_is_refused(made: Checkpoint, store: Savepoints) -> None:

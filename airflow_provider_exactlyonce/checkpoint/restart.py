@@ -48,9 +48,9 @@ class RestartDecision:
     @property
     def damage(self) -> str:
         """Say what is damaged: the first files, and how many there are."""
-        told = [str(defect) for defect in self.defects]
-        told += [f"savepoint {name}: {defects[0]}" for name, defects in self.bad_savepoints.items()]
-        return "; ".join(told[:5]) + (f"; and {len(told) - 5} more" if len(told) > 5 else "")
+        damaged = [str(defect) for defect in self.defects]
+        damaged += [f"savepoint {name}: {defects[0]}" for name, defects in self.bad_savepoints.items()]
+        return "; ".join(damaged[:5]) + (f"; and {len(damaged) - 5} more" if len(damaged) > 5 else "")
 
 
 def decide(checkpoint: Checkpoint, savepoints: Savepoints, lineage: Lineage, commit: int) -> RestartDecision:

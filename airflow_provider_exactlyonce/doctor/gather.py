@@ -248,8 +248,8 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
     if facts.tail is None:
         return None
     newest = facts.newest
-    told: list[Violation] = []
-    check = LedgerCheck(facts.pipeline, facts.tail.place.oldest, told.append)
+    violations: list[Violation] = []
+    check = LedgerCheck(facts.pipeline, facts.tail.place.oldest, violations.append)
     stretches = {start: CommitSpan(first=start + 1, last=newest) for start in _starts(facts)}
     expected = {start: start + 1 for start in stretches}
     runs: list[ClaimRecord] = []
@@ -268,7 +268,7 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
                 stretch.add(record)
                 expected[start] += 1
     return HistoryFacts(
-        contradictions=[str(one) for one in told[:_CONTRADICTIONS_KEPT]],
+        contradictions=[str(one) for one in violations[:_CONTRADICTIONS_KEPT]],
         stretches=stretches,
         incomplete={start: of for start, of in expected.items() if of <= newest},
         producer_ids=frozenset(check.producer_ids),

@@ -452,9 +452,9 @@ def _failed(plan: Plan, reason: str) -> Plan:
 
 def _why_incompatible(answer: Mapping[str, object]) -> str:
     findings: object = answer["findings"]
-    told = [
+    reasons = [
         f"{one['aspect']}: {one['old']} -> {one['new']}: {one['reason']}; {one['way_out']}"
         for one in findings  # type: ignore[attr-defined]
         if one["verdict"] == "incompatible"
     ]
-    return f"version {answer['version']} can't go on from savepoint {answer['savepoint']}: " + ". ".join(told)
+    return f"version {answer['version']} can't go on from savepoint {answer['savepoint']}: " + ". ".join(reasons)

@@ -81,12 +81,12 @@ def run(home: Home, plan: Plan, application: str, tools: UpgradeEnvironment, *, 
 def sentence(report: Mapping[str, Any]) -> str:
     """Return what a report says, in a line."""
     counts = report["counts"]
-    told = ", ".join(f"{counts.get(kind, 0):,} {kind}" for kind in _KINDS)
+    differences = ", ".join(f"{counts.get(kind, 0):,} {kind}" for kind in _KINDS)
     verdict = "" if report["intended"] else f"; not intended: {', '.join(report['unintended'])}"
     first, last = report["commits"]
     return (
         f"shadow run of commits {first} to {last}: {report['delivered']:,} rows were delivered, {report['equal']:,} "
-        f"are equal, {told}{verdict}"
+        f"are equal, {differences}{verdict}"
     )
 
 
@@ -101,11 +101,11 @@ def text(report: Mapping[str, Any]) -> str:
     for kind in _KINDS:
         for example in report["examples"].get(kind, []):
             if kind == "changed":
-                told = "; ".join(
+                changes = "; ".join(
                     f"{name}: {example['delivered'].get(name)} -> {example['recomputed'].get(name)}"
                     for name in example["columns"]
                 )
-                lines.append(f"changed  {example['topic']} {example['key']}: {told}  in {example['delivered']}")
+                lines.append(f"changed  {example['topic']} {example['key']}: {changes}  in {example['delivered']}")
             else:
                 lines.append(f"{kind:<7}  {example['topic']} {example['key']}: {example['content']}")
     return "\n".join(lines)

@@ -182,8 +182,8 @@ def _planned(facts: Facts, found: CheckpointFacts) -> Iterator[Finding]:
     if not planned:
         return
     first, file = planned[0], checkpoint.path / "offsets" / str(planned[0])
-    told = facts.driver.status if facts.driver else None
-    status = told if told is not None and told.lineage == lineage.id else None
+    newest_status = facts.driver.status if facts.driver else None
+    status = newest_status if newest_status is not None and newest_status.lineage == lineage.id else None
     error = status.error if status is not None else None
     before, offsets = _offsets(checkpoint, committed), _offsets(checkpoint, first)
     if offsets is None or planned[1:] or first != committed + 1:

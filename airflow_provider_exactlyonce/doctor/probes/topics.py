@@ -99,7 +99,7 @@ def _judge(
     from airflow_provider_exactlyonce.kafka import preflight
 
     try:
-        told = preflight.check_topics(client, **uses, user=facts.config.get("sasl.username"), patience_seconds=0)
+        topic_facts = preflight.check_topics(client, **uses, user=facts.config.get("sasl.username"), patience_seconds=0)
     except SettingRefusedError as error:
         problems[name] = ("unsafe-setting", str(error))
     except RefusedError as error:
@@ -107,7 +107,7 @@ def _judge(
     except ExactlyOnceError as error:
         problems[name] = ("topic-unavailable", str(error))
     else:
-        topic_ids.update({topic.name: topic.topic_id for topic in told.values()})
+        topic_ids.update({topic.name: topic.topic_id for topic in topic_facts.values()})
 
 
 def _cluster(facts: Facts, client: WireClient) -> str | None:

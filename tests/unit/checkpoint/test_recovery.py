@@ -77,7 +77,7 @@ def test_it_begins_at_the_source_offsets_of_the_last_commit_and_its_first_batch_
     assert home.current() == empty
     checkpoint = Checkpoint(home.checkpoint(empty.id))
     assert checkpoint.query_id() == empty.id
-    assert checkpoint.initial_kafka_offsets() == {"in": {0: 30, 1: 15}}
+    assert checkpoint.kafka_starts(0) == {"in": {0: 30, 1: 15}}
     assert (empty.batch_of(4), empty.commit_of(0)) == (0, 4)
     check(home, tail)
     assert reconcile(checkpoint, empty, tail) is False

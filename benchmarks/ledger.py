@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.kafka.transaction import TransactionSession, a
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Place, SinkRange
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, LedgerPointer, SinkRange
 
 PIPELINE = "bench"
 CHUNK = 20_000
@@ -41,7 +41,7 @@ class Filler:
         self.client = WireClient(config)
         self.session = TransactionSession(self.client, records.transactional_id(PIPELINE), timeout_milliseconds=600_000)
         self.ledger = records.ledger_topic(PIPELINE)
-        self.place = Place()
+        self.place = LedgerPointer()
 
     def claim(self) -> None:
         """Start a run."""
@@ -131,7 +131,7 @@ class Filler:
 
     def _end(self) -> int:
         while True:  # the marker of the transaction before takes an offset, too
-            stable = self.client.stable_offsets(self.ledger)[0]
+            stable = self.client.offsets.last_stable([(self.ledger, 0)])[self.ledger, 0]
             if stable > max(self.place.commit_offset, self.place.run_offset) + 1:
                 return stable
             time.sleep(0.01)
@@ -191,7 +191,7 @@ def main(commits: int) -> None:
         began = time.perf_counter()
         while filler.place.commit < commits:
             filler.commits(min(CHUNK, commits - filler.place.commit))
-        size = filler.client.stable_offsets(filler.ledger)[0]
+        size = filler.client.offsets.last_stable([(filler.ledger, 0)])[filler.ledger, 0]
         print(f"{commits:,} commits, {size:,} offsets, filled in {time.perf_counter() - began:.0f} s")
         opened(config, commits)  # the cluster's first consumer: the broker makes __consumer_offsets, once and for all
         slowest = [report("as it is", opened(config, commits))]

@@ -30,7 +30,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer
 from airflow_provider_exactlyonce.streaming import StateBackend
 
 PAYLOAD_BYTES = 1024
@@ -106,7 +106,7 @@ def record_of(checkpoint: Checkpoint, batch: int) -> CommitRecord:
         epoch=0,
         started=0,
         committed=0,
-        before=Place(),
+        before=LedgerPointer(),
     )
 
 

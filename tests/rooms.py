@@ -68,7 +68,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "doctor": {"kafka", "control", "ledger", "audit", "transactions", "checkpoint", "streaming.commit"},
     "upgrade": {
-        *("kafka", "control", "ledger", "audit", "checkpoint", "streaming.sinks.kafka", "streaming.spark"),
+        *("kafka", "control", "ledger", "checkpoint", "streaming.sinks.kafka", "streaming.spark"),
         *("streaming.job", "streaming.commit", "streaming.replay"),
     },
     "hooks": {"devkit", "control", "ledger", "checkpoint", "streaming.settings"},

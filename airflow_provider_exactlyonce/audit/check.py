@@ -10,18 +10,18 @@ names them. It is judged by that ledger alone, and rows that the pipeline and a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.audit import topics
 from airflow_provider_exactlyonce.audit.batch_producers import LogWriters
-from airflow_provider_exactlyonce.audit.committed_reader import ReadableRecords
 from airflow_provider_exactlyonce.audit.findings import Findings, Report, Violation
-from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck, Place
+from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck
 from airflow_provider_exactlyonce.audit.sink_check import SinkCheck, Totals
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
+from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets
 from airflow_provider_exactlyonce.ledger.home import never_started
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_pipeline
@@ -29,6 +29,7 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord, backfill_p
 _WINDOW_COMMITS: Final = 5_000
 _WINDOW_RANGES: Final = 50_000
 _POLL_SECONDS: Final = 0.1
+_TIMEOUT_SECONDS: Final = 60.0
 _LEDGER_STEP: Final = 10_000
 
 
@@ -85,7 +86,7 @@ class _Audit:
         self._options: Final = options
         self._reader: Final = reader
         self._client: Final = client
-        self._offsets: Final = StableOffsets(config)
+        self._offsets: Final[StableOffsets] = client.offsets
         self._writers: Final = LogWriters(client)
         self._findings: Final = findings
 
@@ -228,9 +229,9 @@ class _Audit:
         self, ledger: LedgerCheck, judged: list[str], limits: Mapping[Place, int], backfill_ids: frozenset[int]
     ) -> Totals:
         first, last = self._options.first or ledger.oldest, self._options.last or ledger.last
-        with ReadableRecords(self._config) as readable:
+        with RangeReader(self._config, "audit", timeout_seconds=_TIMEOUT_SECONDS) as reader:
             sink = SinkCheck(
-                readable=readable,
+                reader=reader,
                 writers=self._writers,
                 topics=topics.describe(self._config, judged),
                 limits=limits,
@@ -238,18 +239,20 @@ class _Audit:
                 backfill_ids=backfill_ids,
                 allow_foreign=self._options.allow_foreign or ledger.untold > 0,
                 report=self._findings.add,
-                log_starts=self._client.earliest_offsets,
+                log_starts=self._log_starts,
                 advanced=lambda totals: self._options.progress(f"sink: {totals.rows:,} rows judged"),
             )
             if first == 1:
-                for topic in judged:
-                    for partition, start in self._client.earliest_offsets(topic).items():
-                        sink.begin_at((topic, partition), start)
+                for place, start in self._log_starts(judged).items():
+                    sink.begin_at(place, start)
             for commits in self._windows(first, last):
                 sink.window(commits)
             if not self._options.last:
                 sink.rest()
             return sink.totals
+
+    def _log_starts(self, topics: Iterable[str]) -> dict[Place, int]:
+        return self._offsets.starts(self._offsets.partitions(topics))
 
     def _windows(self, first: int, last: int) -> Iterator[list[CommitRecord]]:
         commits: list[CommitRecord] = []

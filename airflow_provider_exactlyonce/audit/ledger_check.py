@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 from airflow_provider_exactlyonce.audit.findings import Violation
 from airflow_provider_exactlyonce.kafka.digest import MODULUS
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Record, SourceRanges
-
-#: (topic, partition)
-Place = tuple[str, int]
 
 
 class LedgerCheck:

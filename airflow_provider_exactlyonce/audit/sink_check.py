@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.audit.batch_producers import LogWriters
-from airflow_provider_exactlyonce.audit.committed_reader import ReadableRecords
 from airflow_provider_exactlyonce.audit.findings import Violation
-from airflow_provider_exactlyonce.audit.ledger_check import Place
 from airflow_provider_exactlyonce.audit.partition_check import PartitionCheck, RangeFound, Stray
 from airflow_provider_exactlyonce.audit.topics import SinkTopic
 from airflow_provider_exactlyonce.kafka.digest import record_digest
+from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ class SinkCheck:
     :param backfill_ids: producer ids of the pipeline's backfills, whose records are judged by their own ledger
     :param allow_foreign: records of other producers are passed over
     :param report: told of each violation
-    :param log_starts: asks where a topic's logs begin now
+    :param log_starts: asks where topics' logs begin now
     """
 
-    readable: ReadableRecords
+    reader: RangeReader
     writers: LogWriters
     topics: Mapping[str, SinkTopic]
     limits: Mapping[Place, int]
@@ -54,7 +54,7 @@ class SinkCheck:
     backfill_ids: frozenset[int]
     allow_foreign: bool
     report: Callable[[Violation], None]
-    log_starts: Callable[[str], Mapping[int, int]]
+    log_starts: Callable[[Iterable[str]], Mapping[Place, int]]
     advanced: Callable[[Totals], None]
     totals: Totals = field(default_factory=Totals)
 
@@ -84,7 +84,7 @@ class SinkCheck:
             check = self._partitions.setdefault(place, PartitionCheck(found_ranges[0].expected.first))
             check.open(found_ranges, found_ranges[-1].expected.last + 1)
         self._read(list(by_place))
-        starts = {topic: self.log_starts(topic) for topic in {topic for topic, _ in by_place}}
+        starts = self.log_starts({topic for topic, _ in by_place})
         committed = {record.commit: record.committed for record in commits}
         for commit, ranges_of_commit in by_commit.items():
             self._judge(commit, committed[commit], ranges_of_commit, starts)
@@ -99,7 +99,7 @@ class SinkCheck:
     def _read(self, places: list[Place]) -> None:
         checks = {place: self._partitions[place] for place in places}
         spans = {place: (check.next_offset, check.end) for place, check in checks.items()}
-        for number, message in enumerate(self.readable.read(spans), start=1):
+        for number, message in enumerate(self.reader.read(spans), start=1):
             topic, partition, offset = str(message.topic()), int(message.partition() or 0), int(message.offset() or 0)
             check = checks[topic, partition]
             if self.backfill_ids and self._is_of(self.backfill_ids, topic, partition, offset):
@@ -122,11 +122,11 @@ class SinkCheck:
         commit: int,
         committed: int,
         ranges: list[tuple[Place, RangeFound]],
-        starts: Mapping[str, Mapping[int, int]],
+        starts: Mapping[Place, int],
     ) -> None:
         left = []
         for (topic, partition), found in ranges:
-            start = starts[topic][partition]
+            start = starts[topic, partition]
             self.totals.ranges += 1
             if found.expected.first < start and self.topics[topic].may_have_expired(committed):
                 self.totals.expired_ranges += 1
@@ -164,9 +164,9 @@ class SinkCheck:
                 )
                 self._say("I7", commit, place, expected.first, said)
 
-    def _what_is_at(self, topic: str, partition: int, offset: int, starts: Mapping[str, Mapping[int, int]]) -> str:
-        if offset < starts[topic][partition]:
-            return f"the log begins at {starts[topic][partition]}: they were deleted"
+    def _what_is_at(self, topic: str, partition: int, offset: int, starts: Mapping[Place, int]) -> str:
+        if offset < starts[topic, partition]:
+            return f"the log begins at {starts[topic, partition]}: they were deleted"
         batch = self.writers.batch_at(topic, partition, offset)
         if batch is None:
             return "there is no record at that offset"

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_exactlyonce.kafka.config import for_confluent
-
-_TIMEOUT_SECONDS = 30.0
+from airflow_provider_exactlyonce.kafka.topic_settings import read_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +34,10 @@ class SinkTopic:
 
 def describe(config: Mapping[str, Any], topics: list[str]) -> dict[str, SinkTopic]:
     """Read topics' settings; they exist."""
-    from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+    from confluent_kafka.admin import AdminClient
 
-    admin = AdminClient(for_confluent(config))
-    resources = {topic: ConfigResource(ResourceType.TOPIC, topic) for topic in topics}
-    answers = admin.describe_configs(list(resources.values()), request_timeout=_TIMEOUT_SECONDS) if topics else {}
     found = {}
-    for topic, resource in resources.items():
-        settings = {name: entry.value for name, entry in answers[resource].result().items()}
+    for topic, settings in read_settings(AdminClient(for_confluent(config)), topics).items():
         deletes = "delete" in settings["cleanup.policy"]
         found[topic] = SinkTopic(
             retention_milliseconds=int(settings["retention.ms"]) if deletes else -1,

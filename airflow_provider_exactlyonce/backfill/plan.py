@@ -22,7 +22,7 @@ from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class BackfillStep:
     """One batch.
 
     :param ends: where it ends in the source
@@ -53,7 +53,7 @@ class PlanInputs:
     limits: Mapping[str, int]
 
 
-def plan(resolved: Resolved, terms: PlanInputs, commits: Iterable[CommitRecord]) -> list[Step]:
+def plan(resolved: Resolved, terms: PlanInputs, commits: Iterable[CommitRecord]) -> list[BackfillStep]:
     """Return the batches in their order.
 
     :param commits: what the ledger has after ``resolved.base_commit``, oldest first; none are needed with empty state
@@ -94,7 +94,7 @@ class _Planner:
     """Makes one plan."""
 
     def __init__(self, resolved: Resolved, terms: PlanInputs) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[BackfillStep] = []
         self._resolved = resolved
         self._terms = terms
         self._position: Positions = dict(resolved.begins)
@@ -148,7 +148,7 @@ class _Planner:
                 continue
             cut = True
             if within != self._position:
-                self._add(Step(ends=within, emits=True))
+                self._add(BackfillStep(ends=within, emits=True))
             if all(self._position[place] >= offset for place, offset in end.items()):
                 break
         self._go_on(end, emits=True)
@@ -175,7 +175,7 @@ class _Planner:
                 "savepoint that is"
             )
         closing = not exact and ends == self._position
-        self._add(Step(ends=ends, emits=emits, commit=record.commit, exact=exact, closing=closing))
+        self._add(BackfillStep(ends=ends, emits=emits, commit=record.commit, exact=exact, closing=closing))
 
     def _go_on(self, to: Positions, *, emits: bool) -> None:
         """Add what leads to a position, cut as the sources' limits say."""
@@ -192,13 +192,13 @@ class _Planner:
                 place: start.get(place, end) + (end - start.get(place, end)) * piece // pieces
                 for place, end in to.items()
             }
-            self._add(Step(ends=ends, emits=emits))
+            self._add(BackfillStep(ends=ends, emits=emits))
 
     def _close(self, *, emits: bool) -> None:
         if self.steps and not self.steps[-1].exact and self.steps[-1].emits is emits:
-            self._add(Step(ends=self._position, emits=emits, closing=True))
+            self._add(BackfillStep(ends=self._position, emits=emits, closing=True))
 
-    def _add(self, step: Step) -> None:
+    def _add(self, step: BackfillStep) -> None:
         self.steps.append(step)
         self._position = step.ends
 

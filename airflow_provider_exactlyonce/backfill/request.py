@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Self
 
+from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
 _COMMITS: Final = re.compile(r"\s*(\d+)\s*\.\.\s*(\d+)\s*")
@@ -137,18 +138,13 @@ class BackfillRequest:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """Read what :meth:`to_json` gave."""
-        seconds = body["warm_up_seconds"]
-        offsets = body["offsets"]
-        return cls(
-            commits=_pair(body["commits"]),
-            offsets=ranges_from_json(offsets) if offsets is not None else None,
-            watermark=_pair(body["watermark"]),
-            time=_pair(body["time"]),
-            state=BackfillState(body["state"]),
-            warm_up=body["warm_up_commits"] if seconds is None else timedelta(seconds=seconds),
-            output=body["output"],
-        )
+        """Read what :meth:`to_json` gave.
+
+        :raises RefusedError: when it can't be read
+        """
+        seconds = body.get("warm_up_seconds")
+        warm_up = body.get("warm_up_commits") if seconds is None else timedelta(seconds=seconds)
+        return codec.load(cls, {**body, "warm_up": warm_up}, "the request of a backfill")
 
     @classmethod
     def parse(
@@ -205,14 +201,6 @@ def ranges_to_json(ranges: Offsets) -> dict[str, dict[str, list[int]]]:
     }
 
 
-def ranges_from_json(body: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, tuple[int, int]]]:
-    """Read what :func:`ranges_to_json` gave."""
-    return {
-        topic: {int(partition): (int(start), int(end)) for partition, (start, end) in partitions.items()}
-        for topic, partitions in body.items()
-    }
-
-
 def milliseconds(name: str, value: datetime | str) -> int:
     """Return a moment in milliseconds since the epoch; without a zone it is UTC.
 
@@ -246,7 +234,11 @@ def _commits(value: str | tuple[int, int]) -> tuple[int, int]:
 
 def _offsets(value: Mapping[str, Mapping[Any, Any]] | str) -> Offsets:
     try:
-        return ranges_from_json(json.loads(value) if isinstance(value, str) else value)
+        ranges = json.loads(value) if isinstance(value, str) else value
+        return {
+            topic: {int(partition): (int(start), int(end)) for partition, (start, end) in partitions.items()}
+            for topic, partitions in ranges.items()
+        }
     except (ValueError, TypeError, AttributeError):
         raise RefusedError(
             f"offsets={value!r} is not {{topic: {{partition: [start, end]}}}}, as in "
@@ -273,7 +265,3 @@ def _warm_up(value: timedelta | int | str | None) -> timedelta | int | None:
     if text[:-1].isdecimal() and text[-1:] in _UNITS:
         return timedelta(seconds=int(text[:-1]) * _UNITS[text[-1]])
     raise RefusedError(f"warm_up={value!r} is neither a number of commits nor a duration as 90s, 30m, 2h or 1d")
-
-
-def _pair(value: list[int] | None) -> tuple[int, int] | None:
-    return (value[0], value[1]) if value else None

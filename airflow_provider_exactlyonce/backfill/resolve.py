@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final, Self
 
+from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output, instant
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
@@ -69,18 +70,12 @@ class Resolved:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """Read what :meth:`to_json` gave."""
-        commits = body["commits"]
-        return cls(
-            starts=positions_from_json(body["starts"]),
-            ends=positions_from_json(body["ends"]),
-            begins=positions_from_json(body["begins"]),
-            unseen=positions_from_json(body["unseen"]),
-            commits=(commits[0], commits[1]) if commits else None,
-            savepoint=body["savepoint"],
-            base_commit=body["base_commit"],
-            newest_commit=body.get("newest_commit"),
-        )
+        """Read what :meth:`to_json` gave.
+
+        :raises RefusedError: when it can't be read
+        """
+        positions = {name: positions_from_json(body[name]) for name in ("starts", "ends", "begins", "unseen")}
+        return codec.load(cls, {**body, **positions}, "what a backfill's request meant")
 
 
 def positions_to_json(positions: Mapping[Place, int]) -> dict[str, dict[str, int]]:

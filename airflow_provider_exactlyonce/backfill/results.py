@@ -20,7 +20,7 @@ from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class BackfillWritten:
     """What the ledger of backfills has of one.
 
     :param batches: the record of each batch that it wrote, oldest first
@@ -76,14 +76,14 @@ def source_of(resolved: Resolved | Span) -> dict[str, dict[str, list[int]]]:
     return found
 
 
-def written_of(config: Mapping[str, Any], pipeline: str, name: str) -> Written:
+def written_of(config: Mapping[str, Any], pipeline: str, name: str) -> BackfillWritten:
     """Return what the ledger of a pipeline's backfills has of one; nothing when there is no ledger.
 
     :raises RefusedError: when records of the ledger are lost: it can't be told what was written
     """
     with LedgerReader(config, backfill_pipeline(pipeline)) as reader:
         if reader.tail() is None:
-            return Written()
+            return BackfillWritten()
         own: list[CommitRecord] = []
         claims: dict[int, ClaimRecord] = {}
         expected = 1
@@ -101,7 +101,7 @@ def written_of(config: Mapping[str, Any], pipeline: str, name: str) -> Written:
             if record.backfill == name:
                 own.append(record)
     claim = claims.get(own[0].run) if own else None
-    return Written(
+    return BackfillWritten(
         batches=[record for record in own if record.result is None],
         result=next((record.result for record in own if record.result is not None), None),
         begun=Resolved.from_json(claim.plan) if claim is not None and claim.plan is not None else None,

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.control import json_store
@@ -157,9 +158,8 @@ def asked_of(home: Home) -> SavedRequest:
     body = json_store.read(home.path / "request.json")
     if body is None:
         raise RefusedError(f"{home.path} is no home of a backfill; exactlyonce backfill and the operator make one")
-    return SavedRequest(
-        pipeline=body["pipeline"], home=body["home"], request=BackfillRequest.from_json(body["request"])
-    )
+    request = BackfillRequest.from_json(body["request"])
+    return codec.load(SavedRequest, {**body, "request": request}, f"{home.path}/request.json")
 
 
 def begun(home: Home) -> Begun | None:
@@ -167,7 +167,8 @@ def begun(home: Home) -> Begun | None:
     body = json_store.read(home.path / "resolved.json")
     if body is None:
         return None
-    return Begun(version=body["version"], name=body["name"], resolved=Resolved.from_json(body["resolved"]))
+    resolved = Resolved.from_json(body["resolved"])
+    return codec.load(Begun, {**body, "resolved": resolved}, f"{home.path}/resolved.json")
 
 
 def begin(home: Home, what: Begun) -> None:

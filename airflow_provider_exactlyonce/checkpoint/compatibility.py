@@ -17,9 +17,9 @@ from airflow_provider_exactlyonce.checkpoint.state_compatibility import meaning,
 from airflow_provider_exactlyonce.checkpoint.versions import (
     BUILD_ANEW,
     ORDER,
-    Finding,
-    Report,
+    CompatibilityReport,
     Version,
+    VersionChange,
     compatible,
     incompatible,
     note,
@@ -48,9 +48,9 @@ def of_savepoint(savepoint: Savepoint, conf: Mapping[str, str]) -> Version:
     )
 
 
-def compare(old: Version, new: Version) -> Report:
+def compare(old: Version, new: Version) -> CompatibilityReport:
     """Tell whether a new version can go on from the state of an old one."""
-    findings: list[Finding] = []
+    findings: list[VersionChange] = []
     unchanged = []
     for aspect, check in _CHECKS:
         found = check(old, new)
@@ -61,10 +61,10 @@ def compare(old: Version, new: Version) -> Report:
         if not told:
             unchanged.append(aspect)
     findings.sort(key=lambda one: -ORDER.index(one.verdict))
-    return Report(findings=tuple(findings), unchanged=tuple(unchanged))
+    return CompatibilityReport(findings=tuple(findings), unchanged=tuple(unchanged))
 
 
-def _pipeline(old: Version, new: Version) -> Iterator[Finding]:
+def _pipeline(old: Version, new: Version) -> Iterator[VersionChange]:
     if old.pipeline != new.pipeline:
         yield incompatible(
             "pipeline",
@@ -75,7 +75,7 @@ def _pipeline(old: Version, new: Version) -> Iterator[Finding]:
         )
 
 
-def _what_is_known(old: Version, new: Version) -> list[Finding] | None:
+def _what_is_known(old: Version, new: Version) -> list[VersionChange] | None:
     if old.plan is not None and new.plan is not None:
         return None
     told = (
@@ -92,7 +92,7 @@ def _what_is_known(old: Version, new: Version) -> list[Finding] | None:
     ]
 
 
-def _refused(old: Version, new: Version) -> list[Finding] | None:
+def _refused(old: Version, new: Version) -> list[VersionChange] | None:
     if new.refused is None:
         return None
     return [
@@ -106,7 +106,7 @@ def _refused(old: Version, new: Version) -> list[Finding] | None:
     ]
 
 
-def _spark(old: Version, new: Version) -> Iterator[Finding]:
+def _spark(old: Version, new: Version) -> Iterator[VersionChange]:
     if old.spark_version is None or new.spark_version is None:
         yield note("Spark", old.spark_version, new.spark_version, "the savepoint does not say which Spark ran it")
         return
@@ -130,7 +130,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int("".join(digits) or 0) for digits in leading)[:3]
 
 
-def _backend(old: Version, new: Version) -> Iterator[Finding]:
+def _backend(old: Version, new: Version) -> Iterator[VersionChange]:
     if None not in (old.state_backend, new.state_backend) and old.state_backend != new.state_backend:
         yield incompatible(
             "state backend",
@@ -149,7 +149,7 @@ def _backend(old: Version, new: Version) -> Iterator[Finding]:
         )
 
 
-def _partitions(old: Version, new: Version) -> list[Finding] | None:
+def _partitions(old: Version, new: Version) -> list[VersionChange] | None:
     before = max((one.partitions for one in old.operators or ()), default=None)
     if new.partitions is None or before is None:
         return None
@@ -159,7 +159,7 @@ def _partitions(old: Version, new: Version) -> list[Finding] | None:
     return [note("state partitions", before, new.partitions, reason, "exactlyonce rescale changes them")]
 
 
-def _sources(old: Version, new: Version) -> Iterator[Finding]:
+def _sources(old: Version, new: Version) -> Iterator[VersionChange]:
     before, after = Counter(old.topics), Counter(new.topics)
     if old.topics == new.topics:
         return
@@ -184,7 +184,7 @@ def _sources(old: Version, new: Version) -> Iterator[Finding]:
     yield incompatible("sources", old.topics, new.topics, reason)
 
 
-def _source_columns(old: Version, new: Version) -> list[Finding] | None:
+def _source_columns(old: Version, new: Version) -> list[VersionChange] | None:
     if old.plan is None or new.plan is None:
         return None
     found = []
@@ -205,7 +205,7 @@ def _source_columns(old: Version, new: Version) -> list[Finding] | None:
     return found
 
 
-def _filters(old: Version, new: Version) -> list[Finding] | None:
+def _filters(old: Version, new: Version) -> list[VersionChange] | None:
     if old.plan is None or new.plan is None:
         return None
     gone, added = _differences(old.plan.filters, new.plan.filters)
@@ -219,7 +219,7 @@ def _differences(old: Sequence[str], new: Sequence[str]) -> tuple[list[str], lis
     return [one for one in old if one not in new], [one for one in new if one not in old]
 
 
-def _watermarks(old: Version, new: Version) -> list[Finding] | None:
+def _watermarks(old: Version, new: Version) -> list[VersionChange] | None:
     if old.plan is None or new.plan is None:
         return None
     before = {one.column: one.delay_milliseconds for one in old.plan.watermarks}
@@ -249,7 +249,7 @@ def _watermarks(old: Version, new: Version) -> list[Finding] | None:
     return found
 
 
-def _delay_changed(column: str, before: int, after: int) -> Finding:
+def _delay_changed(column: str, before: int, after: int) -> VersionChange:
     if after > before:
         reason = (
             "later rows are taken from now on; state that the shorter delay has removed is gone, so that a row of its "
@@ -264,13 +264,13 @@ def _delays(watermarks: Mapping[str, int]) -> list[str]:
     return [f"{column} - {delay / 1000:g} s" for column, delay in watermarks.items()]
 
 
-def _output_mode(old: Version, new: Version) -> Iterator[Finding] | None:
+def _output_mode(old: Version, new: Version) -> Iterator[VersionChange] | None:
     if old.output_mode is None or new.refused is not None:
         return None
     return iter(()) if old.output_mode == new.output_mode else _output_mode_changed(old, new)
 
 
-def _output_mode_changed(old: Version, new: Version) -> Iterator[Finding]:
+def _output_mode_changed(old: Version, new: Version) -> Iterator[VersionChange]:
     before, after = str(old.output_mode), str(new.output_mode)
     if not old.operators and not new.operators:
         yield compatible("output mode", before, after, "without state both write each row once")
@@ -294,7 +294,7 @@ def _output_mode_changed(old: Version, new: Version) -> Iterator[Finding]:
         yield note("output mode", before, after, reason)
 
 
-def _sink(old: Version, new: Version) -> list[Finding] | None:
+def _sink(old: Version, new: Version) -> list[VersionChange] | None:
     if old.plan is None or new.plan is None:
         return None
     found = []
@@ -314,7 +314,7 @@ _SINKS: Final = {
 }
 
 
-def _output_columns(old: Version, new: Version) -> list[Finding] | None:
+def _output_columns(old: Version, new: Version) -> list[VersionChange] | None:
     if old.result_schema is None or new.result_schema is None:
         return None
     before, after = (
@@ -329,7 +329,7 @@ def _output_columns(old: Version, new: Version) -> list[Finding] | None:
     return [note("output columns", gone, added, reason)]
 
 
-def _user_functions(old: Version, new: Version) -> list[Finding] | None:
+def _user_functions(old: Version, new: Version) -> list[VersionChange] | None:
     if old.plan is None or new.plan is None or old.job_hash is None:
         return None
     names = sorted({*old.plan.user_functions, *new.plan.user_functions})
@@ -339,7 +339,7 @@ def _user_functions(old: Version, new: Version) -> list[Finding] | None:
     return [note("user functions", sorted(old.plan.user_functions), sorted(new.plan.user_functions), reason)]
 
 
-_Check = Callable[[Version, Version], Iterator[Finding] | list[Finding] | None]
+_Check = Callable[[Version, Version], Iterator[VersionChange] | list[VersionChange] | None]
 _CHECKS: Final[tuple[tuple[str, _Check], ...]] = (
     ("pipeline", _pipeline),
     ("plan", _what_is_known),

@@ -27,7 +27,7 @@ _LZ4_END: Final = _LZ4_MAGIC + b"\x15" + bytes(12)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class BatchFiles:
     """The files of a batch.
 
     :param files: relative to the checkpoint
@@ -39,7 +39,7 @@ class Batch:
     defects: tuple[Defect, ...]
 
 
-def files_of(checkpoint: Checkpoint, batch: int) -> Batch:
+def files_of(checkpoint: Checkpoint, batch: int) -> BatchFiles:
     """Return what a restart after a batch needs, with what is wrong with it as far as names and sizes tell."""
     found = FileSet(files={QUERY_ID, f"offsets/{batch}", f"commits/{batch}"})
     if batch:
@@ -63,7 +63,7 @@ def files_of(checkpoint: Checkpoint, batch: int) -> Batch:
     named: dict[str, Defect] = {}
     for defect in found.defects:  # one defect a file: the first says most
         named.setdefault(defect.path, defect)
-    return Batch(number=batch, files=tuple(sorted(found.files)), defects=tuple(named.values()))
+    return BatchFiles(number=batch, files=tuple(sorted(found.files)), defects=tuple(named.values()))
 
 
 def defects_of(checkpoint: Checkpoint, batch: int, seen: dict[str, str | None] | None = None) -> list[Defect]:

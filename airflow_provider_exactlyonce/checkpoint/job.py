@@ -9,7 +9,7 @@ from pathlib import Path
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.checkpoint import plan as plans
-from airflow_provider_exactlyonce.checkpoint.plan import Plan
+from airflow_provider_exactlyonce.checkpoint.plan import QueryPlan
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -39,7 +39,7 @@ class JobDescription:
     sinks: tuple[str, ...]
     result_schema: str
     nondeterministic: tuple[str, ...] = ()
-    plan: Plan | None = None
+    plan: QueryPlan | None = None
 
 
 def write(home: Home, lineage: str, job: JobDescription) -> None:

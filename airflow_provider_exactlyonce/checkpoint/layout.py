@@ -224,15 +224,6 @@ class Checkpoint:
                 return file
         return None
 
-    def initial_kafka_offsets(self) -> KafkaOffsets:
-        """Return where the Kafka sources began, from ``sources/<i>/0``."""
-        starts: KafkaOffsets = {}
-        for positions in self.initial_positions():
-            for topic, partitions in positions.items():
-                if isinstance(partitions, dict):  # else it is of a file source
-                    starts.setdefault(topic, {}).update({int(place): start for place, start in partitions.items()})
-        return starts
-
     def initial_positions(self) -> Iterator[Mapping[str, Any]]:
         """Yield what ``sources/<i>/0`` says of each source that has one, in Spark's order; nothing of a rate source."""
         for file in self._initial_files():
@@ -240,14 +231,18 @@ class Checkpoint:
             yield json.loads(b"{" + body) if brace else {}
 
     def kafka_starts(self, batch: int) -> KafkaOffsets:
-        """Return where a batch begins, but in partitions that it is the first to read.
+        """Return where a batch begins, but in partitions that it reads first; batch 0 where the sources do.
 
         :raises TornFileError: when the batch before it isn't whole
         """
-        starts = self.initial_kafka_offsets()
+        starts: KafkaOffsets = {}
+        for positions in self.initial_positions():
+            for topic, partitions in positions.items():
+                if isinstance(partitions, dict):  # else it is of a file source
+                    starts.setdefault(topic, {}).update({int(place): start for place, start in partitions.items()})
         before = self.offsets(batch - 1) if batch else None
-        for topic, partitions in (before.kafka_ends() if before else {}).items():
-            starts.setdefault(topic, {}).update(partitions)
+        for topic, ends in (before.kafka_ends() if before else {}).items():
+            starts.setdefault(topic, {}).update(ends)
         return starts
 
     def _initial_files(self) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.checkpoint import plan as plans
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_offsets
-from airflow_provider_exactlyonce.checkpoint.plan import Plan
+from airflow_provider_exactlyonce.checkpoint.plan import QueryPlan
 from airflow_provider_exactlyonce.checkpoint.state import StateDirectory, StatefulOperator
 from airflow_provider_exactlyonce.exceptions import InvariantError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -76,7 +76,7 @@ class Savepoint:
     files: Mapping[str, tuple[int, str]]
     created: int
     pinned: bool = False
-    plan: Plan | None = None
+    plan: QueryPlan | None = None
 
     @property
     def job(self) -> JobDescription | None:

@@ -38,7 +38,7 @@ class OperatorPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watermark:
+class WatermarkPlan:
     """One event-time column with a watermark.
 
     :param delay_milliseconds: how late a row may be
@@ -49,7 +49,7 @@ class Watermark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class QueryPlan:
     """What a version computes.
 
     :param sources: in Spark's order: its offsets have no other name for them
@@ -61,17 +61,17 @@ class Plan:
 
     sources: tuple[SourcePlan, ...]
     operators: tuple[OperatorPlan, ...] = ()
-    watermarks: tuple[Watermark, ...] = ()
+    watermarks: tuple[WatermarkPlan, ...] = ()
     filters: tuple[str, ...] = ()
     user_functions: tuple[str, ...] = ()
     sink: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def encode(plan: Plan) -> dict[str, Any]:
+def encode(plan: QueryPlan) -> dict[str, Any]:
     """Return a plan's JSON form."""
     return {"schema": SCHEMA, **asdict(plan)}
 
 
-def decode(body: Mapping[str, Any]) -> Plan | None:
+def decode(body: Mapping[str, Any]) -> QueryPlan | None:
     """Read a plan; None when a newer release wrote it: no plan is known then, and all else still is."""
-    return codec.load(Plan, body, "the plan of a job") if body["schema"] == SCHEMA else None
+    return codec.load(QueryPlan, body, "the plan of a job") if body["schema"] == SCHEMA else None

@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits, ch
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 
 
-def remake(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool = False) -> Lineage:
+def rebuild(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool = False) -> Lineage:
     """Make the lineage and point ``current`` to it; may be repeated after it was killed.
 
     :param config: client configuration in librdkafka's names
@@ -33,7 +33,7 @@ def remake(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool = 
     :raises RefusedError: when the checkpoint does not fit the ledger, or a replay would lack something
     :raises AlreadyRunningError: when a driver lives
     """
-    left, token = leases.check_stopped(home.lease, pipeline), f"remake-{uuid.uuid4()}"
+    left, token = leases.check_stopped(home.lease, pipeline), f"rebuild-{uuid.uuid4()}"
     with leases.holding(home.lease, pipeline, token, left) as hold, LedgerReader(config, pipeline) as reader:
         tail, old = reader.tail(), home.current()
         if tail is None or tail.claim is None or old is None:

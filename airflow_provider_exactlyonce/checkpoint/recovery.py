@@ -16,10 +16,10 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, parse_off
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.request import record_of
 from airflow_provider_exactlyonce.checkpoint.restart import (
-    Ground,
-    Restart,
+    RestartDecision,
+    RestartSource,
     decide,
-    mend_query_id,
+    repair_query_id,
     run_newest_again,
 )
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
@@ -41,7 +41,7 @@ def recover(
     *,
     allow_empty_state: bool = False,
     accept_nondeterminism: bool = False,
-) -> Ground:
+) -> RestartSource:
     """Make the current lineage one that can be started; returns what it goes on from.
 
     :param config: client configuration in librdkafka's names
@@ -52,36 +52,36 @@ def recover(
     """
     lineage = home.current()
     if lineage is None or tail is None or tail.claim is None:
-        return Ground.CHECKPOINT
+        return RestartSource.CHECKPOINT
     checkpoint, savepoints = Checkpoint(home.checkpoint(lineage.id)), Savepoints(home.savepoints)
-    if mend_query_id(checkpoint, lineage.id):
+    if repair_query_id(checkpoint, lineage.id):
         log.warning("metadata of %s was missing or torn, and is written again", checkpoint.path)
     found = decide(checkpoint, savepoints, lineage, tail.place.commit)
-    if found.ground is Ground.CHECKPOINT:
-        return found.ground
+    if found.source is RestartSource.CHECKPOINT:
+        return found.source
     log.warning("%s is damaged: %s", checkpoint.path, found.damage)
-    if found.ground is Ground.NOTHING and not allow_empty_state:
+    if found.source is RestartSource.NOTHING and not allow_empty_state:
         raise RefusedError(
             f"the state of pipeline {pipeline} is lost: {found.damage}. Its ledger is at commit {tail.place.commit}, "
             f"and there is no whole savepoint in {home.savepoints}. Put lineage {lineage.id} back from a copy of the "
             "home; or start once with --allow-empty-state, which goes on after that commit's source offsets as if "
             "nothing had been seen before"
         )
-    if found.ground is Ground.NEWEST_AGAIN:
+    if found.source is RestartSource.NEWEST_AGAIN:
         with _holding(home, pipeline) as hold, hold.sure():
             run_newest_again(checkpoint, found)
         log.warning("batch %s of %s is run again", f"{(found.batch or 0) + 1:,}", checkpoint.path)
-    elif found.ground is Ground.NOTHING:
+    elif found.source is RestartSource.NOTHING:
         with _holding(home, pipeline) as hold, hold.sure():
             empty = begin_empty(home, lineage, tail)
         log.warning("lineage %s begins with empty state after commit %d", empty.id, tail.place.commit)
     else:
-        savepoint = found.savepoint if found.ground is Ground.SAVEPOINT else None
+        savepoint = found.savepoint if found.source is RestartSource.SAVEPOINT else None
         chosen = savepoint or _save(home, pipeline, config, lineage, checkpoint, found)
         request = RestoreRequest(savepoint=chosen.id, accept_nondeterminism=accept_nondeterminism)
         restored = restore(home, pipeline, config, request)
         log.warning("restored savepoint %s of commit %d: lineage %s", chosen.id, chosen.commit, restored.lineage.id)
-    return found.ground
+    return found.source
 
 
 def _holding(home: Home, pipeline: str) -> AbstractContextManager[Hold]:
@@ -90,7 +90,12 @@ def _holding(home: Home, pipeline: str) -> AbstractContextManager[Hold]:
 
 
 def _save(
-    home: Home, pipeline: str, config: Mapping[str, Any], lineage: Lineage, checkpoint: Checkpoint, found: Restart
+    home: Home,
+    pipeline: str,
+    config: Mapping[str, Any],
+    lineage: Lineage,
+    checkpoint: Checkpoint,
+    found: RestartDecision,
 ) -> Savepoint:
     """Save the newest batch that is whole, so that it can be restored."""
     batch = found.batch if found.batch is not None else -1

@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
 
-class Ground(Enum):
+class RestartSource(Enum):
     """What a restart goes on from."""
 
     CHECKPOINT = "checkpoint"  # as it is
@@ -30,7 +30,7 @@ class Ground(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restart:
+class RestartDecision:
     """What a restart goes on from, and why not from something newer.
 
     :param batch: the newest batch of the checkpoint that is whole, None when there is none
@@ -39,7 +39,7 @@ class Restart:
     :param bad_savepoints: {id: files of newer savepoints that are damaged}
     """
 
-    ground: Ground
+    source: RestartSource
     batch: int | None = None
     savepoint: Savepoint | None = None
     defects: Sequence[Defect] = ()
@@ -48,13 +48,13 @@ class Restart:
     @property
     def damage(self) -> str:
         """Say what is damaged: the first files, and how many there are."""
-        told = [str(defect) for defect in self.defects]
-        told += [f"savepoint {name}: {defects[0]}" for name, defects in self.bad_savepoints.items()]
-        return "; ".join(told[:5]) + (f"; and {len(told) - 5} more" if len(told) > 5 else "")
+        damaged = [str(defect) for defect in self.defects]
+        damaged += [f"savepoint {name}: {defects[0]}" for name, defects in self.bad_savepoints.items()]
+        return "; ".join(damaged[:5]) + (f"; and {len(damaged) - 5} more" if len(damaged) > 5 else "")
 
 
-def decide(checkpoint: Checkpoint, savepoints: Savepoints, lineage: Lineage, commit: int) -> Restart:
-    """Choose what a restart goes on from, once the query id is mended. Changes nothing.
+def decide(checkpoint: Checkpoint, savepoints: Savepoints, lineage: Lineage, commit: int) -> RestartDecision:
+    """Choose what a restart goes on from, once the query id is repaired. Changes nothing.
 
     :param lineage: the lineage whose checkpoint it should be
     :param commit: the ledger's newest commit, 0 for none
@@ -68,25 +68,27 @@ def decide(checkpoint: Checkpoint, savepoints: Savepoints, lineage: Lineage, com
     newest = checkpoint.newest_commit()
     if newest is None:
         if lineage.batch_of(commit) <= 0:  # Spark has recorded no batch: the first one is run from its beginning
-            return Restart(ground=Ground.CHECKPOINT)
+            return RestartDecision(source=RestartSource.CHECKPOINT)
         return _further_back(savepoints, lineage, None, [Defect(path="commits", reason="is missing or empty")])
     batch, defects = newest_whole(checkpoint, known_query=True)
     if batch == newest:
-        return Restart(ground=Ground.CHECKPOINT, batch=batch)
+        return RestartDecision(source=RestartSource.CHECKPOINT, batch=batch)
     if batch is not None and batch == newest - 1:
-        return Restart(ground=Ground.NEWEST_AGAIN, batch=batch, defects=defects)
+        return RestartDecision(source=RestartSource.NEWEST_AGAIN, batch=batch, defects=defects)
     return _further_back(savepoints, lineage, batch, defects)
 
 
-def _further_back(savepoints: Savepoints, lineage: Lineage, batch: int | None, defects: Sequence[Defect]) -> Restart:
+def _further_back(
+    savepoints: Savepoints, lineage: Lineage, batch: int | None, defects: Sequence[Defect]
+) -> RestartDecision:
     savepoint, bad = savepoints.newest_good()
     if batch is not None and (savepoint is None or savepoint.commit < lineage.commit_of(batch)):
-        return Restart(ground=Ground.OLDER_BATCH, batch=batch, defects=defects, bad_savepoints=bad)
-    ground = Ground.NOTHING if savepoint is None else Ground.SAVEPOINT
-    return Restart(ground=ground, batch=batch, savepoint=savepoint, defects=defects, bad_savepoints=bad)
+        return RestartDecision(source=RestartSource.OLDER_BATCH, batch=batch, defects=defects, bad_savepoints=bad)
+    source = RestartSource.NOTHING if savepoint is None else RestartSource.SAVEPOINT
+    return RestartDecision(source=source, batch=batch, savepoint=savepoint, defects=defects, bad_savepoints=bad)
 
 
-def mend_query_id(checkpoint: Checkpoint, lineage: str) -> bool:
+def repair_query_id(checkpoint: Checkpoint, lineage: str) -> bool:
     """Write a query id that is missing or torn again, where the checkpoint has batches; returns whether it was."""
     if _query_id(checkpoint) is not None or checkpoint.newest_offsets() is None:
         return False
@@ -94,7 +96,7 @@ def mend_query_id(checkpoint: Checkpoint, lineage: str) -> bool:
     return True
 
 
-def run_newest_again(checkpoint: Checkpoint, restart: Restart) -> None:
+def run_newest_again(checkpoint: Checkpoint, restart: RestartDecision) -> None:
     """Remove the newest batch's commit and its damaged files, so that Spark runs it again: as after a crash in it."""
     newest = checkpoint.newest_commit()
     if newest is not None and newest != restart.batch:

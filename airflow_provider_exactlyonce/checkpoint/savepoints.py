@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -148,7 +148,7 @@ class Savepoints:
         if directory.is_dir() and self._is_leftover(savepoint_id):
             self._remove(savepoint_id)
         failpoints.reach("before-savepoint")
-        json_store.write(directory / "taking.json", _taker(), durable=False)
+        json_store.write(directory / "taking.json", _this_process(), durable=False)
         try:
             known = _KnownSums(self._newest_first())
             _copy(checkpoint.path, directory / "checkpoint", needed.files, known.newest)
@@ -240,7 +240,7 @@ class Savepoints:
     def copying(self) -> Iterator[Path]:
         """Give a directory for a copy of a savepoint that is worked on; it goes with the copy, or as a leftover."""
         directory = self.directory / f"{_COPY}{uuid.uuid4().hex[:8]}"
-        json_store.write(directory / "taking.json", _taker(), durable=False)
+        json_store.write(directory / "taking.json", _this_process(), durable=False)
         try:
             yield directory
         finally:
@@ -278,7 +278,7 @@ class Savepoints:
         json_store.write(self.directory / savepoint.id / "manifest.json", encode(savepoint))
 
     def _delete(self, name: str) -> None:
-        json_store.write(self.directory / name / "deleting.json", _taker())
+        json_store.write(self.directory / name / "deleting.json", _this_process())
         failpoints.reach("during-savepoint-delete")
         self._remove(name)
 
@@ -295,13 +295,13 @@ class Savepoints:
             return True
         if (directory / "manifest.json").exists() or not (_ID.fullmatch(name) or name.startswith(_COPY)):
             return False
-        taker = json_store.read(directory / "taking.json")
+        taker = json_store.load(directory / "taking.json", _Taker)
         age = time.time() - directory.stat().st_mtime
         if taker is None:
             return age > _FRESH_SECONDS
-        if taker["machine"] != process_identity.this_machine():
+        if taker.machine != process_identity.this_machine():
             return age > _FOREIGN_LEFTOVER_SECONDS
-        return bool(process_identity.process_start(taker["pid"]) != taker["process_started"])
+        return process_identity.process_start(taker.pid) != taker.process_started
 
     def _newest_first(self) -> Iterator[Savepoint]:
         """Yield the savepoints, newest commit first as far as their names tell; each is read when it is asked for."""
@@ -337,12 +337,22 @@ class _KnownSums:
         return self._found.get(path)
 
 
-def _taker() -> dict[str, Any]:
-    return {
-        "machine": process_identity.this_machine(),
-        "pid": os.getpid(),
-        "process_started": process_identity.process_start(os.getpid()) or 0,
-    }
+@dataclass(frozen=True, kw_only=True)
+class _Taker:
+    """The process that makes or deletes a savepoint; ``taking.json`` and ``deleting.json``.
+
+    :param process_started: as :func:`process_identity.process_start` gives it
+    """
+
+    machine: str
+    pid: int
+    process_started: int
+
+
+def _this_process() -> dict[str, Any]:
+    pid = os.getpid()
+    started = process_identity.process_start(pid) or 0
+    return asdict(_Taker(machine=process_identity.this_machine(), pid=pid, process_started=started))
 
 
 def _copy(source: Path, target: Path, paths: Iterable[str], known: Mapping[str, tuple[int, str]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from airflow_provider_exactlyonce.checkpoint.plan import OperatorPlan
 from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
-from airflow_provider_exactlyonce.checkpoint.versions import BUILD_ANEW, Finding, Version, incompatible, note
+from airflow_provider_exactlyonce.checkpoint.versions import BUILD_ANEW, Version, VersionChange, incompatible, note
 
 _BY_TYPE: Final = "Where the types are equal, Spark goes on with the old values and says nothing"
 _TRANSFORM: Final = "transformWithState"
@@ -22,14 +22,14 @@ _WIDER: Final = {
 }
 
 
-def operators(old: Version, new: Version) -> Iterator[Finding] | None:
+def operators(old: Version, new: Version) -> Iterator[VersionChange] | None:
     """Compare the operators that keep state; None when one side's are not known."""
     if old.operators is None or new.operators is None:
         return None
     return _operator_differences([one.name for one in old.operators], [one.name for one in new.operators])
 
 
-def _operator_differences(before: list[str], after: list[str]) -> Iterator[Finding]:
+def _operator_differences(before: list[str], after: list[str]) -> Iterator[VersionChange]:
     if before == after:
         return
     aspect = "stateful operators"
@@ -49,7 +49,7 @@ def _operator_differences(before: list[str], after: list[str]) -> Iterator[Findi
         yield incompatible(aspect, before, after, reason)
 
 
-def meaning(old: Version, new: Version) -> list[Finding] | None:
+def meaning(old: Version, new: Version) -> list[VersionChange] | None:
     """Compare what the state of each operator means."""
     if old.plan is None or new.plan is None:
         return None
@@ -67,7 +67,7 @@ def meaning(old: Version, new: Version) -> list[Finding] | None:
     return found
 
 
-def _fact(aspect: str, fact: str, one: OperatorPlan, other: OperatorPlan) -> list[Finding]:
+def _fact(aspect: str, fact: str, one: OperatorPlan, other: OperatorPlan) -> list[VersionChange]:
     before, after = one.facts[fact], other.facts.get(fact, ())
     if fact in ("left columns", "right columns"):
         if len(before) != len(after):
@@ -103,7 +103,7 @@ _NOTES: Final = {
 }
 
 
-def schemas(old: Version, new: Version) -> list[Finding] | None:
+def schemas(old: Version, new: Version) -> list[VersionChange] | None:
     """Compare keys and values of all stores as Spark does."""
     if old.operators is None or new.operators is None:
         return None
@@ -121,7 +121,7 @@ def schemas(old: Version, new: Version) -> list[Finding] | None:
     return found
 
 
-def _variables(label: str, before: StatefulOperator, after: StatefulOperator) -> list[Finding]:
+def _variables(label: str, before: StatefulOperator, after: StatefulOperator) -> list[VersionChange]:
     """Compare the variables of a transformWithState, and the stores of any other operator."""
     for name in ("timeMode", "outputMode"):
         if before.properties.get(name) != after.properties.get(name):
@@ -153,7 +153,7 @@ def _variables(label: str, before: StatefulOperator, after: StatefulOperator) ->
 
 def _schema(
     label: str, before: tuple[str, str], after: tuple[str, str], *, is_variable: bool, avro: bool
-) -> Iterator[Finding]:
+) -> Iterator[VersionChange]:
     for part, one, other in zip(("key", "value"), before, after, strict=True):
         old, new = json.loads(one), json.loads(other)
         if _accepts(old, new):
@@ -192,7 +192,7 @@ def _accepts(old: Any, new: Any) -> bool:
     return bool(old == new)
 
 
-def _evolved(aspect: str, old: Any, new: Any) -> Iterator[Finding]:
+def _evolved(aspect: str, old: Any, new: Any) -> Iterator[VersionChange]:
     """Tell what Avro makes of a change of a value's columns."""
     unreadable = _unreadable(old, new)
     if unreadable is not None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.checkpoint.plan import Plan
+from airflow_provider_exactlyonce.checkpoint.plan import QueryPlan
 from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
 
 BUILD_ANEW: Final = (
@@ -27,7 +27,7 @@ ORDER: Final = tuple(Verdict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class VersionChange:
     """One thing that differs.
 
     :param aspect: what, such as ``output mode``
@@ -67,7 +67,7 @@ class Version:
     job_hash: str | None
     output_mode: str | None
     topics: tuple[str, ...]
-    plan: Plan | None
+    plan: QueryPlan | None
     operators: tuple[StatefulOperator, ...] | None
     state_backend: str | None = None
     encoding: str | None = None
@@ -77,14 +77,14 @@ class Version:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class CompatibilityReport:
     """The answer.
 
     :param findings: worst first
     :param unchanged: aspects that were compared and are equal
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[VersionChange, ...]
     unchanged: tuple[str, ...]
 
     @property
@@ -98,19 +98,21 @@ class Report:
         return {"verdict": self.verdict.value, "findings": findings, "unchanged": list(self.unchanged)}
 
 
-def note(aspect: str, old: object, new: object, reason: str, way_out: str | None = None) -> Finding:
+def note(aspect: str, old: object, new: object, reason: str, way_out: str | None = None) -> VersionChange:
     """Return a change that is taken, and has a consequence."""
-    return Finding(aspect=aspect, old=_text(old), new=_text(new), verdict=Verdict.NOTE, reason=reason, way_out=way_out)
+    return VersionChange(
+        aspect=aspect, old=_text(old), new=_text(new), verdict=Verdict.NOTE, reason=reason, way_out=way_out
+    )
 
 
-def compatible(aspect: str, old: object, new: object, reason: str) -> Finding:
+def compatible(aspect: str, old: object, new: object, reason: str) -> VersionChange:
     """Return a change without any."""
-    return Finding(aspect=aspect, old=_text(old), new=_text(new), verdict=Verdict.COMPATIBLE, reason=reason)
+    return VersionChange(aspect=aspect, old=_text(old), new=_text(new), verdict=Verdict.COMPATIBLE, reason=reason)
 
 
-def incompatible(aspect: str, old: object, new: object, reason: str, way_out: str = BUILD_ANEW) -> Finding:
+def incompatible(aspect: str, old: object, new: object, reason: str, way_out: str = BUILD_ANEW) -> VersionChange:
     """Return a change with which the state can't be used."""
-    return Finding(
+    return VersionChange(
         aspect=aspect, old=_text(old), new=_text(new), verdict=Verdict.INCOMPATIBLE, reason=reason, way_out=way_out
     )
 

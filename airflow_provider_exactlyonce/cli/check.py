@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.checkpoint.versions import Finding, Report, Verdict
+from airflow_provider_exactlyonce.checkpoint.versions import CompatibilityReport, Verdict, VersionChange
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.cli.savepoint import add_home_arguments, home_of
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -67,7 +67,7 @@ def _find(given: argparse.Namespace, pipeline: str) -> tuple[Savepoints, str]:
     return Savepoints(home_of(given).savepoints), given.against
 
 
-def _told(report: Report) -> str:
+def _told(report: CompatibilityReport) -> str:
     words = {
         Verdict.COMPATIBLE: "compatible",
         Verdict.NOTE: "compatible, with notes",
@@ -81,7 +81,7 @@ def _told(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _lines(finding: Finding) -> list[str]:
+def _lines(finding: VersionChange) -> list[str]:
     lines = [f"{finding.verdict.value:<12}  {finding.aspect}"]
     facts = (("old", finding.old), ("new", finding.new), ("why", finding.reason), ("way out", finding.way_out))
     return lines + [f"{'':<12}  {name:<7}  {value}" for name, value in facts if value is not None]

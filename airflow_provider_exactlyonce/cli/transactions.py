@@ -86,7 +86,7 @@ def _transactions(given: argparse.Namespace) -> Iterator[tuple[Transactions, dic
     except UnansweredError as error:
         raise reach.unreachable(config) from error
     with client:
-        yield Transactions(client, config), config
+        yield Transactions(client), config
 
 
 def _list(given: argparse.Namespace) -> int:

@@ -47,7 +47,7 @@ class EmbeddedBroker:
     :param port: where clients connect, 0 for the one used here before or any free one
     :param properties: broker settings beside and above the devkit's own
     :param protocols: security protocols that get a listener of their own beside the plain one; what they need (keys,
-        users, an authorizer) belongs to ``properties``, see :mod:`airflow_provider_exactlyonce.devkit.security`
+        users, an authorizer) belongs to ``properties``
     :param features: levels of Kafka's features other than this release's own, such as ``{"transaction.version": 0}``;
         they count when the data directory is empty
     :param heap_megabytes: the JVM's heap

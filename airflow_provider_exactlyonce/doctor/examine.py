@@ -1,4 +1,4 @@
-"""The examination: all checks over the facts, and the rounds of mending and looking again."""
+"""The examination: all checks over the facts, and the rounds of repairing and looking again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.doctor.checks import (
 from airflow_provider_exactlyonce.doctor.facts import Facts
 from airflow_provider_exactlyonce.doctor.findings import MAKING, Finding, Remedy, Severity
 from airflow_provider_exactlyonce.doctor.gather import gather
-from airflow_provider_exactlyonce.doctor.repairs import mend
+from airflow_provider_exactlyonce.doctor.repairs import repair
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 
 _CHECKS: Final[Sequence[Callable[[Facts], Iterator[Finding]]]] = (
@@ -41,7 +41,7 @@ _CHECKS: Final[Sequence[Callable[[Facts], Iterator[Finding]]]] = (
     driver.did_not_fail,
     home.unfinished,
 )
-#: What one remedy uncovers, the next round mends.
+#: What one remedy uncovers, the next round repairs.
 _ROUNDS: Final = 3
 
 
@@ -51,7 +51,7 @@ class Examination:
 
     :param home: path of the home, None when it isn't known
     :param findings: what is wrong, as it is now
-    :param done: what was mended: (name of the finding, what was done)
+    :param done: what was repaired: (name of the finding, what was done)
     :param refused: what was tried in vain: (name of the finding, why)
     """
 
@@ -88,11 +88,11 @@ def judge(facts: Facts) -> list[Finding]:
 
 
 def examine(pipeline: str, config: Mapping[str, Any], location: str | None, *, fix: bool = False) -> Examination:
-    """Look at a pipeline, and mend what is safe to mend.
+    """Look at a pipeline, and repair what is safe to repair.
 
     :param config: client configuration in librdkafka's names
     :param location: its home, None for where its last run started
-    :param fix: mend, then look again
+    :param fix: repair, then look again
     """
     from confluent_kafka import KafkaException
 
@@ -111,7 +111,7 @@ def examine(pipeline: str, config: Mapping[str, Any], location: str | None, *, f
         for finding in chosen:
             tried.add((finding.name, finding.what))
             try:
-                found.done.append((finding.name, mend(facts, finding)))
+                found.done.append((finding.name, repair(facts, finding)))
             except (ExactlyOnceError, KafkaException, UnansweredError, OSError) as error:
                 found.refused.append((finding.name, str(error)))
         facts = gather(pipeline, config, location, verified)
@@ -120,7 +120,7 @@ def examine(pipeline: str, config: Mapping[str, Any], location: str | None, *, f
 
 
 def _choose(findings: Sequence[Finding], tried: set[tuple[str, str]]) -> list[Finding]:
-    """Return what is mended in this round: each remedy once, and one lineage at most is made."""
+    """Return what is repaired in this round: each remedy once, and one lineage at most is made."""
     chosen: dict[tuple[Remedy, str], Finding] = {}
     for finding in findings:
         if finding.remedy is not None and (finding.name, finding.what) not in tried:

@@ -1,4 +1,4 @@
-"""What the doctor has seen of a pipeline: gathered once, judged by the rooms."""
+"""What the doctor has seen of a pipeline: gathered once, judged by the checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
-from airflow_provider_exactlyonce.checkpoint.restart import Restart
+from airflow_provider_exactlyonce.checkpoint.restart import RestartDecision
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Lease, Life
 from airflow_provider_exactlyonce.control.status import Status
@@ -58,7 +58,7 @@ class CheckpointFacts:
     checkpoint: Checkpoint
     lineage: Lineage
     foreign: str | None = None
-    restart: Restart | None = None
+    restart: RestartDecision | None = None
     query_id_lost: bool = False
 
 

@@ -28,7 +28,7 @@ class Remedy(StrEnum):
     CLEAN_UP = "remove what interrupted saves, deletes and restores have left"
     SET_ASIDE = "move the savepoint out of the way"
     RESTORE = "restore the newest savepoint that is whole"
-    REMAKE = "make a fresh lineage of the newest batch that is whole"
+    REBUILD = "make a fresh lineage of the newest batch that is whole"
     CUT = "make a fresh lineage in which the batch is cut in half"
     SAVE = "take a savepoint"
 
@@ -37,7 +37,7 @@ class Remedy(StrEnum):
 WHILE_RUNNING: Final = frozenset({Remedy.LEDGER_SETTINGS, Remedy.SAVE})
 
 #: Remedies that decide what the next start runs: one at a time.
-MAKING: Final = frozenset({Remedy.POINT, Remedy.RESTORE, Remedy.REMAKE, Remedy.CUT})
+MAKING: Final = frozenset({Remedy.POINT, Remedy.RESTORE, Remedy.REBUILD, Remedy.CUT})
 
 _ERROR, _WARNING, _INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 

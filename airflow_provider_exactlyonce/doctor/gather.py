@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
-from airflow_provider_exactlyonce.checkpoint.restart import Ground, decide
+from airflow_provider_exactlyonce.checkpoint.restart import RestartSource, decide
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import Defect
 from airflow_provider_exactlyonce.control import lease as leases
@@ -58,7 +58,7 @@ def gather(
         facts.tail = _tail(facts, reader)
         home = _find_home(facts, location)
         if home is not None:
-            _look_at_home(facts, home, {} if verified is None else verified)
+            _probe_home(facts, home, {} if verified is None else verified)
         if client is not None and reader is not None:
             before, facts.tail = facts.tail, _tail(facts, reader) if facts.tail else None
             grown = before is not None and facts.tail is not None and before.place != facts.tail.place
@@ -83,7 +83,7 @@ def seen(facts: Facts, subject: str, look: Callable[[], T]) -> T | None:
         return look()
     except (ExactlyOnceError, KafkaException, UnansweredError, OSError, ValueError) as error:
         facts.unseen.append(
-            Finding("not-looked-at", f"{subject} could not be looked at: {error}", "mend that, then ask again")
+            Finding("not-looked-at", f"{subject} could not be looked at: {error}", "repair that, then ask again")
         )
         return None
 
@@ -148,7 +148,7 @@ def _find_home(facts: Facts, location: str | None) -> Home | None:
     return None
 
 
-def _look_at_home(facts: Facts, home: Home, verified: dict[str, Sequence[Defect]]) -> None:
+def _probe_home(facts: Facts, home: Home, verified: dict[str, Sequence[Defect]]) -> None:
     found = HomeFacts(home=home, exists=home.path.is_dir())
     facts.in_motion = leases.life(leases.read(home.lease)) is Life.ALIVE
     facts.home = found
@@ -201,7 +201,7 @@ def _checkpoint(home: Home, lineage: Lineage, tail: LedgerTail | None) -> Checkp
         except FileNotFoundError:
             if not left:
                 raise
-        if found.restart is not None and found.restart.ground is Ground.CHECKPOINT:
+        if found.restart is not None and found.restart.source is RestartSource.CHECKPOINT:
             break
         if leases.life(leases.read(home.lease)) is not Life.ALIVE:
             break
@@ -248,8 +248,8 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
     if facts.tail is None:
         return None
     newest = facts.newest
-    told: list[Violation] = []
-    check = LedgerCheck(facts.pipeline, facts.tail.place.oldest, told.append)
+    violations: list[Violation] = []
+    check = LedgerCheck(facts.pipeline, facts.tail.place.oldest, violations.append)
     stretches = {start: CommitSpan(first=start + 1, last=newest) for start in _starts(facts)}
     expected = {start: start + 1 for start in stretches}
     runs: list[ClaimRecord] = []
@@ -268,7 +268,7 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
                 stretch.add(record)
                 expected[start] += 1
     return HistoryFacts(
-        contradictions=[str(one) for one in told[:_CONTRADICTIONS_KEPT]],
+        contradictions=[str(one) for one in violations[:_CONTRADICTIONS_KEPT]],
         stretches=stretches,
         incomplete={start: of for start, of in expected.items() if of <= newest},
         producer_ids=frozenset(check.producer_ids),

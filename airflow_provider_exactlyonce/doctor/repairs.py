@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.checkpoint import lineages, request
-from airflow_provider_exactlyonce.checkpoint.rebuild import keep_copy, remake, set_aside
+from airflow_provider_exactlyonce.checkpoint.rebuild import keep_copy, rebuild, set_aside
 from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, restore
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import home as homes
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _NEED_KAFKA: Final = MAKING | {Remedy.LEDGER_SETTINGS, Remedy.ABORT, Remedy.ABORT_HANGING, Remedy.SAVE}
 
 
-def mend(facts: Facts, finding: Finding) -> str:
+def repair(facts: Facts, finding: Finding) -> str:
     """Do what can be done about a finding; returns what was done, in a sentence.
 
     :raises ExactlyOnceError: when it can't be; nothing has become worse
@@ -75,7 +75,7 @@ def _check_decided(facts: Facts, transactions: Transactions) -> str:
 
 
 def _ledger_settings(facts: Facts, home: Home, finding: Finding) -> str:
-    return f"set {', '.join(ledger_topics.mend(facts.config, facts.pipeline))} of the ledger's topic"
+    return f"set {', '.join(ledger_topics.repair(facts.config, facts.pipeline))} of the ledger's topic"
 
 
 def _abort(facts: Facts, home: Home, finding: Finding) -> str:
@@ -105,7 +105,7 @@ def _with_transactions(facts: Facts, use: Callable[[Transactions], str]) -> str:
     from airflow_provider_exactlyonce.kafka.wire import WireClient
 
     with WireClient(dict(facts.config)) as client:
-        return use(Transactions(client, facts.config))
+        return use(Transactions(client))
 
 
 def _release(facts: Facts, home: Home, finding: Finding) -> str:
@@ -170,7 +170,7 @@ def _is_there(home: Home, lineage: Lineage | None) -> bool:
     return lineage is not None and (home.lineages / lineage.id).is_dir()
 
 
-def _remake(facts: Facts, home: Home, finding: Finding) -> str:
+def _rebuild(facts: Facts, home: Home, finding: Finding) -> str:
     return _made(facts, home, cut=False)
 
 
@@ -180,7 +180,7 @@ def _cut(facts: Facts, home: Home, finding: Finding) -> str:
 
 def _made(facts: Facts, home: Home, *, cut: bool) -> str:
     before = facts.home.lineage if facts.home else None
-    made = remake(home, facts.pipeline, facts.config, cut=cut)
+    made = rebuild(home, facts.pipeline, facts.config, cut=cut)
     stays = "was never started, and is removed"
     if before is not None and _is_there(home, before):
         stays = f"stays in {home.lineages / before.id}"
@@ -205,7 +205,7 @@ _REMEDIES: Final[Mapping[Remedy, Callable[[Facts, Home, Finding], str]]] = {
     Remedy.CLEAN_UP: _clean_up,
     Remedy.SET_ASIDE: _set_aside,
     Remedy.RESTORE: _restore,
-    Remedy.REMAKE: _remake,
+    Remedy.REBUILD: _rebuild,
     Remedy.CUT: _cut,
     Remedy.SAVE: _save,
 }

@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from airflow_provider_exactlyonce.kafka.columns import Column, WordReader
+from airflow_provider_exactlyonce.kafka.columns import FlatColumn, WordReader
 from airflow_provider_exactlyonce.kafka.varint import Varints, compact, varint_widths, varints
 
 NULL_LENGTH: Final = -1
 INLINE_BYTES_MAXIMUM: Final = 12
 BUFFER_STEP_BITS: Final = 30
 
-Piece = Column | Sequence[Varints]
+Piece = FlatColumn | Sequence[Varints]
 """What becomes one view a row: its bytes in a column, or numbers of 12 bytes at most together."""
 
 
@@ -35,7 +35,7 @@ class PrefixedColumn:
     :param column: the byte strings
     """
 
-    def __init__(self, column: Column) -> None:
+    def __init__(self, column: FlatColumn) -> None:
         self.column = column
         self._lengths = compact(
             column.lengths if column.valid is None else np.where(column.valid, column.lengths, NULL_LENGTH)
@@ -44,7 +44,7 @@ class PrefixedColumn:
         self._widths = varint_widths(self._lengths)
         self.sizes: NDArray[np.int64] = self._widths + np.maximum(self._lengths, 0)
 
-    def pieces(self, rows: slice) -> list[Varints | Column]:
+    def pieces(self, rows: slice) -> list[Varints | FlatColumn]:
         """Return these rows' lengths, then their bytes unless all are empty."""
         lengths = varints(part(self._lengths, rows), part(self._widths, rows))
         return [*lengths, self.column.take(rows)] if self._longest > 0 else [*lengths]
@@ -55,7 +55,7 @@ def part(numbers: NDArray[np.int64], rows: slice) -> NDArray[np.int64]:
     return numbers if len(numbers) == 1 else numbers[rows]
 
 
-def grouped(pieces: Sequence[Varints | Column]) -> list[Piece]:
+def grouped(pieces: Sequence[Varints | FlatColumn]) -> list[Piece]:
     """Share out numbers that follow each other to as few views as hold them.
 
     :param pieces: numbers, each of 8 bytes at most, and columns
@@ -64,7 +64,7 @@ def grouped(pieces: Sequence[Varints | Column]) -> list[Piece]:
     numbers: list[Varints] = []
     free = 0
     for piece in pieces:
-        if isinstance(piece, Column):
+        if isinstance(piece, FlatColumn):
             groups.append(piece)
             free = 0
             continue
@@ -89,7 +89,7 @@ def concatenate(pieces: Sequence[Piece], rows: int) -> tuple[memoryview, NDArray
     views = every_view[:-1].reshape(rows, len(pieces), 2)
     buffers: list[pa.Buffer] = []
     for index, piece in enumerate(pieces):
-        if isinstance(piece, Column):
+        if isinstance(piece, FlatColumn):
             buffers += _write_column(views[:, index], piece, len(buffers))
         else:
             _write_numbers(views[:, index], piece)
@@ -118,7 +118,7 @@ def _write_numbers(views: NDArray[np.uint64], numbers: Sequence[Varints]) -> Non
     views[:, 1] = high
 
 
-def _write_column(views: NDArray[np.uint64], column: Column, first_buffer: int) -> list[pa.Buffer]:
+def _write_column(views: NDArray[np.uint64], column: FlatColumn, first_buffer: int) -> list[pa.Buffer]:
     """Write a column's rows: those of more than 12 bytes refer to its buffer, shorter ones must be inline.
 
     A view's position is an int32, so a large column is presented as several buffers that start ever later in it.

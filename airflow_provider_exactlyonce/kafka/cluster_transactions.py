@@ -9,9 +9,9 @@ written by hand.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import kafka.errors
 from kafka import TopicPartition
@@ -19,7 +19,7 @@ from kafka.admin import AbortTransactionSpec, KafkaAdminClient
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.retry import until_definite
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.kafka.wire import Code, Producer, UnansweredError, WireClient, describe
 
 T = TypeVar("T")
@@ -98,13 +98,12 @@ class Transactions:
     """Asks and ends a cluster's transactions.
 
     :param client: connection to the cluster; it is not closed here
-    :param config: client configuration in librdkafka's names
     """
 
-    def __init__(self, client: WireClient, config: Mapping[str, Any]) -> None:
+    def __init__(self, client: WireClient) -> None:
         self._client: Final = client
         self._admin: Final[KafkaAdminClient] = client.admin
-        self._offsets: Final = StableOffsets(config)
+        self._offsets: Final = client.offsets
 
     def open(self) -> list[Transaction]:
         """Return the open transactions, oldest first; those that the Kafka user may not describe are left out."""

@@ -15,7 +15,7 @@ Number = TypeVar("Number", np.int32, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class FlatColumn:
     """The rows of one Arrow binary array, as positions in its data buffer.
 
     :param buffer: the Arrow data buffer, shared with the array and never copied
@@ -29,9 +29,9 @@ class Column:
     lengths: NDArray[np.int64]
     valid: NDArray[np.bool_] | None
 
-    def take(self, order: NDArray[np.int64] | slice) -> Column:
+    def take(self, order: NDArray[np.int64] | slice) -> FlatColumn:
         """Take these rows in this order; the data buffer stays as it is."""
-        return Column(
+        return FlatColumn(
             buffer=self.buffer,
             starts=self.starts[order],
             lengths=self.lengths[order],
@@ -39,7 +39,7 @@ class Column:
         )
 
 
-def flat_column(array: pa.Array) -> Column:
+def flat_column(array: pa.Array) -> FlatColumn:
     """Look at a binary or large_binary array (slices too) as flat buffers.
 
     :param array: a pyarrow Array of type binary or large_binary
@@ -55,7 +55,7 @@ def flat_column(array: pa.Array) -> Column:
         lengths *= valid
     data_buffer = array.buffers()[2]
     buffer = pa.py_buffer(b"") if data_buffer is None else data_buffer
-    return Column(buffer=buffer, starts=offsets[:-1], lengths=lengths, valid=valid)
+    return FlatColumn(buffer=buffer, starts=offsets[:-1], lengths=lengths, valid=valid)
 
 
 def as_binary(array: pa.Array) -> pa.Array:

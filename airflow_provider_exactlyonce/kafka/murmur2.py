@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from airflow_provider_exactlyonce.kafka.columns import Column, WordReader, flat_column, stable_order
+from airflow_provider_exactlyonce.kafka.columns import FlatColumn, WordReader, flat_column, stable_order
 
 SEED: Final = 0x9747B28C
 MULTIPLIER: Final = 0x5BD1E995
@@ -36,7 +36,7 @@ def partitions_for_keys(keys: pa.BinaryArray | pa.LargeBinaryArray, partition_co
     return partitions
 
 
-def _murmur2(column: Column) -> NDArray[np.uint32]:
+def _murmur2(column: FlatColumn) -> NDArray[np.uint32]:
     """Hash every row to 32 bits."""
     reader = WordReader(column.buffer)
     word_counts = column.lengths >> 2
@@ -94,7 +94,7 @@ def _scramble(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return words
 
 
-def _mix_tail(hashes: NDArray[np.uint32], column: Column, reader: WordReader) -> None:
+def _mix_tail(hashes: NDArray[np.uint32], column: FlatColumn, reader: WordReader) -> None:
     """Mix the one to three bytes after the last whole word into the hash, in place."""
     tail_bytes = (column.lengths & 3).astype(np.uint32)
     if not tail_bytes.any():

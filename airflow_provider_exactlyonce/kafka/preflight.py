@@ -25,6 +25,7 @@ from airflow_provider_exactlyonce.exceptions import (
     SettingRefusedError,
 )
 from airflow_provider_exactlyonce.kafka.retry import until_definite
+from airflow_provider_exactlyonce.kafka.topic_settings import CLEAN_ELECTION, WRITABLE, Requirement, check_settings
 from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, UnansweredError, WireClient, describe
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,11 @@ _RIGHTS: Final[Mapping[Use, tuple[str, ...]]] = {
     Use.SINK: ("WRITE", "DESCRIBE_CONFIGS"),
     Use.LEDGER: ("READ", "WRITE", "DESCRIBE_CONFIGS"),
 }
+_REQUIREMENTS: Final[Mapping[Use, tuple[Requirement, ...]]] = {
+    Use.SOURCE: (CLEAN_ELECTION,),
+    Use.SINK: (CLEAN_ELECTION, WRITABLE),
+    Use.LEDGER: (CLEAN_ELECTION, WRITABLE),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +124,7 @@ class TopicFacts:
                 side = "before" if "before" in name else "after"
                 raise RecordRefusedError(
                     f"a record for topic {self.name} has timestamp {timestamp} ({_utc(timestamp)}), {distance} ms "
-                    f"{side} now; {name} of the topic is {self.settings[name]}: raise it, or mend the timestamp column"
+                    f"{side} now; {name} of the topic is {self.settings[name]}: raise it, or fix the timestamp column"
                 )
 
 
@@ -382,22 +388,9 @@ def _check_topic(topic: Mapping[str, Any], use: Use, settings: Mapping[str, str]
     if not settings:
         log.warning("settings of %s topic %s can't be read (DESCRIBE_CONFIGS): not checked", use.value, name)
         return
-    if settings["unclean.leader.election.enable"] == "true":
-        raise SettingRefusedError(
-            f"unclean.leader.election.enable of {use.value} topic {name}",
-            "true",
-            "false",
-            "a leader that lacks committed records could be elected, and they would be gone",
-        )
-    needed = int(settings["min.insync.replicas"])
-    replicas = min((len(one["replica_nodes"]) for one in topic["partitions"]), default=needed)
-    if use is not Use.SOURCE and needed > replicas:
-        raise SettingRefusedError(
-            f"min.insync.replicas of {use.value} topic {name}",
-            needed,
-            f"at most {replicas}",
-            f"the topic has {replicas} replicas, so nothing could ever be written; lower it or add replicas",
-        )
+    writable = int(settings["min.insync.replicas"])
+    replicas = min((len(one["replica_nodes"]) for one in topic["partitions"]), default=writable)
+    check_settings(f"{use.value} topic {name}", settings, replicas, _REQUIREMENTS[use])
 
 
 def _waiting_for(topic: Mapping[str, Any], use: Use, settings: Mapping[str, str]) -> Iterable[str]:

@@ -1,67 +1,134 @@
-"""Reads stretches of topics at read_committed, by offsets; joins no group and commits nothing."""
+"""Reads ranges of partitions at read_committed, by offsets; joins no group and commits nothing.
+
+confluent_kafka is imported when a reader is made, not when this module is.
+"""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.config import for_confluent
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
 _TIMEOUT_SECONDS: Final = 30.0
+_POLL_SECONDS: Final = 0.1
 _AT_ONCE: Final = 1_000
+_NAMED: Final = 5
+
+
+class RangeReader:
+    """An ordinary read_committed consumer, which shares nothing with the sink.
+
+    :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
+    :param name: who reads, for the brokers' logs
+    :param timeout_seconds: how long may pass without a record
+    :param settings: of the consumer, in librdkafka's names
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        name: str,
+        *,
+        timeout_seconds: float = _TIMEOUT_SECONDS,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        from confluent_kafka import Consumer
+
+        self._timeout_seconds: Final = timeout_seconds
+        self._consumer: Final = Consumer(
+            {
+                **for_confluent(config),
+                "group.id": f"exactlyonce-{name}-{uuid.uuid4()}",  # never joined and never committed to
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",  # retention may remove the start while it is read
+                "check.crcs": True,
+                "fetch.wait.max.ms": 20,  # the end of a log is told only after an empty fetch
+                **(settings or {}),
+            }
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._consumer.close()
+
+    def find_leaders(self, topic: str) -> None:
+        """Ask who leads a topic's partitions; else the first read of it may wait a second for the next look at all."""
+        self._consumer.list_topics(topic, timeout=self._timeout_seconds)
+
+    def read(self, ranges: Mapping[Place, tuple[int, int]]) -> Iterator[Message]:
+        """Yield the committed records of ranges, in order per partition.
+
+        It ends by position: what was aborted, compacted or deleted is passed over, and a transaction that is still
+        open is waited for. One read at a time.
+
+        :param ranges: {(topic, partition): (start, end)}; end is exclusive
+        :raises ExactlyOnceError: when no record came for ``timeout_seconds``
+        """
+        from confluent_kafka import TopicPartition
+
+        ends = {place: end for place, (start, end) in ranges.items() if start < end}
+        if not ends:
+            return
+        self._consumer.assign([TopicPartition(*place, ranges[place][0]) for place in ends])
+        deadline = time.monotonic() + self._timeout_seconds
+        try:
+            while ends:
+                for message in self._arrived():
+                    place, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
+                    is_record = _is_record(message)
+                    if is_record and offset < ends.get(place, -1):
+                        deadline = time.monotonic() + self._timeout_seconds
+                        yield message
+                    if place in ends and offset + is_record >= ends[place]:
+                        del ends[place]
+                        self._consumer.incremental_unassign([TopicPartition(*place)])
+                if time.monotonic() > deadline:
+                    rest = [f"{topic}-{number} up to offset {end - 1}" for (topic, number), end in sorted(ends.items())]
+                    raise ExactlyOnceError(
+                        f"nothing more can be read for {self._timeout_seconds:g} s of {', '.join(rest[:_NAMED])}"
+                    )
+        finally:
+            self._consumer.unassign()
+
+    def _arrived(self) -> list[Message]:
+        # consume() waits for as many as it is asked for, or for all of its time; the first one alone is waited for.
+        first = self._consumer.poll(_POLL_SECONDS)
+        return [] if first is None else [first, *self._consumer.consume(_AT_ONCE, timeout=0)]
 
 
 def read_range(config: Mapping[str, Any], spans: Mapping[str, Mapping[int, tuple[int, int]]]) -> Iterator[Message]:
-    """Yield the committed records within offsets, in order per partition.
-
-    It ends by position: what was aborted, compacted or deleted is passed over, and a transaction that is still open
-    is waited for.
+    """Yield the committed records within offsets, as :meth:`RangeReader.read` does.
 
     :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
     :param spans: ``{topic: {partition: (first, last)}}``, last inclusive, as a committed range's ``sink``
     :raises ExactlyOnceError: when nothing more can be read for 30 s
     """
-    from confluent_kafka import Consumer, TopicPartition
-
-    last = {(topic, partition): span[1] for topic, of in spans.items() for partition, span in of.items()}
-    consumer = Consumer(
-        {
-            **for_confluent(config),
-            "group.id": f"exactlyonce-range-{uuid.uuid4()}",  # never joined and never committed to
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",  # below it is deleted
-        }
-    )
-    try:
-        consumer.assign([TopicPartition(topic, number, spans[topic][number][0]) for topic, number in last])
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
-        while last:
-            for message in consumer.consume(_AT_ONCE, timeout=0.1):
-                place, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
-                is_record = _is_record(message)
-                if is_record and offset <= last.get(place, -1):
-                    deadline = time.monotonic() + _TIMEOUT_SECONDS
-                    yield message
-                if place in last and (offset > last[place] or (is_record and offset == last[place])):
-                    del last[place]
-            if time.monotonic() > deadline:
-                rest = ", ".join(
-                    f"{topic}-{number} up to offset {end}" for (topic, number), end in sorted(last.items())
-                )
-                raise ExactlyOnceError(f"nothing more can be read for {_TIMEOUT_SECONDS:.0f} s of {rest}")
-    finally:
-        consumer.close()
+    ranges = {(topic, number): (first, last + 1) for topic, of in spans.items() for number, (first, last) in of.items()}
+    with RangeReader(config, "range") as reader:
+        yield from reader.read(ranges)
 
 
 def _is_record(message: Message) -> bool:
+    """Whether it is a record; else the end of a partition's log.
+
+    :raises KafkaException: when it is an error
+    """
     from confluent_kafka import KafkaError, KafkaException
 
     error = message.error()

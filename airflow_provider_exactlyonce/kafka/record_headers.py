@@ -7,7 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from airflow_provider_exactlyonce.kafka.byte_concat import PrefixedColumn, concatenate, grouped, part
-from airflow_provider_exactlyonce.kafka.columns import Column, as_binary, flat_column, flat_offsets, flat_validity
+from airflow_provider_exactlyonce.kafka.columns import FlatColumn, as_binary, flat_column, flat_offsets, flat_validity
 from airflow_provider_exactlyonce.kafka.varint import Varints, varint_widths, varints
 
 
@@ -18,7 +18,7 @@ class HeaderColumn:
     :param encoded: the bytes of each record's headers
     """
 
-    def __init__(self, counts: NDArray[np.int64], encoded: Column) -> None:
+    def __init__(self, counts: NDArray[np.int64], encoded: FlatColumn) -> None:
         self._counts, self._encoded = counts, encoded
         self._widths = varint_widths(counts)
         self.sizes: NDArray[np.int64] = self._widths + encoded.lengths
@@ -27,7 +27,7 @@ class HeaderColumn:
         """Take these rows in this order."""
         return HeaderColumn(self._counts[order], self._encoded.take(order))
 
-    def pieces(self, rows: slice) -> list[Varints | Column]:
+    def pieces(self, rows: slice) -> list[Varints | FlatColumn]:
         """What the headers of these rows consist of."""
         return [*varints(self._counts[rows], part(self._widths, rows)), self._encoded.take(rows)]
 
@@ -48,7 +48,9 @@ def encode_headers(headers: pa.ListArray) -> HeaderColumn | None:
     content, positions = concatenate(pieces, len(entries))
     starts = positions[offsets[:-1] * len(pieces)]
     ends = positions[(offsets[:-1] + counts) * len(pieces)]
-    return HeaderColumn(counts, Column(buffer=pa.py_buffer(content), starts=starts, lengths=ends - starts, valid=None))
+    return HeaderColumn(
+        counts, FlatColumn(buffer=pa.py_buffer(content), starts=starts, lengths=ends - starts, valid=None)
+    )
 
 
 def rows_without_header_key(headers: pa.ListArray) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from airflow_provider_exactlyonce.kafka.byte_concat import Piece, PrefixedColumn, concatenate, grouped, part
-from airflow_provider_exactlyonce.kafka.columns import Column
+from airflow_provider_exactlyonce.kafka.columns import FlatColumn
 from airflow_provider_exactlyonce.kafka.record_headers import HeaderColumn
 from airflow_provider_exactlyonce.kafka.varint import (
     Varints,
@@ -41,7 +41,7 @@ class RecordColumns:
     """
 
     def __init__(
-        self, keys: Column, values: Column, headers: HeaderColumn | None, timestamps: NDArray[np.int64]
+        self, keys: FlatColumn, values: FlatColumn, headers: HeaderColumn | None, timestamps: NDArray[np.int64]
     ) -> None:
         self.keys, self.values, self.headers = PrefixedColumn(keys), PrefixedColumn(values), headers
         self.timestamps = compact(timestamps)

@@ -46,7 +46,7 @@ _TAKEN_OVER: Final = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOC
 _LIVE_GROUP: Final = frozenset({Code.UNKNOWN_MEMBER_ID, Code.ILLEGAL_GENERATION})
 
 
-class State(Enum):
+class SessionState(Enum):
     """Where the session is."""
 
     NEW = "new"  # no producer id yet
@@ -56,7 +56,7 @@ class State(Enum):
     LOST = "lost"  # somebody else has the transactional id, or the commit's outcome is unknown
 
 
-class Event(Enum):
+class SessionEvent(Enum):
     """What moves the session."""
 
     INITIALISED = "initialised"
@@ -67,18 +67,18 @@ class Event(Enum):
     LOST = "lost"
 
 
-TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
-    (State.NEW, Event.INITIALISED): State.IDLE,
-    (State.LOST, Event.INITIALISED): State.IDLE,
-    (State.IDLE, Event.INITIALISED): State.IDLE,
-    (State.OPEN, Event.INITIALISED): State.IDLE,
-    (State.IDLE, Event.BEGUN): State.OPEN,
-    (State.OPEN, Event.COMMIT_SENT): State.ENDING,
-    (State.ENDING, Event.COMMITTED): State.IDLE,
-    (State.OPEN, Event.ABORTED): State.IDLE,
-    (State.IDLE, Event.LOST): State.LOST,
-    (State.OPEN, Event.LOST): State.LOST,
-    (State.ENDING, Event.LOST): State.LOST,
+TRANSITIONS: Final[Mapping[tuple[SessionState, SessionEvent], SessionState]] = {
+    (SessionState.NEW, SessionEvent.INITIALISED): SessionState.IDLE,
+    (SessionState.LOST, SessionEvent.INITIALISED): SessionState.IDLE,
+    (SessionState.IDLE, SessionEvent.INITIALISED): SessionState.IDLE,
+    (SessionState.OPEN, SessionEvent.INITIALISED): SessionState.IDLE,
+    (SessionState.IDLE, SessionEvent.BEGUN): SessionState.OPEN,
+    (SessionState.OPEN, SessionEvent.COMMIT_SENT): SessionState.ENDING,
+    (SessionState.ENDING, SessionEvent.COMMITTED): SessionState.IDLE,
+    (SessionState.OPEN, SessionEvent.ABORTED): SessionState.IDLE,
+    (SessionState.IDLE, SessionEvent.LOST): SessionState.LOST,
+    (SessionState.OPEN, SessionEvent.LOST): SessionState.LOST,
+    (SessionState.ENDING, SessionEvent.LOST): SessionState.LOST,
 }
 
 
@@ -102,7 +102,7 @@ class TransactionSession:
         self.transactional_id: Final = transactional_id
         self.timeout_milliseconds: Final = timeout_milliseconds
         self.producer = NO_PRODUCER
-        self.state = State.NEW
+        self.state = SessionState.NEW
         self._written: dict[tuple[str, int], int] = {}
 
     def __repr__(self) -> str:
@@ -128,7 +128,7 @@ class TransactionSession:
         if code != Code.NONE:
             raise ExactlyOnceError(f"InitProducerId of {self.transactional_id} answered {describe(code)}")
         self.producer = producer
-        self._move(Event.INITIALISED)
+        self._move(SessionEvent.INITIALISED)
 
     def begin(self) -> None:
         """Take the next epoch for a batch attempt; fences stragglers of the attempt before, and ends what they opened.
@@ -136,18 +136,18 @@ class TransactionSession:
         :raises ProducerLostError: when another producer has taken over; nothing of ours is open then
         :raises UnansweredError: when no definite answer came; may be repeated
         """
-        if self.state is not State.IDLE:
+        if self.state is not SessionState.IDLE:
             raise InvariantError(f"begin in {self!r}")
         self._end_open_transaction()
         code, producer = self._init_producer_id(self.producer)
         exhausted = self.producer.epoch >= LAST_EPOCH and producer.epoch == 0
         if code != Code.NONE or (producer.id != self.producer.id and not exhausted):
-            self._move(Event.LOST)
+            self._move(SessionEvent.LOST)
             answer = describe(code) if code != Code.NONE else f"another producer id, {producer.id}"
             raise ProducerLostError(f"InitProducerId of {self.transactional_id} at {self.producer} answered {answer}")
         self.producer = producer
         self._written = {}
-        self._move(Event.BEGUN)
+        self._move(SessionEvent.BEGUN)
 
     def write(self, topic: str, partition: int, key: bytes, value: bytes, *, tombstones: Sequence[bytes] = ()) -> int:
         """Append one record of the driver's own to a partition that only the driver writes; return its offset.
@@ -201,7 +201,7 @@ class TransactionSession:
         :param give_up: asked between repetitions, true when the process has to stop
         :raises CommitUnknownError: when the outcome is unknown; the ledger tells. Never abort then
         """
-        self._move(Event.COMMIT_SENT)
+        self._move(SessionEvent.COMMIT_SENT)
         try:
             code = until_definite(
                 self._send_commit,
@@ -209,12 +209,12 @@ class TransactionSession:
                 give_up=give_up,
             )
         except UnansweredError as error:
-            self._move(Event.LOST)
+            self._move(SessionEvent.LOST)
             raise CommitUnknownError(f"EndTxn(commit) of {self.transactional_id}: {error}") from error
         if code != Code.NONE:
-            self._move(Event.LOST)
+            self._move(SessionEvent.LOST)
             raise CommitUnknownError(f"EndTxn(commit) of {self.transactional_id} answered {describe(code)}")
-        self._move(Event.COMMITTED)
+        self._move(SessionEvent.COMMITTED)
 
     def abort(self) -> None:
         """Abort the attempt. An attempt that has written nothing yet is no transaction, and is aborted all the same.
@@ -225,9 +225,9 @@ class TransactionSession:
         try:
             self._end_open_transaction()
         except UnansweredError as error:
-            self._move(Event.LOST)
+            self._move(SessionEvent.LOST)
             raise ProducerLostError(f"EndTxn(abort) of {self.transactional_id}: {error}") from error
-        self._move(Event.ABORTED)
+        self._move(SessionEvent.ABORTED)
 
     def _end_open_transaction(self) -> None:
         code = until_definite(
@@ -235,7 +235,7 @@ class TransactionSession:
             timeout_seconds=_REQUEST_PATIENCE_SECONDS,
         )
         if code not in (Code.NONE, Code.INVALID_TXN_STATE):  # the latter: nothing was open
-            self._move(Event.LOST)
+            self._move(SessionEvent.LOST)
             raise ProducerLostError(f"EndTxn(abort) of {self.transactional_id} answered {describe(code)}")
 
     def _send_commit(self) -> int:
@@ -253,7 +253,7 @@ class TransactionSession:
 
         return until_definite(ask, timeout_seconds=_REQUEST_PATIENCE_SECONDS, give_up=give_up), answered
 
-    def _move(self, event: Event) -> None:
+    def _move(self, event: SessionEvent) -> None:
         following = TRANSITIONS.get((self.state, event))
         if following is None:
             raise InvariantError(f"{event.value} in {self!r}")

@@ -11,12 +11,13 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, Final, NamedTuple, Self
 
 import kafka.errors
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
-from kafka.protocol.consumer import FetchRequest, IsolationLevel, ListOffsetsRequest, OffsetSpec
+from kafka.protocol.consumer import FetchRequest, IsolationLevel
 from kafka.protocol.metadata import CoordinatorType, MetadataRequest
 from kafka.protocol.producer import ProduceRequest
 from kafka.protocol.producer.transaction import (
@@ -29,6 +30,7 @@ from kafka.protocol.producer.transaction import (
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.config import for_kafka_python
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 
 _REQUEST_TIMEOUT_MILLISECONDS: Final = 30_000
 _FETCH_BYTES: Final = 1024 * 1024  # a larger batch is returned alone
@@ -112,7 +114,7 @@ class Appended(NamedTuple):
 class WireClient:
     """Sends single requests and returns their error codes. Safe to use from several threads.
 
-    Every method raises :class:`UnansweredError` when no answer came.
+    Every request of its own raises :class:`UnansweredError` when no answer came.
 
     :param config: client configuration in librdkafka's names
     :raises UnansweredError: when the cluster can't be reached
@@ -123,6 +125,7 @@ class WireClient:
         self._admin = self._answered(lambda: KafkaAdminClient(**_SETTINGS, **for_kafka_python(config)))
         self._manager: Any = self._admin._manager
         self._leaders: dict[tuple[str, int], int] = {}
+        self._config: Final = config
 
     def __enter__(self) -> Self:
         return self
@@ -134,6 +137,11 @@ class WireClient:
     def admin(self) -> KafkaAdminClient:
         """kafka-python's public admin client, on the same connections."""
         return self._admin
+
+    @cached_property
+    def offsets(self) -> StableOffsets:
+        """The cluster's offsets, asked through confluent-kafka, which offers that publicly."""
+        return StableOffsets(self._config)
 
     def close(self) -> None:
         """Close the connections. An open transaction stays open."""
@@ -336,35 +344,6 @@ class WireClient:
         described = self.metadata(topic)
         for partition, leader in (described.leaders if described else {}).items():
             self._leaders[topic, partition] = leader
-
-    def stable_offsets(self, topic: str) -> dict[int, int]:
-        """Return each partition's last stable offset: records below it are decided."""
-        return self._offsets(topic, OffsetSpec.LATEST)
-
-    def earliest_offsets(self, topic: str) -> dict[int, int]:
-        """Return where each partition's log starts."""
-        return self._offsets(topic, OffsetSpec.EARLIEST)
-
-    def _offsets(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
-        described = self.metadata(topic)
-        if described is None:
-            raise UnansweredError(f"topic {topic} does not exist")
-        offsets: dict[int, int] = {}
-        for leader, partitions in _by_leader(described.leaders).items():
-            asked = [
-                ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(partition_index=partition, timestamp=spec)
-                for partition in partitions
-            ]
-            request = ListOffsetsRequest(
-                replica_id=-1,
-                isolation_level=IsolationLevel.READ_COMMITTED,
-                topics=[ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=asked)],
-            )
-            for answer in self._send(request, leader).topics[0].partitions:
-                if answer.error_code != Code.NONE:
-                    raise UnansweredError(f"offsets of {topic}-{answer.partition_index}: {describe(answer.error_code)}")
-                offsets[answer.partition_index] = int(answer.offset)
-        return offsets
 
     def _to_coordinator(
         self, kind: CoordinatorType, name: str, request: Any, error_code: Callable[[Any], int]

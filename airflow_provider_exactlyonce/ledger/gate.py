@@ -31,7 +31,7 @@ from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionEr
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget, Offsets, moment
 from airflow_provider_exactlyonce.ledger.reader import LedgerConnections, LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
-from airflow_provider_exactlyonce.ledger.written import WINDOW, Last, Written
+from airflow_provider_exactlyonce.ledger.written import WINDOW, Last, WrittenOffsets
 
 _SHOWN: Final = 5
 _TIMEOUT_SECONDS: Final = 30.0
@@ -50,7 +50,7 @@ class Gate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class GateAnswer:
     """The answer of one look.
 
     :param missing: what is missing and by how much, empty when the gate is open
@@ -68,7 +68,7 @@ class Verdict:
     late_rows: int | None = None
 
 
-def check(config: Mapping[str, Any], pipeline: str, target: GateTarget, idle_after: float | None = None) -> Verdict:
+def check(config: Mapping[str, Any], pipeline: str, target: GateTarget, idle_after: float | None = None) -> GateAnswer:
     """Look once. Blocks for some tens of milliseconds; joins no group and commits nothing.
 
     :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
@@ -93,7 +93,7 @@ class _Ledger:
 
     reader: LedgerReader
     tail: LedgerTail
-    written: Written
+    written: WrittenOffsets
     required: dict[str, dict[Place, Last]] = field(default_factory=dict)
 
 
@@ -115,7 +115,7 @@ class Gates:
         """Close the connections."""
         self._connections.close()
 
-    def look(self, gates: Mapping[str, Gate]) -> dict[str, Verdict | Exception]:
+    def look(self, gates: Mapping[str, Gate]) -> dict[str, GateAnswer | Exception]:
         """Look once at each; blocks.
 
         :param gates: by a name that stays with its gate from look to look, and is no other one's
@@ -125,7 +125,7 @@ class Gates:
         from confluent_kafka import KafkaException
 
         asked: dict[str, dict[str, Gate]] = {}
-        answers: dict[str, Verdict | Exception] = {}
+        answers: dict[str, GateAnswer | Exception] = {}
         for name, gate in gates.items():
             try:
                 asked.setdefault(ledger_topic(gate.pipeline), {})[name] = gate
@@ -183,10 +183,10 @@ class Gates:
         if before is not None and before.tail.topic_id == tail.topic_id:
             self._ledgers[topic] = replace(before, tail=tail)
         else:
-            written = Written(reader, self._connections.offsets, self._window)
+            written = WrittenOffsets(reader, self._connections.offsets, self._window)
             self._ledgers[topic] = _Ledger(reader, tail, written)
 
-    def _judge(self, topic: str, gates: Mapping[str, Gate]) -> dict[str, Verdict]:
+    def _judge(self, topic: str, gates: Mapping[str, Gate]) -> dict[str, GateAnswer]:
         ledger = self._ledgers.get(topic)
         if ledger is None:
             return {
@@ -197,7 +197,7 @@ class Gates:
         if newest is None:
             return {name: _without_commit(gate) for name, gate in gates.items()}
         quiet_for = self._quiet_seconds(newest, gates.values())
-        answers: dict[str, Verdict] = {}
+        answers: dict[str, GateAnswer] = {}
         met: dict[str, GateTarget] = {}
         idle: dict[str, GateTarget] = {}
         for name, gate in gates.items():
@@ -216,7 +216,7 @@ class Gates:
         stable = self._connections.offsets.last_stable({place for last in required.values() for place in last})
         for name, target in (*met.items(), *idle.items()):
             problems = _unreadable(stable, required[name])
-            answers[name] = Verdict(
+            answers[name] = GateAnswer(
                 open=not problems,
                 missing=_listed(problems),
                 commit=newest.commit,
@@ -249,13 +249,13 @@ class Gates:
         return seconds if is_quiet else 0.0
 
 
-def _closed(target: GateTarget, commit: int, problems: list[str]) -> Verdict:
-    return Verdict(open=False, missing=_listed(problems), commit=commit, target=target)
+def _closed(target: GateTarget, commit: int, problems: list[str]) -> GateAnswer:
+    return GateAnswer(open=False, missing=_listed(problems), commit=commit, target=target)
 
 
-def _without_commit(gate: Gate) -> Verdict:
+def _without_commit(gate: Gate) -> GateAnswer:
     if gate.target.commit == 0:  # an empty source: there is nothing to wait for
-        return Verdict(open=True, missing="", commit=0, target=gate.target)
+        return GateAnswer(open=True, missing="", commit=0, target=gate.target)
     return _closed(gate.target, 0, [f"pipeline {gate.pipeline} has committed nothing yet"])
 
 

@@ -5,31 +5,26 @@ Used by both halves; confluent_kafka is imported when a reader is made, not when
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.config import for_confluent
+from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger.records import (
     ClaimRecord,
     CommitRecord,
-    Place,
+    LedgerPointer,
     Record,
     decode,
     ledger_topic,
 )
 
-if TYPE_CHECKING:
-    import confluent_kafka
-
 _FIRST_WINDOW: Final = 16
 _TIMEOUT_SECONDS: Final = 30.0
-_POLL_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +46,10 @@ class LedgerTail:
     commit_offset: int = -1
 
     @property
-    def place(self) -> Place:
+    def place(self) -> LedgerPointer:
         """What the next record has to repeat."""
         newest: Record | None = self.commit if self.commit_offset > self.claim_offset else self.claim
-        return Place(
+        return LedgerPointer(
             commit=self.commit.commit if self.commit else 0,
             commit_offset=self.commit_offset,
             run=self.claim.run if self.claim else 0,
@@ -70,26 +65,17 @@ class LedgerConnections:
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        from confluent_kafka import Consumer
         from confluent_kafka.admin import AdminClient
 
         self.admin: Final = AdminClient(for_confluent(config))
         self.offsets: Final = StableOffsets(config)
-        self.consumer: Final = Consumer(
-            {
-                **for_confluent(config),
-                "group.id": f"exactlyonce-ledger-{uuid.uuid4()}",  # never joined and never committed to
-                "isolation.level": "read_committed",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "error",
-                "fetch.wait.max.ms": 1,  # the end of the log is told only after an empty fetch
-            }
+        self.records: Final = RangeReader(
+            config, "ledger", settings={"auto.offset.reset": "error", "fetch.wait.max.ms": 1}
         )
 
     def close(self) -> None:
         """Close them."""
-        self.consumer.close()
+        self.records.close()
 
 
 class LedgerReader:
@@ -105,7 +91,7 @@ class LedgerReader:
         self.topic: Final = ledger_topic(pipeline)
         used = config if isinstance(config, LedgerConnections) else LedgerConnections(config)
         self._owned = None if used is config else used
-        self._admin, self._offsets, self._consumer = used.admin, used.offsets, used.consumer
+        self._admin, self._offsets, self._records = used.admin, used.offsets, used.records
 
     def __enter__(self) -> Self:
         return self
@@ -187,8 +173,7 @@ class LedgerReader:
     def _bounds(self) -> tuple[int, int]:
         """Return (log start, last stable offset)."""
         place = (self.topic, 0)
-        # Else an assignment may find out who leads only with the consumer's next look at all topics, a second later.
-        self._consumer.list_topics(self.topic, timeout=_TIMEOUT_SECONDS)
+        self._records.find_leaders(self.topic)
         return self._offsets.starts([place])[place], self._offsets.last_stable([place])[place]
 
     def _newest(self, begin: int, end: int) -> tuple[int, Record] | None:
@@ -205,53 +190,13 @@ class LedgerReader:
     def _at(self, offset: int, begin: int, end: int) -> Record | None:
         if not begin <= offset < end:
             return None
-        for found, value in self._read(offset, offset + 1):
-            return decode(value) if found == offset else None
-        return None
+        return next((decode(value) for _, value in self._read(offset, offset + 1)), None)
 
     def _read(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-        from confluent_kafka import TopicPartition
-
-        if start >= end:
-            return
-        self._consumer.assign([TopicPartition(self.topic, 0, start)])
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
-        try:
-            while True:
-                # One at a time: consume() waits for as many as it is asked for, or for all of its time.
-                message = self._consumer.poll(_POLL_SECONDS)
-                if message is not None:
-                    deadline = time.monotonic() + _TIMEOUT_SECONDS
-                    offset, value, at_end = int(message.offset() or 0), message.value(), self._is_end(message)
-                    if offset >= end:
-                        return
-                    if value is not None and not at_end:  # else a leader that is not up to date yet
-                        yield offset, value
-                elif self._position() >= end:
-                    return
-                elif time.monotonic() > deadline:
-                    raise ExactlyOnceError(
-                        f"ledger {self.topic}: no answer for {_TIMEOUT_SECONDS:.0f} s while reading up to offset {end}"
-                    )
-        finally:
-            self._consumer.unassign()
-
-    def _position(self) -> int:
-        from confluent_kafka import TopicPartition
-
-        return int(self._consumer.position([TopicPartition(self.topic, 0)])[0].offset)
-
-    def _is_end(self, message: confluent_kafka.Message) -> bool:
-        from confluent_kafka import KafkaError, KafkaException
-
-        error = message.error()
-        if error is None:
-            return False
-        if error.code() == KafkaError._PARTITION_EOF:
-            return True
-        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            return True  # of no partition; librdkafka looks for the coordinator of a group that is never used
-        raise KafkaException(error)
+        for message in self._records.read({(self.topic, 0): (start, end)}):
+            value = message.value()
+            if value is not None:
+                yield int(message.offset() or 0), value
 
     def _damaged(self, offset: int, expected: str, found: object) -> ExactlyOnceError:
         return ExactlyOnceError(

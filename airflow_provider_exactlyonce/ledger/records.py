@@ -126,7 +126,7 @@ class LateRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class LedgerPointer:
     """Where the last commit and the last claim before a record are; 0 and -1 stand for none.
 
     :param oldest: the oldest commit that retention has kept, with the record's own tombstones applied
@@ -199,7 +199,7 @@ class CommitRecord:
     epoch: int
     started: int
     committed: int
-    before: Place
+    before: LedgerPointer
     sink_topic_ids: Mapping[str, str] = field(default_factory=dict)
     earlier_sink_topics: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     former_sink_topics: Mapping[str, str] = field(default_factory=dict)
@@ -278,7 +278,7 @@ class ClaimRecord:
     home_path: str
     base_commit: int
     claimed: int
-    before: Place
+    before: LedgerPointer
     parent_savepoint: str | None = None
     guarantee: str = EXACTLY_ONCE
     lost: Mapping[int, SourceRanges] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, Record
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer, Record
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Expired:
 
 
 def may_go(
-    record: Record, retention: LedgerRetention, *, place: Place, needed_from: int | None, now_milliseconds: int
+    record: Record, retention: LedgerRetention, *, place: LedgerPointer, needed_from: int | None, now_milliseconds: int
 ) -> bool:
     """Whether a record is history that nobody needs.
 
@@ -86,7 +86,7 @@ class History:
         self._chosen = 0
         self._next_offset = 0
 
-    def expired(self, place: Place, *, needed_from: int | None, now_milliseconds: int) -> Expired:
+    def expired(self, place: LedgerPointer, *, needed_from: int | None, now_milliseconds: int) -> Expired:
         """Choose what is tombstoned with the next commit. Asked again after an abort, it chooses the same.
 
         :param place: the newest commit and claim

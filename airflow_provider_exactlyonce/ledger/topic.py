@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka.config import for_confluent
+from airflow_provider_exactlyonce.kafka.topic_settings import CLEAN_ELECTION, Requirement, read_settings, wrong_settings
 from airflow_provider_exactlyonce.ledger.records import RECORD_BYTES_MAXIMUM, ledger_topic
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.02
 _REPLICATION_DEFAULT: Final = -1
-_MINIMUM: Final = "min.insync.replicas"
 _TWO_REPLICAS: Final = "2"
 _SAFE_REPLICATION: Final = 3  # from here on a write may wait for a second replica and still survive a broker's loss
 #: A reader follows offsets that a record names; what is compacted meanwhile must still be there for it.
@@ -26,43 +25,42 @@ _COMPACTION_LAG_MINIMUM_MILLISECONDS: Final = 10 * 60 * 1000
 _COMPACTION_LAG_MAXIMUM_MILLISECONDS: Final = 7 * 24 * 60 * 60 * 1000
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """One setting of a ledger topic.
-
-    :param holds: whether a value that somebody else has set will do
-    :param required: which will, in words
-    """
-
-    value: str
-    holds: Callable[[str], bool]
-    required: str
-    why: str
-
-
-_SETTINGS: Final[Mapping[str, _Setting]] = {
-    "cleanup.policy": _Setting(
-        "compact", lambda value: value == "compact", "compact", "commits would be deleted by age or size"
+#: What a ledger topic is made with; a value that somebody else has set will do if the requirement holds.
+_SETTINGS: Final[Mapping[str, str]] = {
+    "cleanup.policy": "compact",
+    "max.message.bytes": str(RECORD_BYTES_MAXIMUM),
+    "min.compaction.lag.ms": str(_COMPACTION_LAG_MINIMUM_MILLISECONDS),
+    "max.compaction.lag.ms": str(_COMPACTION_LAG_MAXIMUM_MILLISECONDS),  # only bounds the topic's size
+    CLEAN_ELECTION.setting: "false",
+}
+_TWO_IN_SYNC: Final = Requirement(
+    "min.insync.replicas",
+    lambda value, replicas: replicas < _SAFE_REPLICATION or int(value) >= 2,
+    "at least 2",
+    "a commit that only one broker has would be lost with it",
+)
+REQUIREMENTS: Final = (
+    Requirement(
+        "cleanup.policy",
+        lambda value, replicas: value == "compact",
+        "compact",
+        "commits would be deleted by age or size",
     ),
-    "max.message.bytes": _Setting(
-        str(RECORD_BYTES_MAXIMUM),
-        lambda value: int(value) >= RECORD_BYTES_MAXIMUM,
+    Requirement(
+        "max.message.bytes",
+        lambda value, replicas: int(value) >= RECORD_BYTES_MAXIMUM,
         f"at least {RECORD_BYTES_MAXIMUM}",
         "the record of a commit with many partitions would not fit",
     ),
-    "min.compaction.lag.ms": _Setting(
-        str(_COMPACTION_LAG_MINIMUM_MILLISECONDS),
-        lambda value: int(value) >= _COMPACTION_LAG_MINIMUM_MILLISECONDS,
+    Requirement(
+        "min.compaction.lag.ms",
+        lambda value, replicas: int(value) >= _COMPACTION_LAG_MINIMUM_MILLISECONDS,
         f"at least {_COMPACTION_LAG_MINIMUM_MILLISECONDS}",
         "a record could be compacted between two steps of its reader",
     ),
-    "max.compaction.lag.ms": _Setting(
-        str(_COMPACTION_LAG_MAXIMUM_MILLISECONDS), lambda value: True, "anything", "it only bounds the topic's size"
-    ),
-    "unclean.leader.election.enable": _Setting(
-        "false", lambda value: value == "false", "false", "a replica that lacks commits could become the leader"
-    ),
-}
+    CLEAN_ELECTION,
+    _TWO_IN_SYNC,
+)
 
 
 def ensure(config: Mapping[str, Any], pipeline: str) -> None:
@@ -79,8 +77,7 @@ def ensure(config: Mapping[str, Any], pipeline: str) -> None:
 
     name = ledger_topic(pipeline)
     admin = AdminClient(for_confluent(config))
-    settings = {setting: one.value for setting, one in _SETTINGS.items()}
-    topic = NewTopic(name, num_partitions=1, replication_factor=_REPLICATION_DEFAULT, config=settings)
+    topic = NewTopic(name, num_partitions=1, replication_factor=_REPLICATION_DEFAULT, config=dict(_SETTINGS))
     try:
         admin.create_topics([topic], operation_timeout=_TIMEOUT_SECONDS)[name].result()
     except KafkaException as error:
@@ -89,14 +86,14 @@ def ensure(config: Mapping[str, Any], pipeline: str) -> None:
             return
         if error.args[0].retriable():
             raise
-        wanted = " ".join(f"--config {setting}={value}" for setting, value in settings.items())
+        wanted = " ".join(f"--config {setting}={value}" for setting, value in _SETTINGS.items())
         raise RefusedError(
             f"the ledger topic {name} could not be created: {error.args[0].str()}. Grant CREATE on it, or create it: "
             f"kafka-topics.sh --create --topic {name} --partitions 1 {wanted}"
         ) from error
     replicas = _replicas(admin, name, is_new=True)
-    if replicas >= _SAFE_REPLICATION and int(_values(admin, name)[_MINIMUM]) < 2:
-        _set(admin, name, {_MINIMUM: _TWO_REPLICAS})
+    if wrong_settings(name, read_settings(admin, [name])[name], replicas, [_TWO_IN_SYNC]):
+        _set(admin, name, {_TWO_IN_SYNC.setting: _TWO_REPLICAS})
 
 
 def check(config: Mapping[str, Any], pipeline: str) -> None:
@@ -104,41 +101,8 @@ def check(config: Mapping[str, Any], pipeline: str) -> None:
 
     :raises SettingRefusedError: when they would lose records
     """
-    from confluent_kafka.admin import AdminClient
-
-    name = ledger_topic(pipeline)
-    admin = AdminClient(for_confluent(config))
-    values = _values(admin, name)
-    check_settings(name, values, _replicas(admin, name))
-
-
-def check_settings(name: str, values: Mapping[str, str], replicas: int) -> None:
-    """Check a ledger topic's settings.
-
-    :param name: the topic
-    :param values: its settings, the cluster's defaults included
-    :param replicas: of its partition
-    :raises SettingRefusedError: for the first that would lose records
-    """
-    for wrong in wrong_settings(name, values, replicas).values():
+    for wrong in look(config, pipeline).values():
         raise wrong
-
-
-def wrong_settings(name: str, values: Mapping[str, str], replicas: int) -> dict[str, SettingRefusedError]:
-    """Return which of a ledger topic's settings would lose records, and why; see :func:`check_settings`."""
-    found = {
-        setting: SettingRefusedError(f"{setting} of topic {name}", values[setting], one.required, one.why)
-        for setting, one in _SETTINGS.items()
-        if not one.holds(values[setting])
-    }
-    if replicas >= _SAFE_REPLICATION and int(values[_MINIMUM]) < 2:
-        found[_MINIMUM] = SettingRefusedError(
-            f"{_MINIMUM} of topic {name}",
-            values[_MINIMUM],
-            "at least 2",
-            "a commit that only one broker has would be lost with it",
-        )
-    return found
 
 
 def look(config: Mapping[str, Any], pipeline: str) -> dict[str, SettingRefusedError]:
@@ -150,27 +114,17 @@ def look(config: Mapping[str, Any], pipeline: str) -> dict[str, SettingRefusedEr
 
     name = ledger_topic(pipeline)
     admin = AdminClient(for_confluent(config))
-    return wrong_settings(name, _values(admin, name), _replicas(admin, name))
+    settings = read_settings(admin, [name])[name]
+    return wrong_settings(f"topic {name}", settings, _replicas(admin, name), REQUIREMENTS)
 
 
-def mend(config: Mapping[str, Any], pipeline: str) -> list[str]:
+def repair(config: Mapping[str, Any], pipeline: str) -> list[str]:
     """Put the settings right that would lose records; returns them as ``name=value``."""
     from confluent_kafka.admin import AdminClient
 
-    right = {
-        setting: _SETTINGS[setting].value if setting in _SETTINGS else _TWO_REPLICAS
-        for setting in look(config, pipeline)
-    }
+    right = {setting: _SETTINGS.get(setting, _TWO_REPLICAS) for setting in look(config, pipeline)}
     _set(AdminClient(for_confluent(config)), ledger_topic(pipeline), right)
     return [f"{setting}={value}" for setting, value in right.items()]
-
-
-def _values(admin: AdminClient, name: str) -> dict[str, str]:
-    from confluent_kafka.admin import ConfigResource, ResourceType
-
-    resource = ConfigResource(ResourceType.TOPIC, name)
-    settings = admin.describe_configs([resource], request_timeout=_TIMEOUT_SECONDS)[resource].result()
-    return {setting: entry.value for setting, entry in settings.items()}
 
 
 def _replicas(admin: AdminClient, name: str, *, is_new: bool = False) -> int:

@@ -44,7 +44,7 @@ class Last:
 _NOTHING: Final = Last(offset=-1)
 
 
-class Written:
+class WrittenOffsets:
     """Where the commits of one ledger have written.
 
     :param window: offsets of the ledger that are read whole, at most

@@ -112,7 +112,7 @@ class Blockers:
             return
         try:
             with WireClient(config) as client:
-                transactions = Transactions(client, config)
+                transactions = Transactions(client)
                 self._inside = transactions.open_in(places)
                 self._known = {one.producer_id: one for one in transactions.open()}
         except (ExactlyOnceError, UnansweredError) as error:

@@ -9,7 +9,7 @@ from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
 from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject
 
 if TYPE_CHECKING:
-    from airflow_provider_exactlyonce.ledger.gate import Gate, Gates, Verdict
+    from airflow_provider_exactlyonce.ledger.gate import Gate, GateAnswer, Gates
 
 #: Names of the targets, of which one is not None.
 TARGETS: Final = ("commit", "watermark", "offsets", "timestamp", "up_to_now")
@@ -78,7 +78,7 @@ def gate_of(subject: Subject) -> Gate:
     return Gate(pipeline=subject["pipeline"], target=target, idle_after=subject.get("idle_after"))
 
 
-def _said(gate: Gate, answer: Verdict | Exception) -> CheckResult | Exception:
+def _said(gate: Gate, answer: GateAnswer | Exception) -> CheckResult | Exception:
     if isinstance(answer, Exception):
         return answer
     if answer.open:

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from airflow_provider_exactlyonce.audit.committed_reader import ReadableRecords
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -30,8 +30,8 @@ def read(
         commits.close()
     ranges = _ranges(records, leave_out)
     rows, spans = [], {place: (of[0][0], of[-1][1] + 1) for place, of in ranges.items()}
-    with ReadableRecords(config) as readable:
-        for message in readable.read(spans):
+    with RangeReader(config, "delivered") as reader:
+        for message in reader.read(spans):
             topic, partition = str(message.topic()), int(message.partition() or 0)
             if _contains(ranges[topic, partition], int(message.offset() or 0)):
                 key: Any = message.key()

@@ -1,7 +1,8 @@
 """Takes the steps of an upgrade's plan. Operators, the retries of their tasks and the command all call this.
 
 Every step is on disk before it is taken and may be taken twice; see
-:class:`~airflow_provider_exactlyonce.control.upgrade_plan.Step`. What a step finds out is written with the next one.
+:class:`~airflow_provider_exactlyonce.control.upgrade_plan.Step`. What a step finds out is written with the next one,
+which :data:`~airflow_provider_exactlyonce.upgrade.transitions.TRANSITIONS` has.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from airflow_provider_exactlyonce.exceptions import (
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.upgrade import shadow_run, stability
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment, check_version
+from airflow_provider_exactlyonce.upgrade.transitions import Event, moved
 
 _POLL_SECONDS: Final = 1.0
 #: How a plan's error comes back as itself.
@@ -143,10 +145,10 @@ class Upgrade:
             return _refused(plan, error)
         found = replace(plan, old=old, new=answer["version"], savepoint=savepoint.id, check=answer)
         if answer["version"] == old:
-            return replace(found, step=Step.DONE, reason=f"version {old} is in use already")
+            return moved(found, Event.IN_USE, reason=f"version {old} is in use already")
         if answer["verdict"] == "incompatible":
             return _refused(found, IncompatibleVersionError(_why_incompatible(answer)))
-        return replace(found, step=Step.COMPARE)
+        return moved(found, Event.COMPATIBLE)
 
     def _check_way_back(self, plan: Plan, old: str) -> None:
         """Check what a rollback would need."""
@@ -203,9 +205,9 @@ class Upgrade:
 
     def _compare(self, plan: Plan) -> Plan:
         """Repeat the newest commits with the new version, and compare what it gives with what was delivered."""
-        following = Step.CHECKED if self._dry_run else Step.STOP
+        as_intended = Event.AS_INTENDED_DRY if self._dry_run else Event.AS_INTENDED
         if plan.options.shadow_commits == 0:
-            return replace(plan, step=following)
+            return moved(plan, as_intended)
         try:
             kept = self._kept(str(plan.new))
             report = shadow_run.run(self._home, plan, kept, self._tools, dry_run=self._dry_run)
@@ -213,7 +215,7 @@ class Upgrade:
             return _refused(plan, error)
         found = replace(plan, shadow=report)
         if report["intended"]:
-            return replace(found, step=following)
+            return moved(found, as_intended)
         return _refused(found, ShadowDiffersError(shadow_run.sentence(report)))
 
     # -- forward ----------------------------------------------------------------------------------------------------
@@ -242,9 +244,9 @@ class Upgrade:
             upgrade_plan.write(self._home, plan)  # before it is: whoever comes after us must not take it for a person's
         savepoints.pin(savepoint)
         unpin = [before.savepoint] if before is not None and before.pinned and before.savepoint else []
-        return replace(
+        return moved(
             plan,
-            step=Step.START,
+            Event.STOPPED,
             savepoint=savepoint,
             unpin=tuple(one for one in unpin if one != savepoint),
             was_stopped=found.token is None,
@@ -262,7 +264,7 @@ class Upgrade:
         )
         releases.write(self._home, release)
         try:
-            return replace(plan, step=Step.WATCH, log=self._start_driver(plan, self._kept(str(plan.new))))
+            return moved(plan, Event.STARTED, log=self._start_driver(plan, self._kept(str(plan.new))))
         except RefusedError as error:
             return self._unstable(plan, f"its driver could not be started: {error}")
 
@@ -274,8 +276,7 @@ class Upgrade:
             return self._unstable(plan, seen.unstable)
         if seen.stable is not None:
             self._unpin(plan.unpin)
-            following = Step.REST if plan.was_stopped else Step.DONE
-            return replace(plan, step=following, reason=f"stable after {seen.stable}")
+            return moved(plan, _settled(plan), reason=f"stable after {seen.stable}")
         if seen.commits == 0 and seen.lag > plan.lag_peak:
             upgrade_plan.write(self._home, replace(plan, lag_peak=seen.lag))
         left = plan.entered + plan.options.stable_timeout - time.time()
@@ -284,8 +285,8 @@ class Upgrade:
         )
 
     def _unstable(self, plan: Plan, reason: str) -> Plan:
-        told = replace(plan, reason=reason, error=UpgradeUnstableError.__name__)
-        return replace(told, step=Step.STOP_NEW if plan.options.on_unstable == "rollback" else Step.UNSTABLE)
+        event = Event.UNSTABLE if plan.options.on_unstable == "rollback" else Event.UNSTABLE_TO_LEAVE
+        return moved(plan, event, reason=reason, error=UpgradeUnstableError.__name__)
 
     # -- the way back -----------------------------------------------------------------------------------------------
 
@@ -304,7 +305,7 @@ class Upgrade:
                     raise not_stopped(self._home, plan.pipeline, found.token, plan.options.stop_timeout)
         elif plan.application is None:  # a rollback by hand; what an upgrade has found is known
             was_stopped = found.token is None
-        return replace(plan, step=Step.RESTORE, was_stopped=was_stopped)
+        return moved(plan, Event.STOPPED, was_stopped=was_stopped)
 
     def _restore(self, plan: Plan) -> Plan:
         """Make a lineage of the savepoint, which replays what was committed since without writing it."""
@@ -317,7 +318,7 @@ class Upgrade:
             raise
         except RefusedError as error:
             return _failed(plan, f"the rollback to savepoint {plan.savepoint} is not possible: {error}")
-        return replace(plan, step=Step.START_OLD, token=str(uuid.uuid4()))
+        return moved(plan, Event.RESTORED, token=str(uuid.uuid4()))
 
     def _start_old(self, plan: Plan) -> Plan:
         """Start the version that is gone back to; from here on it is the version in use."""
@@ -326,7 +327,7 @@ class Upgrade:
             log = self._start_driver(plan, self._kept(str(plan.old)))
         except RefusedError as error:
             return _failed(plan, f"the driver of version {plan.old} could not be started: {error}")
-        return replace(plan, step=Step.WATCH_OLD, log=log)
+        return moved(plan, Event.STARTED, log=log)
 
     def _watch_old(self, plan: Plan) -> Plan | WaitCondition:
         """Wait until the old version has caught up with the ledger, and is live."""
@@ -339,7 +340,7 @@ class Upgrade:
         if status is None or not is_live or (status.replay is not None and status.replay.pending):
             return WaitCondition(token=str(plan.token), commits=0)
         self._unpin((*plan.unpin, *([str(plan.savepoint)] if plan.pinned else [])))
-        return replace(plan, step=Step.REST if plan.was_stopped else Step.ROLLED_BACK)
+        return moved(plan, _settled(plan))
 
     def _rest(self, plan: Plan) -> Plan | WaitCondition:
         """Stop what was started, because nothing ran before."""
@@ -351,7 +352,7 @@ class Upgrade:
             self._limit(plan, limit, not_stopped(self._home, plan.pipeline, found.token, limit))
             return replace(found, seconds=limit)
         is_upgrade = plan.application is not None and plan.error is None
-        return replace(plan, step=Step.DONE if is_upgrade else Step.ROLLED_BACK)
+        return moved(plan, Event.UPGRADE_AT_REST if is_upgrade else Event.ROLLBACK_AT_REST)
 
     # -- both -------------------------------------------------------------------------------------------------------
 
@@ -434,21 +435,25 @@ def facts_of(plan: Plan) -> dict[str, object]:
     }
 
 
+def _settled(plan: Plan) -> Event:
+    return Event.SETTLED_TO_REST if plan.was_stopped else Event.SETTLED
+
+
 def _refused(plan: Plan, error: RefusedError) -> Plan:
-    return replace(plan, step=Step.REFUSED, reason=str(error), error=type(error).__name__)
+    return moved(plan, Event.REFUSED, reason=str(error), error=type(error).__name__)
 
 
 def _failed(plan: Plan, reason: str) -> Plan:
     """Return the plan's end when the way back is blocked, too."""
     before = f"{plan.reason}; then " if plan.reason else ""
-    return replace(plan, step=Step.FAILED, reason=f"{before}{reason}", error=UpgradeUnstableError.__name__)
+    return moved(plan, Event.FAILED, reason=f"{before}{reason}", error=UpgradeUnstableError.__name__)
 
 
 def _why_incompatible(answer: Mapping[str, object]) -> str:
     findings: object = answer["findings"]
-    told = [
+    reasons = [
         f"{one['aspect']}: {one['old']} -> {one['new']}: {one['reason']}; {one['way_out']}"
         for one in findings  # type: ignore[attr-defined]
         if one["verdict"] == "incompatible"
     ]
-    return f"version {answer['version']} can't go on from savepoint {answer['savepoint']}: " + ". ".join(told)
+    return f"version {answer['version']} can't go on from savepoint {answer['savepoint']}: " + ". ".join(reasons)

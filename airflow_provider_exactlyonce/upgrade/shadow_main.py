@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,8 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.streaming.job import loader
 from airflow_provider_exactlyonce.upgrade import delivered
 from airflow_provider_exactlyonce.upgrade.comparison import Content, compare
-from airflow_provider_exactlyonce.upgrade.shadow_replay import ShadowReplay, find_ground
+from airflow_provider_exactlyonce.upgrade.shadow_replay import ShadowReplay, find_base
+from airflow_provider_exactlyonce.upgrade.shadow_run import ShadowRequest
 
 Function = Callable[[Content], Content | None]
 
@@ -26,50 +27,51 @@ def main(request_file: str) -> None:
     """Make the shadow run that a file asks for."""
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.ERROR)
-    request = json_store.read(Path(request_file))
+    request = json_store.load(Path(request_file), ShadowRequest)
     if request is None:
         raise RefusedError(f"there is no request in {request_file}")
     try:
         report = make(request)
     except RefusedError as error:
         report = {"refused": str(error)}
-    json_store.write(Path(request["report"]), report)
+    json_store.write(Path(request.report), report)
 
 
-def make(request: Mapping[str, Any]) -> dict[str, Any]:
+def make(request: ShadowRequest) -> dict[str, Any]:
     """Repeat, read what was delivered, and compare; returns the report.
 
     :raises RefusedError: when that is not possible
     """
     from airflow_provider_exactlyonce.streaming.spark.session import open_session
 
-    function = _function(request["function"]) if request["function"] else None
-    home, config = Home(request["home"]), kafka_config.from_environment(None)
-    pipeline = loader.load(request["application"], request["pipeline"])
-    if pipeline.name != request["pipeline"]:
-        raise RefusedError(f"{request['application']} is pipeline {pipeline.name}, not {request['pipeline']}")
+    options = request.options
+    function = _function(options.function) if options.function else None
+    home, config = Home(request.home), kafka_config.from_environment(None)
+    pipeline = loader.load(request.application, request.pipeline)
+    if pipeline.name != request.pipeline:
+        raise RefusedError(f"{request.application} is pipeline {pipeline.name}, not {request.pipeline}")
     with LedgerReader(config, pipeline.name) as reader:
         tail = reader.tail()
     last = tail.place.commit if tail is not None else 0
-    ground = find_ground(home, request["shadow_commits"], last)
+    base = find_base(home, options.shadow_commits, last)
     spark = open_session(f"shadow run of {pipeline.name}")
     try:
-        repeat = ShadowReplay(home, pipeline, config, Path(request["folder"], "lineage"))
-        stretch = repeat.run(spark, ground, last)
+        repeat = ShadowReplay(home, pipeline, config, Path(request.folder, "lineage"))
+        stretch = repeat.run(spark, base, last)
     finally:
         spark.stop()
     bad = {pipeline.kafka_sink("a shadow run").bad_topic, pipeline.late_rows.topic} - {None}
     old = delivered.read(config, pipeline.name, stretch.first, stretch.last, leave_out=cast(set[str], bad))
     new = [row for row in repeat.rows if row.topic not in bad]
-    found = compare(old, new, columns=request["compare"], function=function)
-    unintended = found.unintended(request["allow"])
+    found = compare(old, new, columns=options.compare, function=function)
+    unintended = found.unintended(options.allow)
     return {
         "commits": [stretch.first, stretch.last],
-        "base": f"{ground.base} (commit {ground.commit})",
+        "base": f"{base.name} (commit {base.commit})",
         "version": pipeline.version,
         "source_records": stretch.records,
         **found.document(),
-        "allowed": request["allow"],
+        "allowed": options.allow,
         "unintended": unintended,
         "intended": not unintended,
     }

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
+class ShadowBase:
     """What is repeated, and on what.
 
-    :param base: what the copy is made of, for people
+    :param name: what the copy is made of, for people
     :param commit: the commit that it has the state of
     """
 
-    base: str
+    name: str
     source: Checkpoint
     files: tuple[str, ...]
     batch: int
@@ -54,7 +54,7 @@ class _CopiedLineage:
         self.lineage = replace(self.lineage, base_batch=batch, base_commit=commit)
 
 
-def find_ground(home: Home, commits: int, last: int) -> Ground:
+def find_base(home: Home, commits: int, last: int) -> ShadowBase:
     """Find the state that lies so many commits before the last one, or as near before that as there is.
 
     :raises RefusedError: when there is none
@@ -66,8 +66,8 @@ def find_ground(home: Home, commits: int, last: int) -> Ground:
         checkpoint, batch = Checkpoint(home.checkpoint(lineage.id)), lineage.batch_of(wanted)
         needed = integrity.files_of(checkpoint, batch)
         if not needed.defects:
-            return Ground(
-                base=f"batch {batch} of the lineage in use",
+            return ShadowBase(
+                name=f"batch {batch} of the lineage in use",
                 source=checkpoint,
                 files=needed.files,
                 batch=batch,
@@ -82,8 +82,8 @@ def find_ground(home: Home, commits: int, last: int) -> Ground:
             f"there is no state before commit {last} to repeat commits from: no savepoint in {savepoints.directory}, "
             "and the lineage in use does not hold any. Take a savepoint, and do the shadow run some commits later"
         )
-    return Ground(
-        base=f"savepoint {chosen.id}",
+    return ShadowBase(
+        name=f"savepoint {chosen.id}",
         source=savepoints.checkpoint(chosen.id),
         files=tuple(chosen.files),
         batch=chosen.batch,
@@ -106,8 +106,8 @@ class ShadowReplay:
         self._checkpoint: Final = Checkpoint(directory / "checkpoint")
         self.rows: Final[list[Row]] = []
 
-    def run(self, spark: SparkSession, ground: Ground, last: int) -> CommitSpan:
-        """Repeat all commits after the ground's up to ``last``; returns what they add up to.
+    def run(self, spark: SparkSession, base: ShadowBase, last: int) -> CommitSpan:
+        """Repeat all commits after the base's up to ``last``; returns what they add up to.
 
         :raises RefusedError: when commits or source records are gone
         :raises ExactlyOnceError: when it could not be done
@@ -115,9 +115,9 @@ class ShadowReplay:
         from airflow_provider_exactlyonce.kafka.wire import WireClient
         from airflow_provider_exactlyonce.streaming.replay.replay import Comparison, Replay
 
-        lineage = Lineage(id=str(uuid.uuid4()), base_batch=ground.batch, base_commit=ground.commit)
-        lineages.make(self._checkpoint.path.parent, ground.source.path, ground.files, lineage)
-        commits = RecordedCommits(LedgerReader(self._config, self._pipeline.name), ground.commit + 1, last)
+        lineage = Lineage(id=str(uuid.uuid4()), base_batch=base.batch, base_commit=base.commit)
+        lineages.make(self._checkpoint.path.parent, base.source.path, base.files, lineage)
+        commits = RecordedCommits(LedgerReader(self._config, self._pipeline.name), base.commit + 1, last)
         stretch = commits.check()
         check_input(self._config, stretch)
         comparison = Comparison(version=self._pipeline.version, accept=True)

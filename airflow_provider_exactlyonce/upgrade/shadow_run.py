@@ -7,19 +7,38 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.control import json_store, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.upgrade_plan import Plan
+from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment, run_to_end
 
 _PROGRAM: Final = Path(__file__).with_name("shadow_main.py")
 _SHOWN_CHARACTERS: Final = 2000
 _KINDS: Final = ("missing", "extra", "changed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShadowRequest:
+    """What the shadow run's process is asked for.
+
+    :param application: the new version's file
+    :param home: the pipeline's
+    :param folder: what it may write to
+    :param report: the file for its answer
+    """
+
+    application: str
+    pipeline: str
+    home: str
+    folder: str
+    report: str
+    options: Options
 
 
 def run(home: Home, plan: Plan, application: str, tools: UpgradeEnvironment, *, dry_run: bool) -> dict[str, Any]:
@@ -35,14 +54,16 @@ def run(home: Home, plan: Plan, application: str, tools: UpgradeEnvironment, *, 
     try:
         json_store.write(
             request,
-            {
-                "application": application,
-                "pipeline": plan.pipeline,
-                "home": str(home.path),
-                "folder": str(folder),
-                "report": str(report),
-                **asdict(plan.options),
-            },
+            codec.dump(
+                ShadowRequest(
+                    application=application,
+                    pipeline=plan.pipeline,
+                    home=str(home.path),
+                    folder=str(folder),
+                    report=str(report),
+                    options=plan.options,
+                )
+            ),
         )
         tools.tell(f"the shadow run's output is in {log}")
         code = run_to_end(tools.launch(str(_PROGRAM), [str(request)]), log)
@@ -60,12 +81,12 @@ def run(home: Home, plan: Plan, application: str, tools: UpgradeEnvironment, *, 
 def sentence(report: Mapping[str, Any]) -> str:
     """Return what a report says, in a line."""
     counts = report["counts"]
-    told = ", ".join(f"{counts.get(kind, 0):,} {kind}" for kind in _KINDS)
+    differences = ", ".join(f"{counts.get(kind, 0):,} {kind}" for kind in _KINDS)
     verdict = "" if report["intended"] else f"; not intended: {', '.join(report['unintended'])}"
     first, last = report["commits"]
     return (
         f"shadow run of commits {first} to {last}: {report['delivered']:,} rows were delivered, {report['equal']:,} "
-        f"are equal, {told}{verdict}"
+        f"are equal, {differences}{verdict}"
     )
 
 
@@ -80,11 +101,11 @@ def text(report: Mapping[str, Any]) -> str:
     for kind in _KINDS:
         for example in report["examples"].get(kind, []):
             if kind == "changed":
-                told = "; ".join(
+                changes = "; ".join(
                     f"{name}: {example['delivered'].get(name)} -> {example['recomputed'].get(name)}"
                     for name in example["columns"]
                 )
-                lines.append(f"changed  {example['topic']} {example['key']}: {told}  in {example['delivered']}")
+                lines.append(f"changed  {example['topic']} {example['key']}: {changes}  in {example['delivered']}")
             else:
                 lines.append(f"{kind:<7}  {example['topic']} {example['key']}: {example['content']}")
     return "\n".join(lines)

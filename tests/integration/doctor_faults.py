@@ -455,7 +455,7 @@ def unverified(config: Mapping[str, str]) -> AbstractContextManager[None]:
 
 def ledger_that_deletes(patient: Patient) -> None:
     _set(patient, ledger_topic(patient.case.name), cleanup_policy="delete", min_compaction_lag_ms="0")
-    patient.undo.insert(0, lambda: ledger_topics.mend(patient.case.config, patient.case.name))
+    patient.undo.insert(0, lambda: ledger_topics.repair(patient.case.config, patient.case.name))
 
 
 def sink_that_nobody_can_write(patient: Patient) -> None:

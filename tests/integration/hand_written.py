@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import (
     ClaimRecord,
     CommitRecord,
-    Place,
+    LedgerPointer,
     SinkRange,
     encode,
     ledger_topic,
@@ -30,7 +30,7 @@ class HandWrittenPipeline:
         self.config, self.source, self.sink = config, source, sink
         self.name = name or f"gate-{uuid.uuid4().hex[:8]}"
         self.ends: dict[int, int] = {}
-        self.place = Place()
+        self.place = LedgerPointer()
         ledger_topics.ensure(config, self.name)
         self.producer = Producer({**config, "transactional.id": f"exactlyonce.{self.name}"})
         self.producer.init_transactions(30)

@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
-from airflow_provider_exactlyonce.ledger.gate import Gate, Gates, Verdict, check
+from airflow_provider_exactlyonce.ledger.gate import Gate, GateAnswer, Gates, check
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from airflow_provider_exactlyonce.sensors.commit_gate import CommitGateSensor
@@ -78,8 +78,8 @@ def test_the_ledger_opens_the_gate(
 ) -> None:
     pipeline.commit({0: 5, 1: 1}, read_up_to={0: 10, 1: 4})
     pipeline.commit({0: 2}, read_up_to={0: 20, 1: 4}, watermark=NEW_YEAR)
-    assert wait_until_open(pipeline, opened) == Verdict(open=True, missing="", commit=2, target=opened)
-    assert check(pipeline.config, pipeline.name, closed) == Verdict(
+    assert wait_until_open(pipeline, opened) == GateAnswer(open=True, missing="", commit=2, target=opened)
+    assert check(pipeline.config, pipeline.name, closed) == GateAnswer(
         open=False, missing=missing, commit=2, target=closed
     )
 
@@ -145,7 +145,7 @@ def test_what_newer_commits_wrote_need_not_be_readable(pipeline: HandWrittenPipe
     foreign.abort_transaction(30)
 
 
-def wait_until_open(pipeline: HandWrittenPipeline, target: GateTarget) -> Verdict:
+def wait_until_open(pipeline: HandWrittenPipeline, target: GateTarget) -> GateAnswer:
     """Markers are written after the decision is answered, so an open gate may be milliseconds away."""
     verdicts = []
 
@@ -401,12 +401,12 @@ def test_a_quiet_pipeline_opens_the_gate_when_it_has_had_nothing_to_do_for_so_lo
     assert not check(pipeline.config, pipeline.name, target).open
     assert not check(pipeline.config, pipeline.name, target, idle_after=3600).open, "it was busy a moment ago"
 
-    def opened() -> Verdict | None:
+    def opened() -> GateAnswer | None:
         found = check(pipeline.config, pipeline.name, target, idle_after=0.01)
         return found if found.open else None
 
     verdict = eventually(opened, "the gate opens")
-    assert verdict == Verdict(open=True, missing="", commit=2, target=target, idle=True)
+    assert verdict == GateAnswer(open=True, missing="", commit=2, target=target, idle=True)
     met = check(pipeline.config, pipeline.name, GateTarget(commit=2), idle_after=0.01)
     assert met.open
     assert not met.idle, "the target is met"
@@ -434,10 +434,10 @@ def test_many_gates_are_judged_as_if_each_was_alone(
         refusal = answers.pop("no name")
         assert isinstance(refusal, ExactlyOnceError)
         for name, answer in answers.items():
-            assert isinstance(answer, Verdict), name
+            assert isinstance(answer, GateAnswer), name
             alone = check(kafka_config, wanted[name].pipeline, wanted[name].target)
             assert answer == alone or alone.open, "it may have opened in between"
-        return {name for name, answer in answers.items() if isinstance(answer, Verdict) and answer.open}
+        return {name for name, answer in answers.items() if isinstance(answer, GateAnswer) and answer.open}
 
     def open_and_no_others(*names: str) -> None:
         eventually(lambda: opened_ones() >= set(names), lambda: f"{names} open; {opened_ones()} are")

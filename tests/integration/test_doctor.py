@@ -535,7 +535,7 @@ def test_history_that_the_ledger_has_lost_is_told_and_a_new_savepoint_does_witho
     admin, place = AdminClient(dict(case.config)), TopicPartition(ledger, 0, case.tail().claim_offset)
     with faults.setting(case.config, ledger, cleanup_policy="delete"):
         admin.delete_records([place])[place].result(30)
-    ledger_topics.mend(case.config, case.name)
+    ledger_topics.repair(case.config, case.name)
     _, body = ask(case)
     assert names(body) == {"savepoint-history-gone", "old-savepoint-useless", "ledger-contradicts-itself"}
     _, body = ask(case, "--fix")

@@ -25,6 +25,7 @@ from airflow_provider_exactlyonce.failpoints import (
     SINK_NAMES,
 )
 from airflow_provider_exactlyonce.kafka import transaction
+from airflow_provider_exactlyonce.upgrade.transitions import TRANSITIONS as UPGRADE_TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
 RESCALE_STEPS = (*RESCALE_NAMES[:2], *RESTORE_NAMES[:2], RESCALE_NAMES[2], *RESTORE_NAMES[2:4])
@@ -62,6 +63,13 @@ def test_states_are_drawn_from_their_table(document: str, transitions: Mapping[t
     rows = "".join(f"| {old.value} | {event.value} | {new.value} |\n" for (old, event), new in transitions.items())
     text = (ROOT / f"docs/{document}.md").read_text()
     assert text.split("| from | event | to |\n|---|---|---|\n")[1].split("<!-- end -->")[0] == rows
+
+
+def test_the_steps_of_an_upgrade_are_drawn_from_their_table() -> None:
+    rows = "".join(f"| {step} | {event.value} | {to} |\n" for (step, event), to in UPGRADE_TRANSITIONS.items())
+    page = (ROOT / "docs/upgrades.md").read_text()
+    drawn = page.split("| step | ends with | next |\n|---|---|---|\n")[1].split("<!-- end -->")[0]
+    assert drawn == rows
 
 
 @pytest.mark.parametrize(

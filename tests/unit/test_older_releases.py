@@ -413,7 +413,7 @@ WRITTEN: Mapping[str, str | None] = {
     "checkpoint.lineages.make": "lineage.json",
 }
 #: The dataclasses that are made of what was stored, by the part of the fixtures that has them.
-LOADED: Mapping[str, str] = {
+LOADED: Mapping[str, str | None] = {
     "LogRecord": "log-",
     "SinkEntry": "entry.json",
     "DeliveryProgress": "delivered.json",
@@ -434,6 +434,11 @@ LOADED: Mapping[str, str] = {
     "Lease": "lease.json",
     "JobDescription": "jobs/",
     "Savepoint": "manifest.json",
+    "_Taker": "taking.json",
+    "QueryPlan": "manifest.json",
+    "SavedRequest": "backfills/commits/request.json",
+    "Begun": "resolved.json",
+    "ShadowRequest": None,
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError, parse_offsets
-from airflow_provider_exactlyonce.checkpoint.restart import Ground
+from airflow_provider_exactlyonce.checkpoint.restart import RestartSource
 from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.doctor.facts import CheckpointFacts, Facts
 from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
@@ -39,12 +39,12 @@ def is_whole(facts: Facts) -> Iterator[Finding]:
             "query-id-lost",
             f"{path}/metadata is missing or torn; the home knows what it said",
             "nothing: the next start writes it again",
-            Remedy.REMAKE,
+            Remedy.REBUILD,
         )
     restart = found.restart
-    if restart is None or restart.ground is Ground.CHECKPOINT:
+    if restart is None or restart.source is RestartSource.CHECKPOINT:
         return
-    if restart.ground is Ground.NOTHING:
+    if restart.source is RestartSource.NOTHING:
         yield Finding(
             "state-lost",
             f"no batch of {path} is whole, and there is no whole savepoint: {restart.damage}",
@@ -71,7 +71,7 @@ def is_whole(facts: Facts) -> Iterator[Finding]:
             "torn-files",
             f"{path}: {restart.damage}; batch {restart.batch} is whole",
             "start the pipeline: it goes on from that batch, and what was committed since is not written again",
-            Remedy.REMAKE,
+            Remedy.REBUILD,
         )
 
 
@@ -80,7 +80,7 @@ def fits_ledger(facts: Facts) -> Iterator[Finding]:
     found, tail = facts.checkpoint, facts.tail
     if found is None or tail is None or tail.claim is None or facts.runs or not _belongs(facts):
         return
-    if found.restart is None or found.restart.ground is not Ground.CHECKPOINT:
+    if found.restart is None or found.restart.source is not RestartSource.CHECKPOINT:
         return  # what is torn comes first
     checkpoint, lineage = found.checkpoint, found.lineage
     try:
@@ -127,7 +127,7 @@ def _behind(facts: Facts, found: CheckpointFacts) -> Iterator[Finding]:
             "checkpoint-behind-ledger",
             str(error),
             f"exactlyonce restore {facts.pipeline}",
-            (Remedy.REMAKE if can else _restore(facts)),
+            (Remedy.REBUILD if can else _restore(facts)),
         )
         return
     if done < facts.newest and (gone := _missing(facts, done)) is not None:
@@ -144,7 +144,7 @@ def _behind(facts: Facts, found: CheckpointFacts) -> Iterator[Finding]:
             f"{checkpoint.path} is at commit {done}, and the ledger is at {facts.newest}: files were lost, or an older "
             "copy was put back",
             f"start the pipeline: it runs commits {done + 1} to {facts.newest} again without writing",
-            Remedy.REMAKE,
+            Remedy.REBUILD,
         )
     elif done == facts.newest - 1 and not restored:
         yield Finding(
@@ -182,8 +182,8 @@ def _planned(facts: Facts, found: CheckpointFacts) -> Iterator[Finding]:
     if not planned:
         return
     first, file = planned[0], checkpoint.path / "offsets" / str(planned[0])
-    told = facts.driver.status if facts.driver else None
-    status = told if told is not None and told.lineage == lineage.id else None
+    newest_status = facts.driver.status if facts.driver else None
+    status = newest_status if newest_status is not None and newest_status.lineage == lineage.id else None
     error = status.error if status is not None else None
     before, offsets = _offsets(checkpoint, committed), _offsets(checkpoint, first)
     if offsets is None or planned[1:] or first != committed + 1:
@@ -198,7 +198,7 @@ def _planned(facts: Facts, found: CheckpointFacts) -> Iterator[Finding]:
             f"{file} has {offsets.conf.get(_PARTITIONS)} state partitions and the batch before it "
             f"{before.conf.get(_PARTITIONS)}: a repartitioning was begun and not finished, and Spark refuses to start",
             f"drop it with --fix, then: exactlyonce rescale {facts.pipeline} --state-partitions N",
-            Remedy.REMAKE,
+            Remedy.REBUILD,
         )
     elif before is not None and (why := _does_not_follow(before, offsets)):
         yield _leftover(f"{file} does not follow the batch before it: {why}")
@@ -216,7 +216,7 @@ def _planned(facts: Facts, found: CheckpointFacts) -> Iterator[Finding]:
 
 def _leftover(what: str) -> Finding:
     return Finding(
-        "leftover-offsets", what, "drop it with --fix: Spark plans the batch anew at the next start", Remedy.REMAKE
+        "leftover-offsets", what, "drop it with --fix: Spark plans the batch anew at the next start", Remedy.REBUILD
     )
 
 

@@ -9,7 +9,7 @@ from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
 
 _FROM_A_COPY = "put the home back from a copy, or find the cluster that it belongs to; never start it like this"
 
-#: What to do about a misfit; those that a start names, and that nothing here can mend.
+#: What to do about a misfit; those that a start names, and that nothing here can repair.
 _DO = {
     "home-of-another-pipeline": "pass the pipeline's own home with --home",
     "home-empty": "pass the home that the ledger names, or put it back from a copy",

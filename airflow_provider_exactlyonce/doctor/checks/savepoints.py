@@ -19,7 +19,7 @@ def are_whole(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "savepoint-damaged",
             f"savepoint {name} is damaged: {why}",
-            f"it can't be mended; take another one: exactlyonce savepoint {facts.pipeline}",
+            f"it can't be repaired; take another one: exactlyonce savepoint {facts.pipeline}",
             Remedy.SET_ASIDE,
             name,
         )

@@ -39,7 +39,6 @@ def names(facts: Facts) -> tuple[list[str], list[str]]:
 def look(facts: Facts, client: WireClient) -> TopicsFacts:
     """Look at the topics as a start would, and at what is left of their records."""
     from airflow_provider_exactlyonce.audit import topics
-    from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 
     sources, sinks = names(facts)
     found = TopicsFacts(cluster=_cluster(facts, client))
@@ -57,7 +56,7 @@ def look(facts: Facts, client: WireClient) -> TopicsFacts:
     except RefusedError as error:
         found.recreated = str(error)
     there = [name for name in sources if problems.get(name, ("", ""))[0] not in ("topic-missing", "topic-unavailable")]
-    offsets = StableOffsets(facts.config)
+    offsets = client.offsets
     found.earliest = {
         name: {partition: start for (_, partition), start in offsets.starts(offsets.partitions([name])).items()}
         for name in there
@@ -66,7 +65,7 @@ def look(facts: Facts, client: WireClient) -> TopicsFacts:
     found.settings = topics.describe(facts.config, there)
     bounded = [name for name, settings in found.settings.items() if settings.retention_bytes >= 0]
     found.sizes = _sizes(client, {name: list(found.earliest[name]) for name in bounded})
-    found.written = _written(facts, found)
+    found.written = _written(facts, client, found)
     return found
 
 
@@ -100,7 +99,7 @@ def _judge(
     from airflow_provider_exactlyonce.kafka import preflight
 
     try:
-        told = preflight.check_topics(client, **uses, user=facts.config.get("sasl.username"), patience_seconds=0)
+        topic_facts = preflight.check_topics(client, **uses, user=facts.config.get("sasl.username"), patience_seconds=0)
     except SettingRefusedError as error:
         problems[name] = ("unsafe-setting", str(error))
     except RefusedError as error:
@@ -108,7 +107,7 @@ def _judge(
     except ExactlyOnceError as error:
         problems[name] = ("topic-unavailable", str(error))
     else:
-        topic_ids.update({topic.name: topic.topic_id for topic in told.values()})
+        topic_ids.update({topic.name: topic.topic_id for topic in topic_facts.values()})
 
 
 def _cluster(facts: Facts, client: WireClient) -> str | None:
@@ -116,7 +115,7 @@ def _cluster(facts: Facts, client: WireClient) -> str | None:
     from airflow_provider_exactlyonce.kafka.cluster_transactions import Transactions
 
     name = transactional_id(facts.pipeline)
-    known = Transactions(client, facts.config).describe(name)
+    known = Transactions(client).describe(name)
     try:
         preflight.check_cluster(
             client,
@@ -130,14 +129,13 @@ def _cluster(facts: Facts, client: WireClient) -> str | None:
     return None
 
 
-def _written(facts: Facts, found: TopicsFacts) -> dict[tuple[str, int, int], int]:
+def _written(facts: Facts, client: WireClient, found: TopicsFacts) -> dict[tuple[str, int, int], int]:
     """Read when the records were written from which somebody may have to read again."""
-    from airflow_provider_exactlyonce.audit.committed_reader import ReadableRecords
-    from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
+    from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 
-    ends = StableOffsets(facts.config).last_stable(found.ends)
+    ends = client.offsets.last_stable(found.ends)
     written: dict[tuple[str, int, int], int] = {}
-    with ReadableRecords(facts.config) as readable:
+    with RangeReader(facts.config, "doctor") as reader:
         for wanted in _wanted(facts):
             spans = {
                 (topic, partition): (offset, min(ends[topic, partition], offset + _SPAN))
@@ -145,7 +143,7 @@ def _written(facts: Facts, found: TopicsFacts) -> dict[tuple[str, int, int], int
                 for partition, offset in of.items()
                 if (topic, partition) in ends and offset >= found.earliest[topic][partition]
             }
-            for message in readable.read({place: span for place, span in spans.items() if span[0] < span[1]}):
+            for message in reader.read(spans):
                 place = str(message.topic()), int(message.partition() or 0)
                 written.setdefault((*place, spans[place][0]), int(message.timestamp()[1]))
     return written

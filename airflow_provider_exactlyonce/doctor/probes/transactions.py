@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.doctor.facts import Facts, TransactionFacts
-from airflow_provider_exactlyonce.doctor.probes import topics as look_at_topics
+from airflow_provider_exactlyonce.doctor.probes import topics as topic_probe
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, pipeline_of, transactional_id
 from airflow_provider_exactlyonce.transactions.liveness import why_taken_for_alive
 
@@ -20,10 +20,10 @@ def look(facts: Facts, client: WireClient) -> TransactionFacts:
     """Look at the pipeline's own transactional id, and at what is open on its topics."""
     from airflow_provider_exactlyonce.kafka.cluster_transactions import Transactions
 
-    transactions = Transactions(client, facts.config)
+    transactions = Transactions(client)
     name = transactional_id(facts.pipeline)
     problems = facts.topics.problems if facts.topics else {}
-    sources, sinks = look_at_topics.names(facts)
+    sources, sinks = topic_probe.names(facts)
     topics = {
         topic
         for topic in {*sources, *sinks, *({ledger_topic(facts.pipeline)} if facts.tail else ())}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.checkpoint.plan import OperatorPlan, Plan, SourcePlan, Watermark
+from airflow_provider_exactlyonce.checkpoint.plan import OperatorPlan, QueryPlan, SourcePlan, WatermarkPlan
 from airflow_provider_exactlyonce.streaming.analysis.expressions import Expressions, simple_name
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import topic_of_mark
 from airflow_provider_exactlyonce.streaming.spark.jvm import elements
@@ -27,7 +27,7 @@ _DAY_MILLISECONDS: Final = 24 * 60 * 60 * 1000
 Columns = dict[int, str]
 
 
-def describe(frame: DataFrame, sink: Mapping[str, tuple[str, ...]]) -> Plan:
+def describe(frame: DataFrame, sink: Mapping[str, tuple[str, ...]]) -> QueryPlan:
     """Return what a job computes; reads no data and asks no broker.
 
     :param frame: the stream that goes to the sink
@@ -39,7 +39,7 @@ def describe(frame: DataFrame, sink: Mapping[str, tuple[str, ...]]) -> Plan:
     walk.columns(plan)
     for condition in walk.filters if walk.operators else ():
         walk.expressions.note_functions(condition)
-    return Plan(
+    return QueryPlan(
         sources=tuple(walk.sources.values()),
         operators=tuple(walk.operators),
         watermarks=tuple(walk.watermarks),
@@ -55,7 +55,7 @@ class _Walk:
     def __init__(self) -> None:
         self.sources: dict[tuple[str, ...], SourcePlan] = {}
         self.operators: list[OperatorPlan] = []
-        self.watermarks: list[Watermark] = []
+        self.watermarks: list[WatermarkPlan] = []
         self.filters: set[str] = set()
         self.expressions: Final = Expressions()
         self._needed: set[int] = set()
@@ -178,7 +178,7 @@ class _Walk:
         months, days, microseconds = (
             int(_field(delay, name)) for name in ("months", "days", "microseconds")
         )  # a month has 31 days here, as in Spark
-        found = Watermark(
+        found = WatermarkPlan(
             column=self.expressions.text(plan.eventTime(), columns),
             delay_milliseconds=(months * 31 + days) * _DAY_MILLISECONDS + microseconds // 1000,
         )

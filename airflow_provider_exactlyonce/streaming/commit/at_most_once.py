@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.exceptions import DivergedError, invariant
-from airflow_provider_exactlyonce.kafka.transaction import State
+from airflow_provider_exactlyonce.kafka.transaction import SessionState
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.commit.at_least_once import AtLeastOnceWriter
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
@@ -91,7 +91,7 @@ class AtMostOnceSink(TransactionalSink):
 
     @override
     def abort(self) -> None:
-        if self._run.session.state is State.OPEN:
+        if self._run.session.state is SessionState.OPEN:
             self._transaction.abort()
 
     @override

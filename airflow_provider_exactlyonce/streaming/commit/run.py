@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from airflow_provider_exactlyonce import failpoints, process_identity
 from airflow_provider_exactlyonce.backfill import workspace as backfills
@@ -36,7 +36,7 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.kafka import preflight, reach
 from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError
-from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, State, TransactionSession
+from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, SessionState, TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
@@ -45,6 +45,8 @@ from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, Exp
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _CLAIM_TRIES: Final = 5
 _CLAIM_PAUSE_SECONDS: Final = 1.0
@@ -264,7 +266,7 @@ class Run:
             if give_up():
                 break
             time.sleep(random.uniform(0.2, 1.0) * _CLAIM_PAUSE_SECONDS * attempt)
-        if self.session.state is State.OPEN:
+        if self.session.state is SessionState.OPEN:
             with contextlib.suppress(ProducerLostError):
                 self.session.abort()
         raise ClaimFailedError(f"pipeline {self.pipeline} could not be claimed in {attempt} tries; start it again")
@@ -342,7 +344,8 @@ class Run:
 
     def _wait_until_stable(self, offset: int) -> None:
         deadline = time.monotonic() + _STABLE_PATIENCE_SECONDS
-        while self.client.stable_offsets(self._reader.topic)[0] <= offset:
+        place = (self._reader.topic, 0)
+        while _asked(self._reader, lambda: self.client.offsets.last_stable([place])[place]) <= offset:
             if time.monotonic() > deadline:
                 raise CommitUnknownError(
                     f"the last stable offset of {self._reader.topic} has not passed {offset} for "
@@ -358,10 +361,14 @@ class Run:
 
 
 def _tail_of(reader: LedgerReader) -> LedgerTail | None:
+    return _asked(reader, reader.tail)
+
+
+def _asked(reader: LedgerReader, question: Callable[[], T]) -> T:
     from confluent_kafka import KafkaException
 
     try:
-        return reader.tail()
+        return question()
     except (KafkaException, MissingPartitionError) as error:
         raise UnansweredError(f"ledger {reader.topic}: {error.args[0]}") from error
 

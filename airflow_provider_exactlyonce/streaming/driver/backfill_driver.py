@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.backfill import progress, results, workspace
 from airflow_provider_exactlyonce.backfill.begin import Start, begin
-from airflow_provider_exactlyonce.backfill.plan import PlanInputs, Step, plan
+from airflow_provider_exactlyonce.backfill.plan import BackfillStep, PlanInputs, plan
 from airflow_provider_exactlyonce.backfill.progress import Done
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, Output
 from airflow_provider_exactlyonce.backfill.resolve import positions_to_json
@@ -124,7 +124,7 @@ class BackfillDriver:
         with listen(spark) as listener:
             return self._execute(spark, run, listener, topics, begun, steps, done)
 
-    def _plan_steps(self, begun: Begun, topic_ids: Mapping[str, str]) -> list[Step]:
+    def _plan_steps(self, begun: Begun, topic_ids: Mapping[str, str]) -> list[BackfillStep]:
         request = self._asked.request
         limits = {
             source.topic: source.max_offsets_per_trigger
@@ -146,7 +146,7 @@ class BackfillDriver:
         listener: SequencerListener,
         topics: Mapping[str, TopicFacts],
         begun: Begun,
-        steps: list[Step],
+        steps: list[BackfillStep],
         done: Done | None,
     ) -> Mapping[str, Any]:
         config = self._options.config
@@ -204,7 +204,7 @@ class BackfillDriver:
     def _writes(self) -> bool:
         return self._asked.request.kind is not Output.COMPARE
 
-    def _written(self, begun: Begun, topics: Mapping[str, TopicFacts]) -> results.Written:
+    def _written(self, begun: Begun, topics: Mapping[str, TopicFacts]) -> results.BackfillWritten:
         """Return what is written, now that the claim keeps others from writing more.
 
         :raises RefusedError: when a topic that has it was recreated since
@@ -357,7 +357,7 @@ class BackfillDriver:
         if reason is not None:
             raise StopRequestedError(reason)
 
-    def _check_deterministic(self, steps: list[Step], unsure: list[str]) -> None:
+    def _check_deterministic(self, steps: list[BackfillStep], unsure: list[str]) -> None:
         exact = [step.commit for step in steps if step.exact]
         if exact and unsure and not self._options.accept_nondeterminism:
             raise RefusedError(

@@ -68,4 +68,5 @@ class Heartbeat:
         self._report.tell(undelivered=self._others.undelivered)
 
     def _measure_lag(self) -> None:
-        self._report.available({topic: self._run.client.stable_offsets(topic) for topic in self._topics})
+        offsets = self._run.client.offsets
+        self._report.available(offsets.last_stable(offsets.partitions(self._topics)))

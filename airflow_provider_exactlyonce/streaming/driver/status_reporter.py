@@ -13,6 +13,7 @@ from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
 from airflow_provider_exactlyonce.exceptions import Decision, ExactlyOnceError
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.streaming.analysis.late_rows import shown
 
@@ -38,7 +39,7 @@ class DriverReport:
         self._owned = False
         self._alone = False
         self._read: SourceRanges = {}  # of the last commit
-        self._available: Mapping[str, Mapping[int, int]] = {}
+        self._available: Mapping[Place, int] = {}
 
     def own(self, *, alone: bool = False) -> None:
         """Write the document from now on, unless a later run does.
@@ -61,10 +62,10 @@ class DriverReport:
         """Note what the last commit has read, for the lag."""
         self._read = source
 
-    def available(self, offsets: Mapping[str, Mapping[int, int]]) -> None:
+    def available(self, offsets: Mapping[Place, int]) -> None:
         """Tell the lag behind what can be read by now.
 
-        :param offsets: topic to partition to the offset after the last record that is decided
+        :param offsets: {(topic, partition): last stable offset} of the source's partitions
         """
         self._available = offsets
         lag = self._lag()
@@ -139,10 +140,10 @@ class DriverReport:
 
     def _lag(self) -> int | None:
         """Return how many source records are available and not committed, None while nothing is known."""
-        ends = [(topic, place, end) for topic, ranges in self._read.items() for place, (_, end) in ranges.items()]
+        ends = {(topic, number): end for topic, ranges in self._read.items() for number, (_, end) in ranges.items()}
         if not (ends and self._available):
             return None
-        return sum(max(0, self._available.get(topic, {}).get(place, end) - end) for topic, place, end in ends)
+        return sum(max(0, self._available.get(place, end) - end) for place, end in ends.items())
 
 
 def _given(record: CommitRecord) -> str:

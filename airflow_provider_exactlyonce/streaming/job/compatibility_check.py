@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce.checkpoint import compatibility
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
-from airflow_provider_exactlyonce.checkpoint.versions import Report, Version
+from airflow_provider_exactlyonce.checkpoint.versions import CompatibilityReport, Version
 from airflow_provider_exactlyonce.streaming.analysis.planned_state import PlanRefusedError, stateful_operators
 from airflow_provider_exactlyonce.streaming.job import loader
 from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
@@ -28,7 +28,7 @@ def check_compatibility(
     checkpoint: Path,
     spark: SparkSession,
     asked: Mapping[str, str] | None = None,
-) -> Report:
+) -> CompatibilityReport:
     """Tell whether a job can go on from a savepoint.
 
     :param checkpoint: where the savepoint's checkpoint lies; only read

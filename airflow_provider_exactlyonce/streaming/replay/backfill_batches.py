@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.backfill.plan import Step
+from airflow_provider_exactlyonce.backfill.plan import BackfillStep
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -121,7 +121,7 @@ class BackfillBatches:
                 raise known from error
             raise
 
-    def _compare(self, number: int, step: Step, rows: int, digest: int) -> None:
+    def _compare(self, number: int, step: BackfillStep, rows: int, digest: int) -> None:
         """Note whether a batch of the range gives what was delivered."""
         done = self._steps.done
         if step.commit is None:  # it lets go what no commit has: there is nothing to compare it with
@@ -151,7 +151,7 @@ class BackfillBatches:
         log.info("batch %d is record %d already: state rebuilt, nothing written", number, record.commit)
         self._steps.finish(number)
 
-    def _check(self, number: int, step: Step, rows: int, digest: int) -> None:
+    def _check(self, number: int, step: BackfillStep, rows: int, digest: int) -> None:
         """Check that a batch before the range gives what it gave, so that the state is what it was.
 
         :raises DivergedError: when it does not

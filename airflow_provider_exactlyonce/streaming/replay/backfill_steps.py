@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce import failpoints
 from airflow_provider_exactlyonce.backfill import progress
-from airflow_provider_exactlyonce.backfill.plan import Step
+from airflow_provider_exactlyonce.backfill.plan import BackfillStep
 from airflow_provider_exactlyonce.backfill.progress import Done
 from airflow_provider_exactlyonce.backfill.resolve import Positions, ends_of
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, parse_offsets
@@ -49,7 +49,7 @@ class BackfillSteps:
         self,
         spark: SparkSession,
         checkpoint: Checkpoint,
-        steps: Sequence[Step],
+        steps: Sequence[BackfillStep],
         *,
         commits: RecordedCommits | None,
         topics: Sequence[str],
@@ -79,7 +79,7 @@ class BackfillSteps:
         return self._next < len(self._steps)
 
     @property
-    def upcoming(self) -> Step:
+    def upcoming(self) -> BackfillStep:
         """The step that is run next."""
         return self._steps[self._next]
 
@@ -147,7 +147,7 @@ class BackfillSteps:
         count = sum(self._steps[index].emits for index in self.done.ran)
         return self._written[count] if count < len(self._written) else None
 
-    def _another_range(self, record: CommitRecord, step: Step | None) -> RefusedError:
+    def _another_range(self, record: CommitRecord, step: BackfillStep | None) -> RefusedError:
         found = f"ends at {_shown(step.ends)}" if step is not None else "does not exist"
         return RefusedError(
             f"backfill {record.backfill} has written a batch that ends at {_shown(ends_of(record))} (record "
@@ -166,7 +166,7 @@ class BackfillSteps:
                 "there"
             )
 
-    def begin(self, number: int, planned: BatchOffsets) -> Step:
+    def begin(self, number: int, planned: BatchOffsets) -> BackfillStep:
         """Return what a batch is.
 
         :raises DivergedError: when Spark has planned something else
@@ -193,7 +193,7 @@ class BackfillSteps:
                 )
         return step
 
-    def record(self, step: Step) -> CommitRecord:
+    def record(self, step: BackfillStep) -> CommitRecord:
         """Return the commit that a step repeats."""
         if self._commits is None or step.commit is None:
             raise ExactlyOnceError("a step without a commit has no record")
@@ -264,7 +264,7 @@ class BackfillSteps:
             watermark=done.next_watermark if done is not None else 0,
         )
 
-    def _timestamp(self, step: Step) -> int:
+    def _timestamp(self, step: BackfillStep) -> int:
         return int(time.time() * 1000) if step.commit is None else self.record(step).batch_timestamp
 
 

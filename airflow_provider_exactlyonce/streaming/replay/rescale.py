@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.checkpoint import integrity, lineages, storage
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import backend_of
-from airflow_provider_exactlyonce.checkpoint.restart import Ground, decide
+from airflow_provider_exactlyonce.checkpoint.restart import RestartSource, decide
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import PARTITIONS, StateDirectory, StatefulOperator
 from airflow_provider_exactlyonce.checkpoint.state_reader import local_session
@@ -143,7 +143,7 @@ def _ground(home: Home, pipeline: str, config: Mapping[str, Any], reader: Ledger
     )
     checkpoint = Checkpoint(home.checkpoint(lineage.id))
     found = decide(checkpoint, Savepoints(home.savepoints), lineage, tail.place.commit)
-    if found.ground is not Ground.CHECKPOINT:
+    if found.source is not RestartSource.CHECKPOINT:
         raise RefusedError(
             f"{checkpoint.path} is damaged: {found.damage}. Start the pipeline, which brings it in order, stop it, and "
             "rescale it then"

@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.checkpoint.versions import Report
+from airflow_provider_exactlyonce.checkpoint.versions import CompatibilityReport
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.streaming.job.compatibility_check import check_compatibility
 from tests.integration.compatibility.versions import Spec
@@ -113,7 +113,7 @@ class Bench:
             self.saved[id(old)] = Saved(replace(savepoint, job_hash="of an older file"), place / "input")
         return self.saved[id(old)]
 
-    def check(self, saved: Saved, new: Spec) -> Report:
+    def check(self, saved: Saved, new: Spec) -> CompatibilityReport:
         checkpoint = self.savepoints.checkpoint(saved.savepoint.id).path
         return check_compatibility(new.pipeline(), saved.savepoint, checkpoint, self.spark, new.conf)
 

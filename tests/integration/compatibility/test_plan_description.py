@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from airflow_provider_exactlyonce.checkpoint.plan import Plan, Watermark
+from airflow_provider_exactlyonce.checkpoint.plan import QueryPlan, WatermarkPlan
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
 from airflow_provider_exactlyonce.streaming.analysis.plan_description import describe
@@ -43,7 +43,7 @@ def through_python(events: DataFrame) -> DataFrame:
     return events.mapInPandas(doubled, "q STRING, w BIGINT").groupBy("q").agg(F.sum("w"))
 
 
-def facts(plan: Plan, number: int = 0) -> Mapping[str, tuple[str, ...]]:
+def facts(plan: QueryPlan, number: int = 0) -> Mapping[str, tuple[str, ...]]:
     return plan.operators[number].facts
 
 
@@ -117,8 +117,8 @@ def test_operators_are_in_the_order_that_spark_gives_them_and_a_join_tells_what_
     assert facts(plan, 1) == {"columns": ("in.id",)}
     assert [one.topic for one in plan.sources] == ["in", "other"]
     assert plan.watermarks == (
-        Watermark(column=TIME, delay_milliseconds=10_000),
-        Watermark(column=other, delay_milliseconds=10_000),
+        WatermarkPlan(column=TIME, delay_milliseconds=10_000),
+        WatermarkPlan(column=other, delay_milliseconds=10_000),
     )
     stored = planned[0].schemas["left-keyWithIndexToValue"][1]
     assert [name for name in ('"k"', '"j"', '"a"', '"lat"') if name in stored] == ['"k"', '"j"', '"a"', '"lat"']

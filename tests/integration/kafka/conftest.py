@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from airflow_provider_exactlyonce.devkit import guard
@@ -18,8 +19,8 @@ from airflow_provider_exactlyonce.devkit.jars import broker_jars
 from airflow_provider_exactlyonce.devkit.java import java_command
 from airflow_provider_exactlyonce.devkit.launch import launch
 from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
-from airflow_provider_exactlyonce.kafka.retry import until_definite
-from airflow_provider_exactlyonce.kafka.wire import Code, WireClient
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.kafka.wire import WireClient
 from tests.waiting import HANG_SECONDS, eventually
 
 
@@ -31,11 +32,13 @@ def make_led_topic(make_topic: Callable[..., str], kafka_config: Mapping[str, st
         def make(partitions: int) -> str:
             topic = make_topic(partitions=partitions)
 
-            def ask() -> int:
-                client.stable_offsets(topic)
-                return Code.NONE
+            def is_led() -> bool:
+                try:
+                    return len(client.offsets.last_stable(client.offsets.partitions([topic]))) == partitions
+                except (KafkaException, ExactlyOnceError):
+                    return False
 
-            until_definite(ask, timeout_seconds=30)
+            eventually(is_led, f"{topic} has leaders")
             return topic
 
         yield make

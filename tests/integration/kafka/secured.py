@@ -22,8 +22,8 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from airflow_provider_exactlyonce.devkit import security
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from tests.integration.kafka import broker_security
 
 SECURITY_PAGE = Path(__file__).parents[3] / "docs" / "security.md"
 PLAIN_USER = "plain-user"
@@ -112,9 +112,9 @@ class SecuredBroker:
 
 @contextmanager
 def secured_broker(folder: Path) -> Iterator[SecuredBroker]:
-    certificates = security.make_certificates(folder / "certificates")
+    certificates = broker_security.make_certificates(folder / "certificates")
     password = uuid.uuid4().hex
-    settings = security.properties(certificates, {PLAIN_USER: password})
+    settings = broker_security.properties(certificates, {PLAIN_USER: password})
     with EmbeddedBroker(folder / "broker", protocols=("SASL_PLAINTEXT", "SASL_SSL"), properties=settings) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 2})
         yield SecuredBroker(broker, certificates.authority, admin, password)

@@ -84,7 +84,8 @@ def test_a_commit_that_arrives_after_the_next_batch_has_begun_is_refused(stage: 
     offset = session.write(stage.topic, 0, b"k", b"not committed")
     (late,) = stage.proxy.release()
     assert Code(int.from_bytes(late[9:11], "big")) is Code.PRODUCER_FENCED
-    assert session.client.stable_offsets(stage.topic)[0] <= offset, "the open attempt is still open"
+    place = (stage.topic, 0)
+    assert session.client.offsets.last_stable([place])[place] <= offset, "the open attempt is still open"
     session.abort()
     stage.process()
     stage.check(more_claims=0)

@@ -32,7 +32,7 @@ class SlowSink(PlainSink):
             type(self).slow_attempts -= 1
             ((topic, written),) = self._writer.ranges.items()
             eventually(
-                lambda: self._run.client.stable_offsets(topic)[0] > written[0].last,
+                lambda: self._run.client.offsets.last_stable([(topic, 0)])[topic, 0] > written[0].last,
                 "the broker has aborted the transaction",
             )
         return record

@@ -130,7 +130,7 @@ def test_more_in_sync_replicas_than_replicas_are_refused_where_we_write(
     client: WireClient, make_topic: Callable[..., str]
 ) -> None:
     topic = make_topic(**{"min.insync.replicas": "2"})
-    with pytest.raises(SettingRefusedError, match=r"min\.insync\.replicas of sink topic .* is 2; .*at most 1"):
+    with pytest.raises(SettingRefusedError, match=r"min\.insync\.replicas of sink topic .* is '2'; .*at most 1"):
         check_topics(client, sinks=[topic])
 
 

@@ -112,7 +112,7 @@ def test_a_producer_that_took_over_while_somebody_was_asked_is_left_alone(
     topic = make_topic(partitions=1)
     name, old = open_one(kafka_config, topic)
     with WireClient(kafka_config) as client:
-        transactions = Transactions(client, kafka_config)
+        transactions = Transactions(client)
         seen = transactions.describe(name)
         assert seen is not None
         _, new = open_one(kafka_config, topic, name=name)

@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.kafka.transaction import TransactionSession, a
 from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Place, SinkRange
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, LedgerPointer, SinkRange
 from tests.waiting import eventually
 
 Row = tuple[bytes | None, bytes | None]
@@ -44,7 +44,7 @@ class CraftedPipeline:
         self.client = WireClient(self.config)
         self.session = TransactionSession(self.client, records.transactional_id(pipeline), timeout_milliseconds=60_000)
         topic.ensure(self.config, pipeline)
-        self.place = Place()
+        self.place = LedgerPointer()
         self.batch = 0
         self.source_end = 0
 

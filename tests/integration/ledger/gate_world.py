@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.records import (
     ClaimRecord,
     CommitRecord,
-    Place,
+    LedgerPointer,
     SinkRange,
     backfill_pipeline,
     commit_key,
@@ -138,7 +138,7 @@ class GateWorld:
         self.commits: list[Commit] = []
         self.lost = 0  # commits 1 to this one are tombstoned
         self.told_names: set[str] = set()
-        self.place = Place()
+        self.place = LedgerPointer()
         self.written = 0
         self.source_written = dict.fromkeys(range(SOURCE_PARTITIONS), 0)
         self.ends = dict.fromkeys(range(SOURCE_PARTITIONS), 0)

@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import (
     ClaimRecord,
     CommitRecord,
-    Place,
+    LedgerPointer,
     Record,
     backfill_pipeline,
     encode,
@@ -42,7 +42,7 @@ class Ledger:
         self.pipeline = backfill_pipeline(pipeline)
         ledger_topics.ensure(config, self.pipeline)
         self._producer = Producer(dict(config))
-        self._place = Place()
+        self._place = LedgerPointer()
         self._offset = 0
 
     def claim(self, run: int, **fields: Any) -> None:

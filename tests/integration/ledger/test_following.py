@@ -10,8 +10,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.kafka import range_reader
-from airflow_provider_exactlyonce.kafka.range_reader import read_range
+from airflow_provider_exactlyonce.kafka.range_reader import RangeReader, read_range
 from airflow_provider_exactlyonce.ledger.following import LedgerFollower
 from airflow_provider_exactlyonce.ledger.ranges import Cut
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
@@ -114,7 +113,7 @@ def test_another_ledger_of_the_same_name_is_told_from_its_beginning_with_other_k
 
 
 def test_a_stretch_is_read_to_its_end_without_what_was_aborted(
-    pipeline: HandWrittenPipeline, kafka_config: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+    pipeline: HandWrittenPipeline, kafka_config: Mapping[str, str]
 ) -> None:
     follower = follow(pipeline, None, "hour")
     follower.beginning(newest=False)
@@ -143,9 +142,11 @@ def test_a_stretch_is_read_to_its_end_without_what_was_aborted(
     foreign.init_transactions(30)
     foreign.begin_transaction()
     [offset] = send(foreign, pipeline.sink, {0: [(b"k", b"v")]})[0]
-    monkeypatch.setattr(range_reader, "_TIMEOUT_SECONDS", 1.0)
-    with pytest.raises(ExactlyOnceError, match=f"{pipeline.sink}-0 up to offset {offset}"):
-        list(read_range(kafka_config, {pipeline.sink: {0: (offset, offset)}}))
+    with (
+        RangeReader(kafka_config, "test", timeout_seconds=1) as reader,
+        pytest.raises(ExactlyOnceError, match=f"{pipeline.sink}-0 up to offset {offset}"),
+    ):
+        list(reader.read({(pipeline.sink, 0): (offset, offset + 1)}))
     foreign.abort_transaction(30)
     assert list(read_range(kafka_config, {pipeline.sink: {0: (offset, offset)}})) == []
     follower.close()

@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from airflow_provider_exactlyonce.ledger.gate import Gate, Gates, Verdict
+from airflow_provider_exactlyonce.ledger.gate import Gate, GateAnswer, Gates
 from tests.integration.ledger.gate_world import UNREACHABLE, GateWorld, World
 from tests.waiting import eventually
 
@@ -104,15 +104,15 @@ class Judge:
                 if may_open:
                     self._check_that_they_open(gates, asked)
 
-    def _look(self, gates: Gates, asked: dict[str, Gate]) -> dict[str, Verdict]:
-        verdicts: dict[str, Verdict] = {}
+    def _look(self, gates: Gates, asked: dict[str, Gate]) -> dict[str, GateAnswer]:
+        verdicts: dict[str, GateAnswer] = {}
         for name, answer in gates.look(asked).items():
-            assert isinstance(answer, Verdict), f"{name}: {answer}"
+            assert isinstance(answer, GateAnswer), f"{name}: {answer}"
             verdicts[name] = answer
             asked[name] = replace(asked[name], target=answer.target)
         return verdicts
 
-    def _check_open(self, name: str, verdict: Verdict) -> None:
+    def _check_open(self, name: str, verdict: GateAnswer) -> None:
         if not verdict.open:
             return
         world = self.world
@@ -123,7 +123,7 @@ class Judge:
         assert not lacking, f"{name} is open, and the reader lacks {lacking[:5]} of commits up to {met}"
 
     def _check_that_they_open(self, gates: Gates, asked: dict[str, Gate]) -> None:
-        last: dict[str, Verdict] = {}
+        last: dict[str, GateAnswer] = {}
 
         def shut() -> Mapping[str, str]:
             last.update(self._look(gates, asked))
@@ -131,7 +131,7 @@ class Judge:
 
         eventually(lambda: not shut(), lambda: f"these gates open: {shut()}", hang_seconds=20)
 
-    def _is_due(self, gate: Gate, verdict: Verdict) -> bool:
+    def _is_due(self, gate: Gate, verdict: GateAnswer) -> bool:
         """Whether it is shut and should be open."""
         if verdict.open or not verdict.target.is_resolved:
             return False

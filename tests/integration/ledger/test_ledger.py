@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedErr
 from airflow_provider_exactlyonce.ledger import gate, records, topic
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Place
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, LedgerPointer
 from airflow_provider_exactlyonce.ledger.retention import History, LedgerRetention
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
@@ -124,7 +124,7 @@ def commit_with_retention(crafted: CraftedPipeline, history: History, batch: int
     """Commit as the sink does with history that expires; returns how many records went with it."""
     expired = history.expired(crafted.place, needed_from=None, now_milliseconds=int(time.time() * 1000))
     crafted.session.begin()
-    before = Place(**{**vars(crafted.place), "oldest": expired.oldest})
+    before = LedgerPointer(**{**vars(crafted.place), "oldest": expired.oldest})
     record = crafted.record(crafted.append(rows_of(batch, count=1)), before=before, committed=1_000)
     offset = crafted.session.write(crafted.ledger, 0, record.key, records.encode(record), tombstones=expired.keys)
     crafted.session.commit()
@@ -265,8 +265,9 @@ def test_a_ledger_that_was_set_back_and_another_cluster_are_refused(
 
 def test_a_pointer_to_a_record_that_is_gone_is_said_to_be_damage(crafted: CraftedPipeline) -> None:
     crafted.commit({})
-    claim = crafted.claim(before=Place(commit=1, commit_offset=900, run=1, run_offset=0))
+    claim = crafted.claim(before=LedgerPointer(commit=1, commit_offset=900, run=1, run_offset=0))
     assert isinstance(claim, ClaimRecord)
-    eventually(lambda: crafted.client.stable_offsets(crafted.ledger)[0] > crafted.place.run_offset, "readable")
+    ledger, offsets = (crafted.ledger, 0), crafted.client.offsets
+    eventually(lambda: offsets.last_stable([ledger])[ledger] > crafted.place.run_offset, "readable")
     with pytest.raises(ExactlyOnceError, match="offset 900 should hold a commit"):
         tail_of(crafted)

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from airflow_provider_exactlyonce.backfill.plan import Step
+from airflow_provider_exactlyonce.backfill.plan import BackfillStep
 from airflow_provider_exactlyonce.backfill.progress import Done
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -228,8 +228,8 @@ class Range:
 
     done = Done(base=0)
 
-    def begin(self, number: int, planned: object) -> Step:
-        return Step(ends={}, emits=False)
+    def begin(self, number: int, planned: object) -> BackfillStep:
+        return BackfillStep(ends={}, emits=False)
 
     def recorded(self) -> None:
         return None

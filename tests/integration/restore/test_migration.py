@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
-from airflow_provider_exactlyonce.checkpoint.versions import Report
+from airflow_provider_exactlyonce.checkpoint.versions import CompatibilityReport
 from airflow_provider_exactlyonce.exceptions import IncompatibleVersionError, RefusedError
 from airflow_provider_exactlyonce.streaming import StateBackend
 from airflow_provider_exactlyonce.streaming.job.compatibility_check import check_compatibility
@@ -32,7 +32,7 @@ AVRO = StateBackend.rocksdb(avro=True)
 Row = dict[str, Any]
 
 
-def judged(case: Case, savepoint: str) -> Report:
+def judged(case: Case, savepoint: str) -> CompatibilityReport:
     store = Savepoints(case.home.savepoints)
     return check_compatibility(
         case.pipeline(), store.get(savepoint), store.checkpoint(savepoint).path, open_session("check")

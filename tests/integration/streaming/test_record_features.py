@@ -235,7 +235,7 @@ def test_a_batch_whose_arrow_batches_are_counted_by_rows_is_read_back_record_by_
 
 def record_batches(run: Run, topic: str) -> int:
     """Return how many record batches partition 0 has."""
-    end, position, found = run.client.stable_offsets(topic)[0], 0, 0
+    end, position, found = run.client.offsets.last_stable([(topic, 0)])[topic, 0], 0, 0
     while position < end:
         for header in read_headers(run.client.fetch(topic, 0, position)):
             found += not header.is_control

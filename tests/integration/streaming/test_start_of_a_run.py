@@ -22,7 +22,7 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
 )
 from airflow_provider_exactlyonce.kafka import record_batch
-from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, State, produce
+from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError, SessionState, produce
 from airflow_provider_exactlyonce.ledger import topic
 from airflow_provider_exactlyonce.ledger.records import ledger_topic
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
@@ -181,7 +181,7 @@ def test_a_silent_driver_is_fenced_and_finds_out_who_did_it(world: World) -> Non
         assert not silent.beat()
         with pytest.raises(ProducerLostError):
             silent.session.begin()
-        assert silent.session.state is State.LOST
+        assert silent.session.state is SessionState.LOST
         with pytest.raises(FencedError, match=f"pid {os.getpid()}"):
             silent.reclaim()
         successor.session.begin()

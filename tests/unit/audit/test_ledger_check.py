@@ -9,7 +9,14 @@ import pytest
 
 from airflow_provider_exactlyonce.audit.findings import Violation
 from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, LateRows, Place, Record, SinkRange
+from airflow_provider_exactlyonce.ledger.records import (
+    ClaimRecord,
+    CommitRecord,
+    LateRows,
+    LedgerPointer,
+    Record,
+    SinkRange,
+)
 
 
 def claim_of(run: int, *, base: int = 0, **changes: Any) -> ClaimRecord:
@@ -25,7 +32,7 @@ def claim_of(run: int, *, base: int = 0, **changes: Any) -> ClaimRecord:
         home_path="/home",
         base_commit=base,
         claimed=1,
-        before=Place(),
+        before=LedgerPointer(),
     )
     return replace(claim, **changes)
 
@@ -51,7 +58,7 @@ def commit_of(commit: int, *, run: int = 1, run_offset: int = 0, **changes: Any)
         epoch=commit,
         started=0,
         committed=0,
-        before=Place(
+        before=LedgerPointer(
             commit=commit - 1, commit_offset=2 * commit - 2 if commit > 1 else -1, run=run, run_offset=run_offset
         ),
     )
@@ -103,7 +110,11 @@ def test_a_clean_ledger_passes() -> None:
             "it has left out 3 late rows, and 0 were written to late",
         ),
         ({"pipeline": "other"}, "I7", "it is a commit of pipeline other"),
-        ({"before": Place(commit=2, commit_offset=3, run=1, run_offset=0)}, "I7", "commit 2 at offset 3 as the one"),
+        (
+            {"before": LedgerPointer(commit=2, commit_offset=3, run=1, run_offset=0)},
+            "I7",
+            "commit 2 at offset 3 as the one",
+        ),
         (
             {"sink": {"out": {0: SinkRange(first=16, last=20, rows=5, digest=2**64 - 1)}}},
             "I1",

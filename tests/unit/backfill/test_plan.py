@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_exactlyonce.backfill.plan import PlanInputs, Step, plan
+from airflow_provider_exactlyonce.backfill.plan import BackfillStep, PlanInputs, plan
 from airflow_provider_exactlyonce.backfill.request import BackfillState, Output
 from airflow_provider_exactlyonce.backfill.resolve import Positions, Resolved
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer
 
 TERMS = PlanInputs(state=BackfillState.SAVEPOINT, kind=Output.REEMIT, version="v", limits={})
 
@@ -43,7 +43,7 @@ def commit(number: int, start: Positions, end: Positions, version: str = "v") ->
         epoch=1,
         started=0,
         committed=0,
-        before=Place(),
+        before=LedgerPointer(),
     )
 
 
@@ -52,7 +52,7 @@ BOUNDS = [at(0, 0), at(10, 10), at(20, 20), at(20, 20), at(30, 30), at(40, 40)]
 COMMITS = [commit(number, BOUNDS[number - 1], BOUNDS[number]) for number in range(1, 6)]
 
 
-def covered(steps: list[Step], begins: Positions) -> tuple[Positions, Positions, Positions]:
+def covered(steps: list[BackfillStep], begins: Positions) -> tuple[Positions, Positions, Positions]:
     """Return how many records of each partition are suppressed, and where those that count begin and end."""
     position, first = begins, dict[tuple[str, int], int]()
     suppressed: Positions = {}

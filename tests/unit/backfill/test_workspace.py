@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
-from airflow_provider_exactlyonce.backfill.results import Written
+from airflow_provider_exactlyonce.backfill.results import BackfillWritten
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
@@ -127,6 +127,6 @@ def test_commits_without_data_do_not_pass_for_part_of_a_backfill_of_the_same_rec
     asked: tuple[int, int] | None, then: tuple[int, int] | None, refused: bool
 ) -> None:
     resolved = Resolved(starts={}, ends={}, begins={}, commits=then)
-    for written in (Written(begun=resolved), Written(result={"commits": then and list(then)})):
+    for written in (BackfillWritten(begun=resolved), BackfillWritten(result={"commits": then and list(then)})):
         with pytest.raises(RefusedError, match=r"n was asked for as commits 2\.\.2") if refused else nullcontext():
             written.check_asked("n", asked)

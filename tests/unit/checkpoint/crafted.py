@@ -10,7 +10,7 @@ from pathlib import Path
 from crc32c import crc32c
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, SinkRange
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer, SinkRange
 
 LINEAGE = "4a5e4b1e-0000-4000-8000-000000000001"
 CONF = {"spark.sql.streaming.stateStore.providerClass": "o.a.s.s.e.s.state.RocksDBStateStoreProvider"}
@@ -85,5 +85,5 @@ def record(batch: int, commit: int | None = None) -> CommitRecord:
         epoch=1,
         started=0,
         committed=1,
-        before=Place(),
+        before=LedgerPointer(),
     )

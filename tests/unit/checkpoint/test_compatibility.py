@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_exactlyonce.checkpoint import plan as plans
 from airflow_provider_exactlyonce.checkpoint.compatibility import compare
-from airflow_provider_exactlyonce.checkpoint.plan import OperatorPlan, Plan, SourcePlan, Watermark
+from airflow_provider_exactlyonce.checkpoint.plan import OperatorPlan, QueryPlan, SourcePlan, WatermarkPlan
 from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
 from airflow_provider_exactlyonce.checkpoint.versions import Verdict, Version
 
@@ -48,10 +48,10 @@ SAVE = StatefulOperator(
     partitions=4,
     schemas={"default": (struct("k string", "j string"), struct("sum long", "count long!"))},
 )
-PLAN = Plan(
+PLAN = QueryPlan(
     sources=(SourcePlan(topic="in", columns=("k string", "j string", "a bigint")),),
     operators=(AGGREGATE,),
-    watermarks=(Watermark(column="in.t", delay_milliseconds=10_000),),
+    watermarks=(WatermarkPlan(column="in.t", delay_milliseconds=10_000),),
     filters=("(in.a > 0)",),
     sink={"kind": ("kafka",), "topics": ("out",), "key": ("k",)},
 )
@@ -118,13 +118,13 @@ ASPECTS: Mapping[str, tuple[Version, Version, Verdict, str]] = {
     "filter": (OLD, with_plan(filters=("(in.a > 1)",)), COMPATIBLE, "filters"),
     "watermark longer": (
         OLD,
-        with_plan(watermarks=(Watermark(column="in.t", delay_milliseconds=1),)),
+        with_plan(watermarks=(WatermarkPlan(column="in.t", delay_milliseconds=1),)),
         NOTE,
         "watermark",
     ),
     "watermark shorter": (
         OLD,
-        with_plan(watermarks=(Watermark(column="in.t", delay_milliseconds=99_999),)),
+        with_plan(watermarks=(WatermarkPlan(column="in.t", delay_milliseconds=99_999),)),
         NOTE,
         "watermark",
     ),
@@ -132,7 +132,7 @@ ASPECTS: Mapping[str, tuple[Version, Version, Verdict, str]] = {
     "watermark added": (with_plan(watermarks=()), OLD, NOTE, "watermark"),
     "watermark moved": (
         OLD,
-        with_plan(watermarks=(Watermark(column="in.u", delay_milliseconds=10_000),)),
+        with_plan(watermarks=(WatermarkPlan(column="in.u", delay_milliseconds=10_000),)),
         INCOMPATIBLE,
         "watermark",
     ),
@@ -344,13 +344,15 @@ columns = st.lists(
 )
 operators = st.builds(OperatorPlan, kind=texts, facts=st.dictionaries(texts, lists, max_size=3))
 described = st.builds(
-    Plan,
+    QueryPlan,
     sources=st.lists(
         st.builds(SourcePlan, topic=texts, columns=columns.map(lambda of: tuple(" ".join(one) for one in of))),
         max_size=2,
     ).map(tuple),
     operators=st.lists(operators, max_size=2).map(tuple),
-    watermarks=st.lists(st.builds(Watermark, column=texts, delay_milliseconds=st.integers(0)), max_size=2).map(tuple),
+    watermarks=st.lists(st.builds(WatermarkPlan, column=texts, delay_milliseconds=st.integers(0)), max_size=2).map(
+        tuple
+    ),
     filters=lists,
     user_functions=lists,
     sink=st.dictionaries(texts, lists, max_size=2),
@@ -379,7 +381,7 @@ def test_every_version_is_compatible_with_itself(version: Version) -> None:
 
 
 @given(described)
-def test_a_description_survives_its_json(plan: Plan) -> None:
+def test_a_description_survives_its_json(plan: QueryPlan) -> None:
     assert plans.decode(json.loads(json.dumps(plans.encode(plan)))) == plan
 
 

@@ -68,7 +68,7 @@ def test_initial_offsets_are_read_over_sparks_leading_zero_byte(tmp_path: Path) 
     for source, body in ((0, b'\x00v1\n{"a":{"0":5}}'), (1, b'v1\n{"b":{"0":6}}')):
         (tmp_path / "sources" / str(source)).mkdir(parents=True)
         (tmp_path / "sources" / str(source) / "0").write_bytes(body)
-    assert Checkpoint(tmp_path).initial_kafka_offsets() == {"a": {0: 5}, "b": {0: 6}}
+    assert Checkpoint(tmp_path).kafka_starts(0) == {"a": {0: 5}, "b": {0: 6}}
 
 
 @pytest.mark.parametrize(("text", "whole"), [('v1\n{"nextBatchWatermarkMs":0}', True), ("v1\n{", False), ("", False)])

@@ -9,12 +9,12 @@ import pytest
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.recovery import begin_empty, recover
-from airflow_provider_exactlyonce.checkpoint.restart import Ground
+from airflow_provider_exactlyonce.checkpoint.restart import RestartSource
 from airflow_provider_exactlyonce.control import lease
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord, Place
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, LedgerPointer
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start, reconcile
 from tests.unit.checkpoint import crafted
 
@@ -43,7 +43,7 @@ def tail_of(home: Home) -> LedgerTail:
         home_path=str(home.path),
         base_commit=0,
         claimed=0,
-        before=Place(),
+        before=LedgerPointer(),
     )
     record = crafted.record(2)
     return LedgerTail(
@@ -77,7 +77,7 @@ def test_it_begins_at_the_source_offsets_of_the_last_commit_and_its_first_batch_
     assert home.current() == empty
     checkpoint = Checkpoint(home.checkpoint(empty.id))
     assert checkpoint.query_id() == empty.id
-    assert checkpoint.initial_kafka_offsets() == {"in": {0: 30, 1: 15}}
+    assert checkpoint.kafka_starts(0) == {"in": {0: 30, 1: 15}}
     assert (empty.batch_of(4), empty.commit_of(0)) == (0, 4)
     check(home, tail)
     assert reconcile(checkpoint, empty, tail) is False
@@ -88,14 +88,14 @@ def test_it_begins_at_the_source_offsets_of_the_last_commit_and_its_first_batch_
 
 def test_lost_state_is_refused_unless_empty_state_is_allowed_and_nothing_is_changed_before(home: Home) -> None:
     tail = tail_of(home)
-    assert recover(home, "p", {}, tail) is Ground.CHECKPOINT
+    assert recover(home, "p", {}, tail) is RestartSource.CHECKPOINT
     shutil.rmtree(home.checkpoint(crafted.LINEAGE) / "state")
     with pytest.raises(RefusedError, match=r"state of pipeline p is lost: state/0/_metadata is missing.*commit 3"):
         recover(home, "p", {}, tail)
     current = home.current()
     assert current is not None
     assert current.id == crafted.LINEAGE
-    assert recover(home, "p", {}, tail, allow_empty_state=True) is Ground.NOTHING
+    assert recover(home, "p", {}, tail, allow_empty_state=True) is RestartSource.NOTHING
     assert home.current() != current
     assert lease.read(home.lease) is None
 
@@ -105,7 +105,7 @@ def test_torn_files_of_the_newest_batch_are_removed_and_the_lease_is_let_go(home
     torn = next(checkpoint.path.glob("state/0/1/3_*.zip"))
     torn.write_bytes(b"torn")
     (checkpoint.path / "metadata").unlink()
-    assert recover(home, "p", {}, tail_of(home)) is Ground.NEWEST_AGAIN
+    assert recover(home, "p", {}, tail_of(home)) is RestartSource.NEWEST_AGAIN
     assert (checkpoint.newest_commit(), checkpoint.query_id(), torn.exists()) == (1, crafted.LINEAGE, False)
     assert lease.read(home.lease) is None
-    assert recover(home, "p", {}, tail_of(home)) is Ground.CHECKPOINT
+    assert recover(home, "p", {}, tail_of(home)) is RestartSource.CHECKPOINT

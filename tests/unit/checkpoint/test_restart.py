@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_exactlyonce.checkpoint.integrity import newest_whole
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.checkpoint.restart import Ground, decide, mend_query_id, run_newest_again
+from airflow_provider_exactlyonce.checkpoint.restart import RestartSource, decide, repair_query_id, run_newest_again
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -37,11 +37,11 @@ def test_a_checkpoint_that_is_whole_is_gone_on_from_and_so_is_one_without_batche
     made: Checkpoint, store: Savepoints, tmp_path: Path
 ) -> None:
     found = decide(made, store, LINEAGE, 5)
-    assert (found.ground, found.batch, found.damage) == (Ground.CHECKPOINT, 4, "")
+    assert (found.source, found.batch, found.damage) == (RestartSource.CHECKPOINT, 4, "")
     (tmp_path / "new").mkdir()
     for commit in (0, 1):
         found = decide(Checkpoint(tmp_path / "new"), store, LINEAGE, commit)
-        assert found.ground is Ground.CHECKPOINT
+        assert found.source is RestartSource.CHECKPOINT
 
 
 @pytest.mark.parametrize("pattern", ["commits/4", "offsets/4", "state/0/1/5_*.zip", "state/0/0/SSTs/000004-*.sst"])
@@ -49,7 +49,7 @@ def test_damage_to_the_newest_batch_lets_spark_run_it_again(made: Checkpoint, st
     file = only(made, pattern)
     file.write_bytes(b"")
     found = decide(made, store, LINEAGE, 5)
-    assert (found.ground, found.batch) == (Ground.NEWEST_AGAIN, 3)
+    assert (found.source, found.batch) == (RestartSource.NEWEST_AGAIN, 3)
     assert str(file.relative_to(made.path)) in found.damage
     run_newest_again(made, found)
     assert (made.newest_commit(), file.exists()) == (3, False)
@@ -59,18 +59,18 @@ def test_damage_to_the_newest_batch_lets_spark_run_it_again(made: Checkpoint, st
 def test_damage_further_back_makes_an_older_batch_the_ground(made: Checkpoint, store: Savepoints) -> None:
     only(made, "state/0/0/SSTs/000003-*.sst").write_bytes(b"torn")
     found = decide(made, store, LINEAGE, 5)
-    assert (found.ground, found.batch) == (Ground.OLDER_BATCH, 2)
+    assert (found.source, found.batch) == (RestartSource.OLDER_BATCH, 2)
 
 
 def test_a_savepoint_is_preferred_to_a_batch_that_is_older(made: Checkpoint, store: Savepoints) -> None:
     older, newer = (store.take(made, batch, crafted.record(batch), None) for batch in (1, 3))
     only(made, "state/0/0/SSTs/000002-*.sst").unlink()
     found = decide(made, store, LINEAGE, 5)
-    assert (found.ground, found.savepoint) == (Ground.SAVEPOINT, newer)
+    assert (found.source, found.savepoint) == (RestartSource.SAVEPOINT, newer)
     store.delete(newer.id)
     store.delete(older.id)
     found = decide(made, store, LINEAGE, 5)
-    assert (found.ground, found.batch) == (Ground.OLDER_BATCH, 1)
+    assert (found.source, found.batch) == (RestartSource.OLDER_BATCH, 1)
 
 
 def test_without_a_whole_batch_the_newest_good_savepoint_is_the_ground(made: Checkpoint, store: Savepoints) -> None:
@@ -79,7 +79,7 @@ def test_without_a_whole_batch_the_newest_good_savepoint_is_the_ground(made: Che
     (store.checkpoint(bad.id).path / table).unlink()
     shutil.rmtree(made.path / "commits")
     found = decide(made, store, LINEAGE, 5)
-    assert (found.ground, found.savepoint) == (Ground.SAVEPOINT, good)
+    assert (found.source, found.savepoint) == (RestartSource.SAVEPOINT, good)
     assert found.damage == f"commits is missing or empty; savepoint {bad.id}: {table} is missing"
 
 
@@ -88,9 +88,9 @@ def test_state_that_was_there_is_missed_and_nothing_is_taken_for_an_empty_beginn
 ) -> None:
     shutil.rmtree(made.path / "state")
     found = decide(made, store, LINEAGE, 5)
-    assert (found.ground, found.damage) == (Ground.NOTHING, "state/0/_metadata is missing")
+    assert (found.source, found.damage) == (RestartSource.NOTHING, "state/0/_metadata is missing")
     shutil.rmtree(made.path)
-    assert decide(made, store, LINEAGE, 5).ground is Ground.NOTHING
+    assert decide(made, store, LINEAGE, 5).source is RestartSource.NOTHING
 
 
 @pytest.mark.parametrize("text", ["", '{"i', None])
@@ -100,10 +100,10 @@ def test_a_lost_query_id_is_written_again(made: Checkpoint, store: Savepoints, t
         (made.path / "metadata").unlink()
     else:
         (made.path / "metadata").write_text(text)
-    assert mend_query_id(made, crafted.LINEAGE)
-    assert not mend_query_id(made, crafted.LINEAGE)
+    assert repair_query_id(made, crafted.LINEAGE)
+    assert not repair_query_id(made, crafted.LINEAGE)
     assert not (made.path / ".metadata.crc").exists()
-    assert decide(made, store, LINEAGE, 5).ground is Ground.CHECKPOINT
+    assert decide(made, store, LINEAGE, 5).source is RestartSource.CHECKPOINT
 
 
 def test_another_querys_checkpoint_is_refused(made: Checkpoint, store: Savepoints) -> None:

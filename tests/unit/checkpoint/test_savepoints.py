@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.checkpoint import checksums, manifest
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
-from airflow_provider_exactlyonce.checkpoint.plan import Plan, SourcePlan
+from airflow_provider_exactlyonce.checkpoint.plan import QueryPlan, SourcePlan
 from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention, Savepoints
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from tests.unit.checkpoint import crafted
@@ -223,7 +223,7 @@ def test_a_manifest_of_another_schema_is_refused(made: Checkpoint, store: Savepo
 def test_what_the_job_computes_is_in_the_manifest_and_a_manifest_without_it_is_read(
     made: Checkpoint, store: Savepoints
 ) -> None:
-    plan = Plan(sources=(SourcePlan(topic="in", columns=("k string",)),), filters=("(in.k = 'x')",))
+    plan = QueryPlan(sources=(SourcePlan(topic="in", columns=("k string",)),), filters=("(in.k = 'x')",))
     job = replace(JOB, plan=plan)
     taken = store.take(made, 2, crafted.record(2), job)
     assert store.get(taken.id).plan == plan

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, SinkRange
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer, SinkRange
 from tests.crash_matrix.shapes import canonical
 from tests.crash_matrix.verdict import Judge
 
@@ -40,7 +40,7 @@ def commit(number: int, start: int, end: int) -> CommitRecord:
         epoch=1,
         started=0,
         committed=0,
-        before=Place(),
+        before=LedgerPointer(),
     )
 
 

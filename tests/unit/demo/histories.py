@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Place, Record, SinkRange
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, LedgerPointer, Record, SinkRange
 from demo.history import SOURCE_TOPIC, Event, History, Kill, Update, batches_of
 from demo.purchases import Purchase
 
@@ -67,7 +67,7 @@ def commit(number: int) -> CommitRecord:
         epoch=batch,
         started=int(1000 * (EPOCH + 10 * number - 3)),
         committed=int(1000 * (EPOCH + 10 * number)),
-        before=Place(),
+        before=LedgerPointer(),
     )
 
 
@@ -85,7 +85,7 @@ def claim(run: int) -> ClaimRecord:
         home_path="/home",
         base_commit=0,
         claimed=int(1000 * EPOCH),
-        before=Place(),
+        before=LedgerPointer(),
     )
 
 

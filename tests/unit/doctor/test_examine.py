@@ -1,4 +1,4 @@
-"""Findings that no broker gives in a test's time: what the rooms say of the facts."""
+"""Findings that no broker gives in a test's time: what the checks say of the facts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_exactlyonce import polling
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
-from airflow_provider_exactlyonce.checkpoint.restart import Ground, Restart
+from airflow_provider_exactlyonce.checkpoint.restart import RestartDecision, RestartSource
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Lease, Life
@@ -29,7 +29,7 @@ from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord, Place
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, LedgerPointer
 from tests.clocks import StandingClock
 from tests.unit.checkpoint import crafted
 
@@ -54,7 +54,7 @@ def facts(tmp_path: Path) -> Facts:
         home_path=str(home.path),
         base_commit=0,
         claimed=0,
-        before=Place(),
+        before=LedgerPointer(),
     )
     newest = crafted.record(NEWEST - 1)
     stretch = CommitSpan(first=NEWEST, last=NEWEST)
@@ -75,7 +75,9 @@ def facts(tmp_path: Path) -> Facts:
         ),
         home=HomeFacts(home=home, exists=True, identity="id", pipeline="p", lineage=lineage, successors=[lineage]),
         checkpoint=CheckpointFacts(
-            checkpoint=Checkpoint(checkpoint.path), lineage=lineage, restart=Restart(ground=Ground.CHECKPOINT, batch=2)
+            checkpoint=Checkpoint(checkpoint.path),
+            lineage=lineage,
+            restart=RestartDecision(source=RestartSource.CHECKPOINT, batch=2),
         ),
         savepoints=SavepointFacts(whole=[saved]),
         history=HistoryFacts(stretches={2: stretch}, done=newest),
@@ -153,11 +155,11 @@ def test_nothing_is_done_without_a_remedy_nor_to_a_home_that_does_not_belong_to_
     facts: Facts,
 ) -> None:
     with pytest.raises(RefusedError, match="nothing is safe"):
-        repairs.mend(facts, Finding("state-lost", "w", "d"))
+        repairs.repair(facts, Finding("state-lost", "w", "d"))
     assert facts.home is not None
     facts.home.identity = "another"
     with pytest.raises(RefusedError, match=r"do not belong together: .* is not the home of pipeline p"):
-        repairs.mend(facts, Finding("torn-files", "w", "d", Remedy.REMAKE))
+        repairs.repair(facts, Finding("torn-files", "w", "d", Remedy.REBUILD))
 
 
 def test_a_driver_that_has_started_since_the_look_is_not_disturbed(
@@ -171,17 +173,17 @@ def test_a_driver_that_has_started_since_the_look_is_not_disturbed(
     monkeypatch.setattr(lease, "time", clock)
     monkeypatch.setattr(polling, "time", clock)
     with pytest.raises(AlreadyRunningError, match="stop it first"):
-        repairs.mend(facts, Finding("unfinished-savepoint", "w", "d", Remedy.CLEAN_UP))
+        repairs.repair(facts, Finding("unfinished-savepoint", "w", "d", Remedy.CLEAN_UP))
 
 
 def test_a_remedy_that_fails_is_told_and_the_others_are_tried(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [
-        Finding("query-id-lost", "one", "d", Remedy.REMAKE),
-        Finding("torn-files", "two", "d", Remedy.REMAKE),
+        Finding("query-id-lost", "one", "d", Remedy.REBUILD),
+        Finding("torn-files", "two", "d", Remedy.REBUILD),
         Finding("unfinished-savepoint", "three", "d", Remedy.CLEAN_UP),
     ]
 
-    def mend(_: Facts, finding: Finding) -> str:
+    def repair(_: Facts, finding: Finding) -> str:
         if finding.remedy is Remedy.CLEAN_UP:
             raise ExactlyOnceError("disk full")
         findings[:] = [one for one in findings if one.remedy is not finding.remedy]
@@ -192,7 +194,7 @@ def test_a_remedy_that_fails_is_told_and_the_others_are_tried(facts: Facts, monk
 
     monkeypatch.setattr(examine, "gather", gather)
     monkeypatch.setattr(examine, "judge", lambda _: list(findings))
-    monkeypatch.setattr(examine, "mend", mend)
+    monkeypatch.setattr(examine, "repair", repair)
     told = examine.examine("p", {}, None, fix=True)
     assert told.done == [("query-id-lost", "done")], "one lineage mends both"
     assert told.refused == [("unfinished-savepoint", "disk full")], "and is not tried again"

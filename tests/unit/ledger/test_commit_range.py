@@ -9,11 +9,11 @@ import pytest
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger import commit_range
 from airflow_provider_exactlyonce.ledger.commit_range import MissingInput, RecordedCommits
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Place, Record
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, LedgerPointer, Record
 
 RUN = ClaimRecord(
     pipeline="p", run=1, host="h", pid=1, token="t", lineage="L", version="v", home="H", home_path="/p", base_commit=0,
-    claimed=0, before=Place(),
+    claimed=0, before=LedgerPointer(),
 )  # fmt: skip
 
 
@@ -23,7 +23,7 @@ def commit(number: int, version: str = "v") -> CommitRecord:
         pipeline="p", commit=number, lineage="L", batch=number - 1, run=1, version=version,
         source={"in": {0: (min(end, number * 10 - 10), end)}}, source_topic_ids={"in": "i"}, sink={}, offsets="",
         watermark=0, batch_timestamp=1, rows=2, digest=0, producer_id=1, epoch=1, started=1000, committed=1500,
-        before=Place(),
+        before=LedgerPointer(),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pendulum
 import pytest
 
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer
 
 NEW_YEAR = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 
@@ -37,7 +37,7 @@ def commit_record(
         epoch=0,
         started=0,
         committed=0,
-        before=Place(),
+        before=LedgerPointer(),
     )
 
 

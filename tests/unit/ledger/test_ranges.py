@@ -7,7 +7,7 @@ import json
 import pytest
 
 from airflow_provider_exactlyonce.ledger.ranges import CommittedRange, Cut, Cutter, Unit
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place, SinkRange
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer, SinkRange
 
 MIDNIGHT = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 MINUTE = 60_000
@@ -37,7 +37,7 @@ def commit(number: int, minutes: float | None = None) -> tuple[int, CommitRecord
         epoch=0,
         started=0,
         committed=0,
-        before=Place(),
+        before=LedgerPointer(),
     )
     return 2 * number, record
 

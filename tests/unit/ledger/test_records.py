@@ -8,24 +8,23 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import (
     KAFKA,
     RECORD_BYTES_MAXIMUM,
     ClaimRecord,
     CommitRecord,
     LateRows,
+    LedgerPointer,
     OtherSink,
-    Place,
     SinkRange,
     decode,
     encode,
     shown,
 )
-from airflow_provider_exactlyonce.ledger.topic import check_settings
 from airflow_provider_exactlyonce.ledger.topic_identity import KnownTopic, known_sinks
 
-BEFORE = Place(commit=6, commit_offset=17, run=2, run_offset=3, oldest=4)
+BEFORE = LedgerPointer(commit=6, commit_offset=17, run=2, run_offset=3, oldest=4)
 RUN = ClaimRecord(
     pipeline="shop",
     run=2,
@@ -40,14 +39,6 @@ RUN = ClaimRecord(
     claimed=1_700_000_000_000,
     before=BEFORE,
 )
-GOOD = {
-    "cleanup.policy": "compact",
-    "max.message.bytes": "8388608",
-    "min.compaction.lag.ms": "600000",
-    "max.compaction.lag.ms": "9223372036854775807",
-    "unclean.leader.election.enable": "false",
-    "min.insync.replicas": "1",
-}
 
 
 def commit_of(partitions: int) -> CommitRecord:
@@ -169,24 +160,3 @@ def test_a_record_of_another_release_is_refused_by_what_differs(change: dict[str
     body = json.loads(encode(RUN)) | change
     with pytest.raises(RefusedError, match=said):
         decode(json.dumps(body).encode())
-
-
-def test_the_settings_of_a_ledger_that_was_created_here_are_accepted() -> None:
-    check_settings("ledger", GOOD, replicas=1)
-    check_settings("ledger", GOOD | {"min.insync.replicas": "2"}, replicas=3)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("cleanup.policy", "delete"),
-        ("cleanup.policy", "compact,delete"),
-        ("max.message.bytes", "1048588"),
-        ("min.compaction.lag.ms", "0"),
-        ("unclean.leader.election.enable", "true"),
-        ("min.insync.replicas", "1"),
-    ],
-)
-def test_a_setting_that_would_lose_records_is_refused_by_name(name: str, value: str) -> None:
-    with pytest.raises(SettingRefusedError, match=f"{name} of topic ledger is '{value}'; it must be "):
-        check_settings("ledger", GOOD | {name: value}, replicas=3)

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.ledger.records import Place
+from airflow_provider_exactlyonce.ledger.records import LedgerPointer
 from airflow_provider_exactlyonce.ledger.retention import LedgerRetention, may_go
 from tests.unit.ledger.test_records import RUN, commit_of
 
 DAY = 24 * 60 * 60 * 1000
 NOW = 1_700_000_000_000
-PLACE = Place(commit=100, commit_offset=1000, run=5, run_offset=900)
+PLACE = LedgerPointer(commit=100, commit_offset=1000, run=5, run_offset=900)
 
 
 def goes(commit: int, *, age_days: float = 100.0, needed_from: int | None = None, commits: int = 10) -> bool:

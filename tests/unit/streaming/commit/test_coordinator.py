@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.exceptions import (
     StopRequestedError,
 )
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.commit.batch_sink import TransactionalSink
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
@@ -50,7 +50,7 @@ RECORD = CommitRecord(
     epoch=1,
     started=0,
     committed=0,
-    before=Place(),
+    before=LedgerPointer(),
 )
 
 

@@ -10,12 +10,12 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Place
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, LedgerPointer
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start, reconcile
 
 RUN = ClaimRecord(
     pipeline="p", run=3, host="h", pid=1, token="t", lineage="L", version="v", home="H", home_path="/homes/p",
-    base_commit=0, claimed=0, before=Place(),
+    base_commit=0, claimed=0, before=LedgerPointer(),
 )  # fmt: skip
 
 
@@ -28,7 +28,7 @@ def commit(batch: int) -> CommitRecord:
         pipeline="p", commit=batch + 1, lineage="L", batch=batch, run=3, version="v",
         source={"in": {0: (batch * 10, batch * 10 + 10)}}, source_topic_ids={"in": "i"}, sink={},
         offsets=offsets_text(batch * 10 + 10), watermark=0, batch_timestamp=1, rows=0, digest=0, producer_id=1, epoch=1,
-        started=0, committed=0, before=Place(),
+        started=0, committed=0, before=LedgerPointer(),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, Place
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.replay.replay import Comparison, Replay
 
@@ -51,7 +51,7 @@ def ledger(kinds: Sequence[str]) -> list[CommitRecord]:
                 epoch=1,
                 started=0,
                 committed=1,
-                before=Place(),
+                before=LedgerPointer(),
             )
         )
     return records

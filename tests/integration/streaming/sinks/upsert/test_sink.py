@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import DoubleType, LongType, StructType
 
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink, Place
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer, OtherSink
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.upsert.sink import UpsertSink
@@ -40,7 +40,7 @@ COMMIT = CommitRecord(
     epoch=0,
     started=0,
     committed=0,
-    before=Place(),
+    before=LedgerPointer(),
     others={"table": OtherSink(rows=0, digest=0)},
 )
 
@@ -63,11 +63,11 @@ def test_entries_go_a_hundred_at_a_time_when_the_pipeline_has_forgotten_their_co
         rows = [("p", "table", commit, replace(entry, commit=commit).to_json()) for commit in range(1, 301)]
         database.executemany("INSERT INTO exactlyonce_commits VALUES (?, ?, ?, ?)", rows)
     for oldest, first in ((1, 1), (100, 1), (101, 101), (150, 101), (201, 201), (999, 300)):
-        others.settled(replace(COMMIT, before=Place(oldest=oldest)))
+        others.settled(replace(COMMIT, before=LedgerPointer(oldest=oldest)))
         assert kept() == (first, 300), oldest
     others.claim(2, COMMIT, 300)
     committer.commit(replace(entry, commit=301))
-    others.settled(replace(COMMIT, commit=301, before=Place(oldest=101)))
+    others.settled(replace(COMMIT, commit=301, before=LedgerPointer(oldest=101)))
     assert kept() == (300, 301), "what is gone does not come back, and the newest is not alone"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.audit.findings import INVARIANTS, Report
-from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
+from airflow_provider_exactlyonce.cli.arguments import add_cluster_arguments
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.exceptions import AuditFailedError
 from airflow_provider_exactlyonce.kafka import reach

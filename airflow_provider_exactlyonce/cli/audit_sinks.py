@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
+from airflow_provider_exactlyonce.cli.arguments import add_cluster_arguments
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config

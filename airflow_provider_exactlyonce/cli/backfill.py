@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.backfill.application import application_of
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output
+from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments, add_submission_arguments
 from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments
+from airflow_provider_exactlyonce.cli.submission import environment, submit_command
 from airflow_provider_exactlyonce.control import progress
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
@@ -26,15 +26,9 @@ from airflow_provider_exactlyonce.policies.termination import AVAILABLE
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.text_tables import pairs
 
-#: As :func:`airflow_provider_exactlyonce.cli.main.submit_command`.
-Submit = Callable[..., list[str]]
 
-
-def add_backfill_parser(subparsers: Any, submit: Submit) -> None:
-    """Add the subcommand to the program's parser.
-
-    :param submit: returns the command line that runs a job's driver
-    """
+def add_backfill_parser(subparsers: Any) -> None:
+    """Add the subcommand to the program's parser."""
     parser = subparsers.add_parser(
         "backfill",
         help="run a part of a pipeline's source again, beside the pipeline",
@@ -76,13 +70,11 @@ def add_backfill_parser(subparsers: Any, submit: Submit) -> None:
         action="store_true",
         help="commits before the range may give other rows than they gave: the state then differs",
     )
-    parser.add_argument("--master", default="local[*]", help="Spark master (default: %(default)s)")
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; repeatable")
-    parser.add_argument("--packages", help="packages for Spark, instead of the connector that this project resolves")
-    parser.set_defaults(func=lambda given: _backfill(given, submit))
+    add_submission_arguments(parser)
+    parser.set_defaults(func=_backfill)
 
 
-def _backfill(given: argparse.Namespace, submit: Submit) -> int:
+def _backfill(given: argparse.Namespace) -> int:
     request = BackfillRequest.parse(
         commits=given.commits,
         offsets=given.offsets,
@@ -102,15 +94,10 @@ def _backfill(given: argparse.Namespace, submit: Submit) -> int:
         str(made.path),
         *workspace.driver_arguments(accept_nondeterminism=given.accept_nondeterminism),
     ]
-    command = submit(
+    command = submit_command(
         application, arguments, master=given.master, conf=settings.pairs(given.conf), packages=given.packages
     )
-    environment = {
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        settings.KAFKA_VARIABLE: json.dumps(config),
-    }
-    result = _run(made, Launch(command=command, printable=" ".join(command), environment=environment))
+    result = _run(made, Launch(command=command, printable=" ".join(command), environment=environment(config)))
     print_answer(given, result, told(result))
     if not result["clean"]:
         raise AuditFailedError(result["found"][0]["message"])

@@ -9,8 +9,8 @@ from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.versions import Finding, Report, Verdict
+from airflow_provider_exactlyonce.cli.arguments import add_home_arguments, home_of
 from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.cli.savepoint import add_home_arguments, home_of
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming import settings
 

@@ -6,8 +6,8 @@ import argparse
 import logging
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments
 from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger.records import check_pipeline_name
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
+from airflow_provider_exactlyonce.cli.arguments import add_cluster_arguments
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.state import state_of

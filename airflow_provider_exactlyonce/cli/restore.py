@@ -8,8 +8,8 @@ from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint.request import take_retained
 from airflow_provider_exactlyonce.checkpoint.restore import Restored, RestoreMode, RestoreRequest, restore
+from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments, home_of
 from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments, home_of
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.text_tables import pairs

@@ -12,13 +12,11 @@ from typing import Any, Final
 from airflow_provider_exactlyonce.checkpoint import lineages, request
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint, encode
 from airflow_provider_exactlyonce.checkpoint.savepoints import DEFAULT_RETENTION, SavepointRetention, Savepoints
-from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
+from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments, home_of
 from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
-from airflow_provider_exactlyonce.kafka import reach
-from airflow_provider_exactlyonce.ledger.home import home_path
 from airflow_provider_exactlyonce.text_tables import pairs
 
 _TAKE: Final = "take"
@@ -76,29 +74,6 @@ def _action(actions: Any, name: str, function: Any, text: str, description: str 
     add_pipeline_arguments(parser)
     parser.set_defaults(func=function)
     return parser
-
-
-def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what every subcommand on a pipeline's home is told: which pipeline, where it is, and how to answer."""
-    parser.add_argument("pipeline", help="the pipeline's name")
-    add_home_arguments(parser)
-
-
-def add_home_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the same without the pipeline's name."""
-    parser.add_argument("--home", help="the pipeline's home, if it is not where its last run started")
-    add_cluster_arguments(parser)
-
-
-def home_of(given: argparse.Namespace) -> Home:
-    """Return the pipeline's home: the one that was named, or that the ledger names."""
-    if given.home:
-        home = Home(given.home)
-        if home.pipeline() != given.pipeline:
-            owner = home.pipeline() or "no pipeline"
-            raise RefusedError(f"{home.path} is the home of {owner}, not of {given.pipeline}")
-        return home
-    return Home(home_path(reach.reached(given.bootstrap_servers), given.pipeline))
 
 
 def _savepoints(given: argparse.Namespace) -> Savepoints:

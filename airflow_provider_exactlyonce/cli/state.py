@@ -14,8 +14,8 @@ from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import StateDirectory, StatefulOperator
+from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments, home_of
 from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments, home_of
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.text_tables import table

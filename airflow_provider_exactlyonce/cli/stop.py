@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint.stop import stop
+from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments, home_of
 from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments, home_of
 from airflow_provider_exactlyonce.control.state import state_of
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.text_tables import pairs

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
+from airflow_provider_exactlyonce.cli.arguments import add_cluster_arguments
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import pipeline_of

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.checkpoint.restore import check_restore
+from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments, add_submission_arguments, home_of
 from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments, home_of
+from airflow_provider_exactlyonce.cli.submission import environment, submit_command
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
@@ -26,8 +26,6 @@ from airflow_provider_exactlyonce.upgrade.begin import begin_rollback, begin_upg
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 from airflow_provider_exactlyonce.upgrade.machine import Upgrade, facts_of, raise_outcome
 
-#: As :func:`airflow_provider_exactlyonce.cli.main.submit_command`.
-Submit = Callable[..., list[str]]
 _DEFAULTS: Final = Options()
 _EXIT_CODES: Final = (
     "exit codes: 0 done, or nothing to do; 64 refused, nothing was touched; 65 another one is under way; 71 it was not "
@@ -35,11 +33,8 @@ _EXIT_CODES: Final = (
 )
 
 
-def add_upgrade_parser(subparsers: Any, submit: Submit) -> None:
-    """Add both subcommands to the program's parser.
-
-    :param submit: returns the command line that runs a job's driver
-    """
+def add_upgrade_parser(subparsers: Any) -> None:
+    """Add both subcommands to the program's parser."""
     parser = subparsers.add_parser(
         "upgrade",
         help="bring a pipeline to another version of its job, and back if that is not stable",
@@ -74,7 +69,7 @@ def add_upgrade_parser(subparsers: Any, submit: Submit) -> None:
         help="start the old version again (default), or leave the new one as it is",
     )
     _add_common(parser)
-    parser.set_defaults(func=lambda given: _upgrade(given, submit))
+    parser.set_defaults(func=_upgrade)
     back = subparsers.add_parser(
         "rollback",
         help="bring a pipeline back to an earlier version",
@@ -87,7 +82,7 @@ def add_upgrade_parser(subparsers: Any, submit: Submit) -> None:
     back.add_argument("--to-savepoint", metavar="ID", help="the savepoint to go back to")
     back.add_argument("--to-version", metavar="VERSION", help="the version to go back to, from its newest savepoint")
     _add_common(back)
-    back.set_defaults(func=lambda given: _rollback(given, submit))
+    back.set_defaults(func=_rollback)
 
 
 def _add_shadow_run(parser: argparse.ArgumentParser) -> None:
@@ -121,15 +116,13 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="commits that a rollback replays may give other rows than were committed",
     )
-    parser.add_argument("--master", default="local[*]", help="Spark master (default: %(default)s)")
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; repeatable")
+    add_submission_arguments(parser)
     parser.add_argument(
         "--job-argument", action="append", default=[], metavar="ARG", help="a further argument of the job; repeatable"
     )
-    parser.add_argument("--packages", help="packages for Spark, instead of the connector that this project resolves")
 
 
-def _upgrade(given: argparse.Namespace, submit: Submit) -> int:
+def _upgrade(given: argparse.Namespace) -> int:
     home, (columns, function) = home_of(given), what_to_compare(given.compare)
     options = Options(
         savepoint=given.savepoint,
@@ -144,10 +137,10 @@ def _upgrade(given: argparse.Namespace, submit: Submit) -> int:
         accept_nondeterminism=given.accept_nondeterminism,
     )
     plan = begin_upgrade(home, given.pipeline, given.job, options, request=uuid.uuid4().hex[:16], dry_run=given.dry_run)
-    return _carry_out(given, home, plan, submit, dry_run=given.dry_run)
+    return _carry_out(given, home, plan, dry_run=given.dry_run)
 
 
-def _rollback(given: argparse.Namespace, submit: Submit) -> int:
+def _rollback(given: argparse.Namespace) -> int:
     home = home_of(given)
     options = Options(stop_timeout=given.stop_timeout, accept_nondeterminism=given.accept_nondeterminism)
     plan = begin_rollback(
@@ -159,20 +152,17 @@ def _rollback(given: argparse.Namespace, submit: Submit) -> int:
         version=given.to_version,
         savepoint=given.to_savepoint,
     )
-    return _carry_out(given, home, plan, submit, dry_run=False)
+    return _carry_out(given, home, plan, dry_run=False)
 
 
-def _carry_out(given: argparse.Namespace, home: Home, plan: Plan, submit: Submit, *, dry_run: bool) -> int:
+def _carry_out(given: argparse.Namespace, home: Home, plan: Plan, *, dry_run: bool) -> int:
     config, conf = reach.reached(given.bootstrap_servers), settings.pairs(given.conf)
-    environment = {
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        settings.KAFKA_VARIABLE: json.dumps(config),
-    }
 
     def launch(file: str, arguments: Sequence[str]) -> Launch:
-        command = submit(file, arguments, master=given.master, conf=conf, packages=given.packages)
-        return Launch(command=command, printable=f"{Path(file).name} with {given.master}", environment=environment)
+        command = submit_command(file, arguments, master=given.master, conf=conf, packages=given.packages)
+        return Launch(
+            command=command, printable=f"{Path(file).name} with {given.master}", environment=environment(config)
+        )
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -11,7 +11,12 @@ from typing import Any
 from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.backfill.application import application_of
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output
-from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments, add_submission_arguments
+from airflow_provider_exactlyonce.cli.arguments import (
+    add_nondeterminism_argument,
+    add_pipeline_arguments,
+    add_submission_arguments,
+)
+from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.cli.submission import environment, submit_command
 from airflow_provider_exactlyonce.control import progress
@@ -27,19 +32,25 @@ from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.text_tables import pairs
 
 
-def add_backfill_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
         "backfill",
-        help="run a part of a pipeline's source again, beside the pipeline",
-        description="Run a range of a pipeline's source again: into its sink, to another topic, or compared with what "
-        "was delivered. The pipeline may run meanwhile. The same range, version and output are written once; a "
-        "backfill that was killed goes on when it is called again. Backfills of one pipeline take turns.",
-        epilog="exit codes: 0 done, now or before; 69 what was compared differs; 64 refused; others: failed on the way",
+        _backfill,
+        summary="run a part of a pipeline's source again, beside the pipeline",
+        details="The output goes into the sink or to another topic, or is compared with what was delivered. The same "
+        "range, version and output are written once. A backfill that was killed goes on when it is called again. The "
+        "pipeline may run meanwhile. Backfills of one pipeline take turns.",
+        example="shop-totals --commits 3..7 --output compare",
+        exit_codes={
+            0: "done, now or before",
+            1: "failed on the way; call it again and it goes on",
+            69: "what was compared differs",
+        },
     )
-    add_pipeline_arguments(parser)
-    parser.add_argument("--application", metavar="JOB.py", help="the job's file (default: the version that runs)")
-    spans = parser.add_argument_group("range, one of these")
+    add_pipeline_arguments(command)
+    command.add_argument("--application", metavar="JOB.py", help="the job's file (default: the version that runs)")
+    spans = command.add_argument_group("range, one of these")
     spans.add_argument("--commits", metavar="A..B", help="the commits A to B")
     spans.add_argument("--offsets", metavar="JSON", help='source offsets: {"topic": {"0": [START, END]}}')
     spans.add_argument(
@@ -47,31 +58,26 @@ def add_backfill_parser(subparsers: Any) -> None:
     )
     spans.add_argument("--from", dest="start", metavar="TIME", help="records from this time on, by their timestamps")
     spans.add_argument("--to", dest="end", metavar="TIME", help="up to this time, exclusive")
-    parser.add_argument(
+    command.add_argument(
         "--state",
         choices=list(BackfillState),
         default=BackfillState.SAVEPOINT,
-        help="savepoint: the state that the range began with (default); empty: none but --warm-up",
+        help="savepoint: the state that the range began with (default); empty: none but that of --warm-up",
     )
-    parser.add_argument(
+    command.add_argument(
         "--warm-up",
         metavar="N|DURATION",
-        help="with empty state: so many commits before the range, or for a range of time 90s, 30m, 2h or 1d, are run "
-        "without output",
+        help="with empty state: how much before the range is run without output; a number of commits, or for a range "
+        "of time 90s, 30m, 2h or 1d",
     )
-    parser.add_argument(
+    command.add_argument(
         "--output",
         default=Output.COMPARE.value,
         metavar="reemit|compare|topic=NAME",
         help="reemit: into the sink itself, marked; compare: with what was delivered (default); topic: another topic",
     )
-    parser.add_argument(
-        "--accept-nondeterminism",
-        action="store_true",
-        help="commits before the range may give other rows than they gave: the state then differs",
-    )
-    add_submission_arguments(parser)
-    parser.set_defaults(func=_backfill)
+    add_nondeterminism_argument(command)
+    add_submission_arguments(command)
 
 
 def _backfill(given: argparse.Namespace) -> int:

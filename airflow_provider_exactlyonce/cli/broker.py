@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from airflow_provider_exactlyonce.cli.arguments import add_json_argument
+from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker, end_broker
 from airflow_provider_exactlyonce.devkit.configuration import HOST
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
@@ -16,43 +20,53 @@ from airflow_provider_exactlyonce.devkit.probe import why_not_ready
 from airflow_provider_exactlyonce.devkit.state import BrokerState
 from airflow_provider_exactlyonce.devkit.topics import create_topic
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
 DEFAULT_DATA: Final = Path(".exactlyonce/broker")
 EXIT_FAILED: Final = 1
 EXIT_NOT_RUNNING: Final = 3  # as service managers have it
 
 
-def add_broker_parser(subparsers: Subparsers) -> None:
-    """Add ``broker`` and its subcommands; each sets ``func(args) -> exit code``."""
-    broker = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    group = program.add_command(
         "broker",
-        help="an embedded Kafka broker for development",
-        description="A real Kafka broker of one node on the loopback interface. For development, not for production.",
+        summary="run an embedded Kafka broker for development",
+        details="It is a real broker of one node on the loopback interface. It is not for production.",
+        example="start --port 9092",
     )
-    commands = broker.add_subparsers(dest="broker_command", required=True, metavar="COMMAND")
-    start = _add_command(commands, "start", "start it in the background and wait until it is ready", start_command)
+    start = group.add_command(
+        "start",
+        partial(_guarded, start_command),
+        summary="start the broker in the background and wait until it is ready",
+        example="--port 9092",
+    )
     start.add_argument("--port", type=int, default=0, help="where clients connect (default: as last time, or any)")
-    _add_command(commands, "stop", "stop it in order; the data stays", stop_command)
-    _add_command(commands, "status", f"exit 0 if it runs, {EXIT_NOT_RUNNING} if not", status_command)
-    create = _add_command(commands, "create-topic", "make a topic on it; may be repeated", create_topic_command)
+    group.add_command("stop", partial(_guarded, stop_command), summary="stop the broker and keep its data", example="")
+    group.add_command(
+        "status",
+        partial(_guarded, status_command),
+        summary="tell whether the broker runs",
+        example="--json",
+        exit_codes={0: "it runs", EXIT_NOT_RUNNING: "it does not run"},
+    )
+    create = group.add_command(
+        "create-topic",
+        partial(_guarded, create_topic_command),
+        summary="make a topic on the broker; may be repeated",
+        example="shop.events --partitions 4",
+    )
     create.add_argument("name", metavar="NAME", help="the topic's name")
     create.add_argument(
         "--partitions", type=int, metavar="N", help="how many it has (default: 1, or as many as it has if it is there)"
     )
-
-
-def _add_command(
-    commands: Subparsers, name: str, description: str, function: Callable[[argparse.Namespace], int]
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=description, description=description[0].upper() + description[1:] + ".")
-    parser.add_argument("--data", type=Path, default=DEFAULT_DATA, metavar="DIR", help="default: %(default)s")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(func=lambda arguments: _guarded(function, arguments))
-    return parser
+    for command in group.commands.values():
+        command.add_argument(
+            "--data",
+            type=Path,
+            default=DEFAULT_DATA,
+            metavar="DIR",
+            help="where it keeps its data (default: %(default)s)",
+        )
+        add_json_argument(command)
 
 
 def start_command(arguments: argparse.Namespace) -> int:

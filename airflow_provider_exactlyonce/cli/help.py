@@ -5,21 +5,23 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any
 
 from airflow_provider_exactlyonce.cli import pages
+from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.text_tables import table
 
 
-def add_help_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
         "help",
-        help="print what an error means and what to do, or a page of the documentation",
-        description="Print a part of the documentation of this version. Without TOPIC, list them.",
+        _help,
+        summary="print what an error means and what to do, or a page of the documentation",
+        details="Without TOPIC it lists what there is.",
+        example="RefusedError",
+        exit_codes={0: "printed", 64: "there is no such topic"},
     )
-    parser.add_argument("topic", nargs="?", metavar="TOPIC", help="an error's name, an exit code, or a page's name")
-    parser.set_defaults(func=_help)
+    command.add_argument("topic", nargs="?", metavar="TOPIC", help="an error's name, an exit code, or a page's name")
 
 
 def _help(given: argparse.Namespace) -> int:

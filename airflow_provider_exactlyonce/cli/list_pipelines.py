@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_exactlyonce.cli.arguments import add_cluster_arguments
+from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.state import state_of
@@ -22,16 +23,17 @@ from airflow_provider_exactlyonce.text_tables import table
 _UNKNOWN = "unknown"
 
 
-def add_list_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
         "list",
-        help="show all pipelines of a cluster",
-        description="Show every pipeline that has a ledger on a Kafka cluster: its last commit and run, where its home "
-        "is, and its state if that is on this machine. A pipeline's backfills have a ledger and a line of their own.",
+        _list,
+        summary="show all pipelines of a cluster",
+        details="A pipeline is shown with its last commit and run, its home, and its state if the home is on this "
+        "machine. Its backfills have a ledger and a line of their own.",
+        example="--bootstrap-servers localhost:9092",
     )
-    add_cluster_arguments(parser)
-    parser.set_defaults(func=_list)
+    add_cluster_arguments(command)
 
 
 def _list(given: argparse.Namespace) -> int:

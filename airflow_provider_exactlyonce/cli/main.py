@@ -1,57 +1,60 @@
-"""The command ``exactlyonce``: thin; every subcommand calls what the operators call."""
+"""The command ``exactlyonce``: thin; every command calls what the operators call."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
+from typing import Final
 
-from airflow_provider_exactlyonce.cli.audit import add_audit_parser
-from airflow_provider_exactlyonce.cli.audit_sinks import add_audit_sinks_parser
-from airflow_provider_exactlyonce.cli.backfill import add_backfill_parser
-from airflow_provider_exactlyonce.cli.broker import add_broker_parser
-from airflow_provider_exactlyonce.cli.check import add_check_parser
-from airflow_provider_exactlyonce.cli.doctor import add_doctor_parser
-from airflow_provider_exactlyonce.cli.explain import add_explain_parser
-from airflow_provider_exactlyonce.cli.help import add_help_parser
-from airflow_provider_exactlyonce.cli.list_pipelines import add_list_parser
-from airflow_provider_exactlyonce.cli.rescale import add_rescale_parser
-from airflow_provider_exactlyonce.cli.restore import add_restore_parser
-from airflow_provider_exactlyonce.cli.run import add_run_parser
-from airflow_provider_exactlyonce.cli.savepoint import add_savepoint_parser, with_action
-from airflow_provider_exactlyonce.cli.state import add_state_parser
-from airflow_provider_exactlyonce.cli.status import add_status_parser
-from airflow_provider_exactlyonce.cli.stop import add_stop_parser
-from airflow_provider_exactlyonce.cli.transactions import add_transactions_parser
-from airflow_provider_exactlyonce.cli.upgrade import add_upgrade_parser
+from airflow_provider_exactlyonce.cli import (
+    audit,
+    audit_sinks,
+    backfill,
+    broker,
+    check,
+    doctor,
+    explain,
+    help,
+    list_pipelines,
+    rescale,
+    restore,
+    run,
+    savepoint,
+    state,
+    status,
+    stop,
+    transactions,
+    upgrade,
+)
+from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, UnknownPipelineError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger import listing
 
+#: In the order in which ``exactlyonce --help`` has them.
+_COMMANDS: Final = (
+    *(run, status, list_pipelines, stop, savepoint, state, restore, rescale, check, explain, upgrade, backfill),
+    *(audit, audit_sinks, doctor, transactions, broker, help),
+)
+
+
+def program() -> Command:
+    """Return the whole command line."""
+    made = Command(
+        prog="exactlyonce",
+        summary="run and look after exactly-once PySpark streams",
+        details="`exactlyonce help exit-codes` has all exit codes.",
+        example="list --bootstrap-servers localhost:9092",
+        exit_codes={0: "done", 1: "failed; it may be tried again", 64: "refused; nothing was changed"},
+    )
+    for command in _COMMANDS:
+        command.add_to(made)
+    return made
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand; returns the process's exit code."""
-    parser = argparse.ArgumentParser(prog="exactlyonce", description="Exactly-once PySpark streams.")
-    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    add_run_parser(subparsers)
-    add_status_parser(subparsers)
-    add_list_parser(subparsers)
-    add_stop_parser(subparsers)
-    add_savepoint_parser(subparsers)
-    add_state_parser(subparsers)
-    add_restore_parser(subparsers)
-    add_rescale_parser(subparsers)
-    add_check_parser(subparsers)
-    add_explain_parser(subparsers)
-    add_upgrade_parser(subparsers)
-    add_backfill_parser(subparsers)
-    add_audit_parser(subparsers)
-    add_audit_sinks_parser(subparsers)
-    add_doctor_parser(subparsers)
-    add_transactions_parser(subparsers)
-    add_broker_parser(subparsers)
-    add_help_parser(subparsers)
-    given = parser.parse_args(with_action(sys.argv[1:] if arguments is None else arguments))
+    """Run one command; returns the process's exit code."""
+    given = program().parse_args(sys.argv[1:] if arguments is None else arguments)
     try:
         return int(given.func(given))
     except UnknownPipelineError as error:

@@ -8,30 +8,40 @@ import sys
 from functools import partial
 from typing import Any
 
-from airflow_provider_exactlyonce.cli.arguments import add_submission_arguments
+from airflow_provider_exactlyonce.cli.arguments import add_job_argument, add_submission_arguments
+from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.submission import submit_command
 from airflow_provider_exactlyonce.control import foreground
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.driver import options
 
 
-def add_run_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
         "run",
-        help="run a pipeline's driver here, through spark-submit",
-        description="Run JOB.py through spark-submit with the settings that the protocol needs. Options may stand "
-        "before and after JOB.py; what is not listed here goes to the job, and stands after it.",
-        epilog="exit codes: 0 finished or stopped, 64 refused, 65 already running, 66 superseded by another run, "
-        "67 a record that can't be processed, others: failed, start again",
+        _run,
+        summary="run a pipeline's driver here, through spark-submit",
+        details="The settings that the protocol needs are added. Options may stand before and after JOB.py. An option "
+        "of the job itself stands after it.",
+        example="dags/jobs/shop_totals.py --home .exactlyonce/home --until available",
+        exit_codes={
+            0: "everything that was asked for is committed, or a stop was asked for",
+            65: "another driver holds the pipeline",
+            66: "a higher run has taken over",
+            67: "a record can't be processed",
+            68: "a batch took longer than its transaction may",
+            70: "the bookkeeping of the protocol contradicts itself",
+            72: "source records that were not read yet are gone",
+        },
         allow_abbrev=False,
     )
-    add_submission_arguments(parser)
-    of_job = parser.add_argument_group("options of the job")
+    add_submission_arguments(command)
+    of_job = command.add_argument_group("options of the job")
     options.add_arguments(partial(_add_forwarded, of_job))
-    parser.add_argument("job", metavar="JOB.py", help="the job's file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="further options")
-    parser.set_defaults(func=_run, forwarded=[])
+    add_job_argument(command)
+    command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="further options")
+    command.set_defaults(forwarded=[])
 
 
 class _Forward(argparse.Action):

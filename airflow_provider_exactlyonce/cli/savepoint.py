@@ -5,75 +5,71 @@ from __future__ import annotations
 import argparse
 import sys
 import uuid
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.checkpoint import lineages, request
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint, encode
 from airflow_provider_exactlyonce.checkpoint.savepoints import DEFAULT_RETENTION, SavepointRetention, Savepoints
-from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments, home_of
+from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments, add_timeout_argument, home_of
+from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.text_tables import pairs
 
-_TAKE: Final = "take"
-_ACTIONS: Final = (_TAKE, "list", "show", "verify", "delete", "pin", "unpin", "clean-up")
 
-
-def with_action(arguments: Sequence[str]) -> list[str]:
-    """Return a command line in which ``savepoint PIPELINE`` is ``savepoint take PIPELINE``."""
-    given = list(arguments)
-    if given[:1] == ["savepoint"] and len(given) > 1 and given[1] not in (*_ACTIONS, "-h", "--help"):
-        given.insert(1, _TAKE)
-    return given
-
-
-def add_savepoint_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    group = program.add_command(
         "savepoint",
-        help="take, list, verify and delete savepoints",
-        description="Take a savepoint of a pipeline: exactlyonce savepoint PIPELINE. Or look after its savepoints.",
+        summary="take, list, verify and delete savepoints",
+        details="Without a command of its own it takes one.",
+        example="shop-totals --label nightly",
+        default="take",
     )
-    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
-    take = _action(
-        actions,
-        _TAKE,
+    take = group.add_command(
+        "take",
         _take,
-        "take one; the word may be left out",
-        "A driver that runs takes it beside its query. Of a stopped pipeline it is taken here.",
+        summary="take a savepoint; the word take may be left out",
+        details="A driver that runs takes it beside its query. The savepoint of a stopped pipeline is taken here.",
+        example="shop-totals --label nightly",
     )
-    take.add_argument("--label", help="what people call it")
+    add_pipeline_arguments(take)
+    take.add_argument("--label", metavar="TEXT", help="what people call it")
     take.add_argument("--stop", action="store_true", help="begin no further batch, take it, and end the driver")
-    take.add_argument(
-        "--timeout", type=float, default=300.0, metavar="SECONDS", help="how long the driver may take (default: 300)"
+    add_timeout_argument(take)
+    listing = group.add_command(
+        "list", _list, summary="list the savepoints, oldest commit first", example="shop-totals"
     )
-    _action(actions, "list", _list, "list them, oldest commit first")
-    for name, function, text in (
-        ("show", _show, "show one's manifest"),
-        ("verify", _verify, "read one's bytes, and its state with Spark"),
-        ("delete", _delete, "delete one"),
-        ("pin", _pin, "keep one whatever retention says"),
-        ("unpin", _pin, "leave one to retention again"),
+    add_pipeline_arguments(listing)
+    for name, function, summary in (
+        ("show", _show, "show the manifest of a savepoint"),
+        ("verify", _verify, "read the bytes of a savepoint, and its state with Spark"),
+        ("delete", _delete, "delete a savepoint"),
+        ("pin", _pin, "keep a savepoint whatever the retention says"),
+        ("unpin", _pin, "let the retention delete a savepoint again"),
     ):
-        action = _action(actions, name, function, text)
-        action.add_argument("savepoint", help="the savepoint's id")
+        codes = {64: "damaged, or refused"} if name == "verify" else None
+        command = group.add_command(
+            name, function, summary=summary, example="shop-totals 40-1f3a9c2e", exit_codes=codes
+        )
+        add_pipeline_arguments(command)
+        command.add_argument("savepoint", metavar="ID", help="the savepoint's id")
         if name == "verify":
-            action.add_argument("--no-state", action="store_true", help="without Spark: sizes and checksums only")
-        action.set_defaults(pinned=name == "pin")
-    clean_up = _action(actions, "clean-up", _clean_up, "delete old ones, and what interrupted saves have left")
-    clean_up.add_argument("--count", type=int, default=DEFAULT_RETENTION.count, help="keep so many (default: 10)")
-    clean_up.add_argument("--days", type=float, default=DEFAULT_RETENTION.days, help="keep the younger (default: 1)")
-
-
-def _action(actions: Any, name: str, function: Any, text: str, description: str | None = None) -> Any:
-    parser = actions.add_parser(name, help=text, description=description or f"{text[0].upper()}{text[1:]}.")
-    add_pipeline_arguments(parser)
-    parser.set_defaults(func=function)
-    return parser
+            command.add_argument("--no-state", action="store_true", help="without Spark: sizes and checksums only")
+        command.set_defaults(pinned=name == "pin")
+    clean_up = group.add_command(
+        "clean-up",
+        _clean_up,
+        summary="delete old savepoints, and what interrupted ones have left",
+        example="shop-totals --count 3",
+    )
+    add_pipeline_arguments(clean_up)
+    count, days = DEFAULT_RETENTION.count, DEFAULT_RETENTION.days
+    clean_up.add_argument("--count", type=int, default=count, help="keep the newest (default: %(default)s)")
+    clean_up.add_argument("--days", type=float, default=days, help="keep the younger (default: %(default)g)")
 
 
 def _savepoints(given: argparse.Namespace) -> Savepoints:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments
+from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.control import lease, restart_log, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
@@ -23,15 +24,16 @@ from airflow_provider_exactlyonce.text_tables import pairs, table
 _RESTARTS_SHOWN: Final = 5
 
 
-def add_status_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
         "status",
-        help="show where a pipeline is",
-        description="Show a pipeline's last commit and run from its ledger, and its driver from its home.",
+        _status,
+        summary="show where a pipeline is",
+        details="The last commit and run are read from its ledger, the rest from its home.",
+        example="shop-totals --bootstrap-servers localhost:9092",
     )
-    add_pipeline_arguments(parser)
-    parser.set_defaults(func=_status)
+    add_pipeline_arguments(command)
 
 
 def _status(given: argparse.Namespace) -> int:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from typing import Final
 
 from airflow_provider_exactlyonce.audit.findings import INVARIANTS, Report
-from airflow_provider_exactlyonce.cli.arguments import add_cluster_arguments, add_name_argument
+from airflow_provider_exactlyonce.cli.arguments import CLUSTER, declare
 from airflow_provider_exactlyonce.cli.command import Command
-from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.cli.output import print_answer, tell
 from airflow_provider_exactlyonce.exceptions import AuditFailedError
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger.records import shown
@@ -30,8 +29,7 @@ def add_to(program: Command) -> None:
         example="shop-totals --from-commit 100",
         exit_codes={0: "every invariant holds", 69: "an invariant is violated"},
     )
-    add_name_argument(command)
-    add_cluster_arguments(command)
+    declare(command, "pipeline", *CLUSTER)
     command.add_argument("--from-commit", type=int, default=0, metavar="N", help="the first commit to check")
     command.add_argument("--to-commit", type=int, default=0, metavar="N", help="the last commit to check")
     command.add_argument(
@@ -55,7 +53,7 @@ def _audit(given: argparse.Namespace) -> int:
         last=given.to_commit,
         allow_foreign=given.allow_foreign,
         patience_seconds=given.patience,
-        progress=_every(_PROGRESS_SECONDS, lambda text: print(text, file=sys.stderr, flush=True)),
+        progress=_every(_PROGRESS_SECONDS, tell),
     )
     report = audit(config, given.pipeline, options)
     print_answer(given, report.to_json(), told(report))

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.cli.arguments import add_cluster_arguments, add_declaration_arguments
+from airflow_provider_exactlyonce.cli.arguments import CLUSTER, DECLARATION, declare
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, RefusedError
@@ -34,8 +34,7 @@ def add_to(program: Command) -> None:
         example="dags/jobs/shop_totals.py",
         exit_codes={0: "all sinks agree with the ledger", 69: "a sink does not"},
     )
-    add_declaration_arguments(command)
-    add_cluster_arguments(command)
+    declare(command, *DECLARATION, *CLUSTER)
 
 
 def audit_sinks(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -11,13 +10,9 @@ from typing import Any
 from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.backfill.application import application_of
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output
-from airflow_provider_exactlyonce.cli.arguments import (
-    add_nondeterminism_argument,
-    add_pipeline_arguments,
-    add_submission_arguments,
-)
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, SUBMISSION, declare
 from airflow_provider_exactlyonce.cli.command import Command
-from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.cli.output import print_answer, tell
 from airflow_provider_exactlyonce.cli.submission import environment, submit_command
 from airflow_provider_exactlyonce.control import progress
 from airflow_provider_exactlyonce.control.home import Home
@@ -48,7 +43,7 @@ def add_to(program: Command) -> None:
             69: "what was compared differs",
         },
     )
-    add_pipeline_arguments(command)
+    declare(command, *PIPELINE)
     command.add_argument("--application", metavar="JOB.py", help="the job's file (default: the version that runs)")
     spans = command.add_argument_group("range, one of these")
     spans.add_argument("--commits", metavar="A..B", help="the commits A to B")
@@ -76,8 +71,7 @@ def add_to(program: Command) -> None:
         metavar="reemit|compare|topic=NAME",
         help="reemit: into the sink itself, marked; compare: with what was delivered (default); topic: another topic",
     )
-    add_nondeterminism_argument(command)
-    add_submission_arguments(command)
+    declare(command, "--accept-nondeterminism", *SUBMISSION)
 
 
 def _backfill(given: argparse.Namespace) -> int:
@@ -120,7 +114,7 @@ def _run(home: Home, launch: Launch) -> dict[str, Any]:
     )
     try:
         for status in supervisor.run():
-            print(progress.sentence(status), file=sys.stderr, flush=True)
+            tell(progress.sentence(status))
     except KeyboardInterrupt:
         supervisor.stop("interrupted")
         raise

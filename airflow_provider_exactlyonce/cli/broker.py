@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_exactlyonce.cli.arguments import add_json_argument
+from airflow_provider_exactlyonce.cli.arguments import declare
 from airflow_provider_exactlyonce.cli.command import Command
+from airflow_provider_exactlyonce.cli.output import tell
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker, end_broker
 from airflow_provider_exactlyonce.devkit.configuration import HOST
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
@@ -66,14 +66,14 @@ def add_to(program: Command) -> None:
             metavar="DIR",
             help="where it keeps its data (default: %(default)s)",
         )
-        add_json_argument(command)
+        declare(command, "--json")
 
 
 def start_command(arguments: argparse.Namespace) -> int:
     """Start a broker that outlives this process; one that runs already is left as it is."""
     state = BrokerState.load_living(arguments.data)
     if state is None:
-        resolve(lambda line: print(line, file=sys.stderr, flush=True))
+        resolve(tell)
         broker = EmbeddedBroker(arguments.data, port=arguments.port, detached=True)
         broker.start()
         state = broker.state
@@ -124,7 +124,7 @@ def _guarded(function: Callable[[argparse.Namespace], int], arguments: argparse.
         if arguments.json:
             print(json.dumps({"data": str(arguments.data.absolute()), "state": "failed", "error": str(error)}))
         else:
-            print(f"exactlyonce broker: {error}", file=sys.stderr)
+            tell(f"exactlyonce broker: {error}")
         return EXIT_FAILED
 
 

@@ -8,12 +8,7 @@ from pathlib import Path
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.versions import Finding, Report, Verdict
-from airflow_provider_exactlyonce.cli.arguments import (
-    add_conf_argument,
-    add_declaration_arguments,
-    add_home_arguments,
-    home_of,
-)
+from airflow_provider_exactlyonce.cli.arguments import DECLARATION, HOME, declare, home_of
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -31,10 +26,9 @@ def add_to(program: Command) -> None:
         example="dags/jobs/shop_totals.py --against 40-1f3a9c2e",
         exit_codes={0: "compatible, perhaps with notes", 64: "incompatible, or refused"},
     )
-    add_declaration_arguments(command)
+    declare(command, *DECLARATION)
     command.add_argument("--against", required=True, metavar="SAVEPOINT", help="a savepoint's id, or its directory")
-    add_conf_argument(command)
-    add_home_arguments(command)
+    declare(command, "--conf", *HOME)
 
 
 def _check(given: argparse.Namespace) -> int:

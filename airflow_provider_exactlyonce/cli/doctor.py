@@ -6,7 +6,7 @@ import argparse
 import logging
 from typing import TYPE_CHECKING
 
-from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.kafka import config as kafka_config
@@ -27,7 +27,7 @@ def add_to(program: Command) -> None:
         example="shop-totals --fix",
         exit_codes={0: "nothing is wrong, or all is repaired", 1: "something is wrong"},
     )
-    add_pipeline_arguments(command)
+    declare(command, *PIPELINE)
     command.add_argument(
         "--fix",
         action="store_true",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from airflow_provider_exactlyonce.cli.arguments import add_conf_argument, add_declaration_arguments, add_json_argument
+from airflow_provider_exactlyonce.cli.arguments import DECLARATION, declare
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -22,9 +22,7 @@ def add_to(program: Command) -> None:
         example="dags/jobs/shop_totals.py",
         exit_codes={0: "it would start", 64: "it would be refused"},
     )
-    add_declaration_arguments(command)
-    add_conf_argument(command)
-    add_json_argument(command)
+    declare(command, *DECLARATION, "--conf", "--json")
 
 
 def _explain(given: argparse.Namespace) -> int:

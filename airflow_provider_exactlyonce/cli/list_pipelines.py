@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_exactlyonce.cli.arguments import add_cluster_arguments
+from airflow_provider_exactlyonce.cli.arguments import CLUSTER, declare
 from airflow_provider_exactlyonce.cli.command import Command
-from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.cli.output import print_answer, time_of
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.state import state_of
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
@@ -33,7 +32,7 @@ def add_to(program: Command) -> None:
         "machine. Its backfills have a ledger and a line of their own.",
         example="--bootstrap-servers localhost:9092",
     )
-    add_cluster_arguments(command)
+    declare(command, *CLUSTER)
 
 
 def _list(given: argparse.Namespace) -> int:
@@ -80,7 +79,7 @@ def _facts(connections: LedgerConnections, name: str) -> dict[str, Any]:
         "state": _state(claim) if claim is not None else None,
         "run": claim.run if claim is not None else None,
         "commit": tail.place.commit if tail is not None else None,
-        "committed": _time(commit.committed) if commit is not None else None,
+        "committed": time_of(commit.committed) if commit is not None else None,
         "guarantee": claim.guarantee if claim is not None else None,
         "version": claim.version if claim is not None else None,
         "home": claim.home_path if claim is not None else None,
@@ -95,7 +94,3 @@ def _state(claim: ClaimRecord) -> str:
         return state_of(home)[0].value if home.identity() == claim.home else _UNKNOWN
     except (RefusedError, OSError):
         return _UNKNOWN
-
-
-def _time(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")

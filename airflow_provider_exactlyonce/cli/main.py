@@ -27,6 +27,7 @@ from airflow_provider_exactlyonce.cli import (
     upgrade,
 )
 from airflow_provider_exactlyonce.cli.command import Command
+from airflow_provider_exactlyonce.cli.output import tell
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, UnknownPipelineError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger import listing
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _failed(error: ExactlyOnceError, hint: str = "") -> int:
-    print(f"{type(error).__name__}: {error}{hint} ({error.page()})", file=sys.stderr)
+    tell(f"{type(error).__name__}: {error}{hint} ({error.page()})")
     return error.exit_code
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
-from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments, home_of
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare, home_of
 from airflow_provider_exactlyonce.cli.command import Command
-from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.cli.output import print_answer, tell
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.streaming.replay.rescale import Rescaled, rescale
 from airflow_provider_exactlyonce.text_tables import pairs
@@ -25,16 +24,13 @@ def add_to(program: Command) -> None:
         example="shop-totals --state-partitions 8",
         exit_codes={0: "rescaled, or there are as many partitions already", 65: "the pipeline runs"},
     )
-    add_pipeline_arguments(command)
+    declare(command, *PIPELINE)
     command.add_argument(
         "--state-partitions", type=int, required=True, metavar="N", help="how many partitions the state shall have"
     )
 
 
 def _rescale(given: argparse.Namespace) -> int:
-    def tell(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     config = reach.reached(given.bootstrap_servers)
     done = rescale(home_of(given), given.pipeline, config, given.state_partitions, tell=tell)
     facts = facts_of(done, given.pipeline)

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint.request import take_retained
 from airflow_provider_exactlyonce.checkpoint.restore import Restored, RestoreMode, RestoreRequest, restore
-from airflow_provider_exactlyonce.cli.arguments import add_nondeterminism_argument, add_pipeline_arguments, home_of
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare, home_of
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -27,7 +27,7 @@ def add_to(program: Command) -> None:
         example="shop-totals --commit 12",
         exit_codes={0: "restored", 65: "the pipeline runs"},
     )
-    add_pipeline_arguments(command)
+    declare(command, *PIPELINE)
     command.add_argument("--savepoint", metavar="ID", help="the savepoint (default: the newest)")
     command.add_argument("--commit", type=int, metavar="C", help="the newest savepoint at or before this commit")
     command.add_argument(
@@ -47,7 +47,7 @@ def add_to(program: Command) -> None:
     command.add_argument(
         "--to", type=Path, metavar="DIR", help="make the lineage in this new directory, and leave the pipeline as it is"
     )
-    add_nondeterminism_argument(command)
+    declare(command, "--accept-nondeterminism")
 
 
 def _restore(given: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from airflow_provider_exactlyonce.cli.arguments import add_job_argument, add_submission_arguments
+from airflow_provider_exactlyonce.cli.arguments import SUBMISSION, declare
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.submission import submit_command
 from airflow_provider_exactlyonce.control import foreground
@@ -36,10 +36,10 @@ def add_to(program: Command) -> None:
         },
         allow_abbrev=False,
     )
-    add_submission_arguments(command)
+    declare(command, *SUBMISSION)
     of_job = command.add_argument_group("options of the job")
     options.add_arguments(partial(_add_forwarded, of_job))
-    add_job_argument(command)
+    declare(command, "job")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="further options")
     command.set_defaults(forwarded=[])
 
@@ -58,7 +58,7 @@ def _add_forwarded(group: Any, name: str, **about: Any) -> None:
 
 def _run(given: argparse.Namespace) -> int:
     ours = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    add_submission_arguments(ours)
+    declare(ours, *SUBMISSION)
     given, of_job = ours.parse_known_args(given.arguments, given)
     command = submit_command(
         given.job,

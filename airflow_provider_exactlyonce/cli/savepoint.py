@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import uuid
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.checkpoint import lineages, request
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint, encode
 from airflow_provider_exactlyonce.checkpoint.savepoints import DEFAULT_RETENTION, SavepointRetention, Savepoints
-from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments, add_timeout_argument, home_of
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare, home_of
 from airflow_provider_exactlyonce.cli.command import Command
-from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.cli.output import print_answer, tell, time_of
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
@@ -36,14 +34,14 @@ def add_to(program: Command) -> None:
         details="A driver that runs takes it beside its query. The savepoint of a stopped pipeline is taken here.",
         example="shop-totals --label nightly",
     )
-    add_pipeline_arguments(take)
+    declare(take, *PIPELINE)
     take.add_argument("--label", metavar="TEXT", help="what people call it")
     take.add_argument("--stop", action="store_true", help="begin no further batch, take it, and end the driver")
-    add_timeout_argument(take)
+    declare(take, "--timeout")
     listing = group.add_command(
         "list", _list, summary="list the savepoints, oldest commit first", example="shop-totals"
     )
-    add_pipeline_arguments(listing)
+    declare(listing, *PIPELINE)
     for name, function, summary in (
         ("show", _show, "show the manifest of a savepoint"),
         ("verify", _verify, "read the bytes of a savepoint, and its state with Spark"),
@@ -55,7 +53,7 @@ def add_to(program: Command) -> None:
         command = group.add_command(
             name, function, summary=summary, example="shop-totals 40-1f3a9c2e", exit_codes=codes
         )
-        add_pipeline_arguments(command)
+        declare(command, *PIPELINE)
         command.add_argument("savepoint", metavar="ID", help="the savepoint's id")
         if name == "verify":
             command.add_argument("--no-state", action="store_true", help="without Spark: sizes and checksums only")
@@ -66,7 +64,7 @@ def add_to(program: Command) -> None:
         summary="delete old savepoints, and what interrupted ones have left",
         example="shop-totals --count 3",
     )
-    add_pipeline_arguments(clean_up)
+    declare(clean_up, *PIPELINE)
     count, days = DEFAULT_RETENTION.count, DEFAULT_RETENTION.days
     clean_up.add_argument("--count", type=int, default=count, help="keep the newest (default: %(default)s)")
     clean_up.add_argument("--days", type=float, default=days, help="keep the younger (default: %(default)g)")
@@ -116,7 +114,7 @@ def _verify(given: argparse.Namespace) -> int:
     body = {"savepoint": savepoint.id, "whole": not defects, "defects": defects, "state": state}
     print_answer(given, body, "\n".join(told))
     if defects:
-        print(f"savepoint {savepoint.id} is damaged", file=sys.stderr)
+        tell(f"savepoint {savepoint.id} is damaged")
     return RefusedError.exit_code if defects else 0
 
 
@@ -150,7 +148,7 @@ def _clean_up(given: argparse.Namespace) -> int:
 
 def _summary(savepoint: Savepoint) -> dict[str, Any]:
     body = encode(savepoint)
-    return {**{name: body[name] for name in body if name not in _LONG}, "created": _time(savepoint.created)}
+    return {**{name: body[name] for name in body if name not in _LONG}, "created": time_of(savepoint.created)}
 
 
 _LONG: Final = ("schema", "files", "operators", "source_schemas", "result_schema", "plan")
@@ -159,8 +157,4 @@ _LONG: Final = ("schema", "files", "operators", "source_schemas", "result_schema
 def _sentence(savepoint: Savepoint) -> str:
     label = f", {savepoint.label!r}" if savepoint.label else ""
     pinned = ", pinned" if savepoint.pinned else ""
-    return f"commit {savepoint.commit}, {savepoint.size:,} bytes, {_time(savepoint.created)}{label}{pinned}"
-
-
-def _time(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
+    return f"commit {savepoint.commit}, {savepoint.size:,} bytes, {time_of(savepoint.created)}{label}{pinned}"

@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import StateDirectory, StatefulOperator
-from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments, home_of
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare, home_of
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.control.home import Home, Lineage
@@ -42,7 +42,7 @@ def add_to(program: Command) -> None:
         "Spark from the checkpoint or from a savepoint, and the pipeline may run meanwhile.",
         example="shop-totals --operator 0 --key uuid=4711",
     )
-    add_pipeline_arguments(command)
+    declare(command, *PIPELINE)
     place = command.add_mutually_exclusive_group()
     place.add_argument("--savepoint", metavar="ID", help="of this savepoint (default: the current checkpoint)")
     place.add_argument("--batch", type=int, metavar="N", help="of this batch of the checkpoint (default: the newest)")

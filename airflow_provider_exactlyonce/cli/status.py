@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare
 from airflow_provider_exactlyonce.cli.command import Command
-from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.cli.output import print_answer, time_of
 from airflow_provider_exactlyonce.control import lease, restart_log, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.outlook import outlook
@@ -22,6 +22,7 @@ from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, ClaimRecor
 from airflow_provider_exactlyonce.text_tables import pairs, table
 
 _RESTARTS_SHOWN: Final = 5
+_time: Final = partial(time_of, timespec="milliseconds")
 
 
 def add_to(program: Command) -> None:
@@ -33,7 +34,7 @@ def add_to(program: Command) -> None:
         details="The last commit and run are read from its ledger, the rest from its home.",
         example="shop-totals --bootstrap-servers localhost:9092",
     )
-    add_pipeline_arguments(command)
+    declare(command, *PIPELINE)
 
 
 def _status(given: argparse.Namespace) -> int:
@@ -138,7 +139,3 @@ def _restarts(home: Home) -> list[dict[str, Any]]:
         }
         for one in restart_log.read(home.restarts)[-_RESTARTS_SHOWN:]
     ]
-
-
-def _time(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

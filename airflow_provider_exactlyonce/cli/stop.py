@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from airflow_provider_exactlyonce.checkpoint.stop import stop
-from airflow_provider_exactlyonce.cli.arguments import add_pipeline_arguments, add_timeout_argument, home_of
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare, home_of
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.control.state import state_of
@@ -26,11 +26,11 @@ def add_to(program: Command) -> None:
             1: "not stopped in time (the request stays), or the savepoint failed",
         },
     )
-    add_pipeline_arguments(command)
+    declare(command, *PIPELINE)
     command.add_argument(
         "--savepoint", nargs="?", const=True, default=False, metavar="LABEL", help="take one after the last batch"
     )
-    add_timeout_argument(command)
+    declare(command, "--timeout")
 
 
 def _stop(given: argparse.Namespace) -> int:

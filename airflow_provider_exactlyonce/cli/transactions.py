@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.cli.arguments import add_cluster_arguments
+from airflow_provider_exactlyonce.cli.arguments import CLUSTER, declare
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
@@ -36,7 +36,7 @@ def add_to(program: Command) -> None:
     listing = group.add_command(
         "list", _list, summary="list the open transactions, oldest first", example="--older-than 60"
     )
-    add_cluster_arguments(listing)
+    declare(listing, *CLUSTER)
     listing.add_argument(
         "--older-than", type=float, default=0.0, metavar="SECONDS", help="only those that are older (default: all)"
     )
@@ -46,12 +46,12 @@ def add_to(program: Command) -> None:
         summary="show a transactional id, and what its transaction holds back",
         example="exactlyonce.shop-totals",
     )
-    add_cluster_arguments(describing)
+    declare(describing, *CLUSTER)
     describing.add_argument("transactional_id", metavar="ID", help="such as exactlyonce.PIPELINE")
     hanging = group.add_command(
         "hanging", _hanging, summary="find transactions that no coordinator will end", example="--topic shop.totals"
     )
-    add_cluster_arguments(hanging)
+    declare(hanging, *CLUSTER)
     hanging.add_argument("--topic", action="append", help="only of this topic; repeatable (default: all topics)")
     _add_silence(hanging)
     aborting = group.add_command(
@@ -62,7 +62,7 @@ def add_to(program: Command) -> None:
         example="exactlyonce.shop-totals --yes",
         exit_codes={0: "aborted, or left as it is", 65: "a driver of the pipeline is alive"},
     )
-    add_cluster_arguments(aborting)
+    declare(aborting, *CLUSTER)
     aborting.add_argument("transactional_id", metavar="ID", nargs="?", help="of the open transaction")
     aborting.add_argument("--topic", help="of the transaction that hangs")
     aborting.add_argument("--partition", type=int, help="of the transaction that hangs")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import uuid
 from collections.abc import Sequence
 from functools import partial
@@ -11,15 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce.checkpoint.restore import check_restore
-from airflow_provider_exactlyonce.cli.arguments import (
-    add_job_argument,
-    add_nondeterminism_argument,
-    add_pipeline_arguments,
-    add_submission_arguments,
-    home_of,
-)
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, SUBMISSION, declare, home_of
 from airflow_provider_exactlyonce.cli.command import Command
-from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.cli.output import print_answer, tell
 from airflow_provider_exactlyonce.cli.submission import environment, submit_command
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
@@ -54,8 +47,7 @@ def add_to(program: Command) -> None:
         example="shop-totals dags/jobs/shop_totals.py --shadow-commits 10",
         exit_codes=_EXIT_CODES,
     )
-    add_pipeline_arguments(command)
-    add_job_argument(command)
+    declare(command, *PIPELINE, "job")
     command.add_argument("--dry-run", action="store_true", help="end before anything is changed")
     command.add_argument("--shadow-commits", type=int, default=0, metavar="K", help="repeat the newest K commits first")
     command.add_argument(
@@ -104,7 +96,7 @@ def add_to(program: Command) -> None:
         example="shop-totals",
         exit_codes=_EXIT_CODES,
     )
-    add_pipeline_arguments(back)
+    declare(back, *PIPELINE)
     back.add_argument("--to-savepoint", metavar="ID", help="the savepoint to go back to")
     back.add_argument("--to-version", metavar="VERSION", help="the version to go back to, from its newest savepoint")
     _add_common(back)
@@ -118,8 +110,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long a driver may take to end its batch (default: %(default)g)",
     )
-    add_nondeterminism_argument(parser)
-    add_submission_arguments(parser)
+    declare(parser, "--accept-nondeterminism", *SUBMISSION)
     parser.add_argument(
         "--job-argument", action="append", default=[], metavar="ARG", help="a further argument of the job; repeatable"
     )
@@ -166,9 +157,6 @@ def _carry_out(given: argparse.Namespace, home: Home, plan: Plan, *, dry_run: bo
         return Launch(
             command=command, printable=f"{Path(file).name} with {given.master}", environment=environment(config)
         )
-
-    def tell(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
     tools = UpgradeEnvironment(
         config=lambda: config, launch=launch, driver_arguments=given.job_argument, conf=conf, tell=tell

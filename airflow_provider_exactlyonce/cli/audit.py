@@ -56,14 +56,13 @@ def _audit(given: argparse.Namespace) -> int:
         progress=_every(_PROGRESS_SECONDS, tell),
     )
     report = audit(config, given.pipeline, options)
-    print_answer(given, report.to_json(), told(report))
+    print_answer(given, report.to_json(), _told(report))
     if not report.is_clean:
         raise AuditFailedError(str(report.found[0]))
     return 0
 
 
-def told(report: Report) -> str:
-    """Return the report for people: a line for each invariant, then what was found."""
+def _told(report: Report) -> str:
     lines = [
         f"{report.pipeline}: commits {report.first:,} to {report.last:,}, {report.rows:,} rows in {report.ranges:,} "
         f"ranges, {report.seconds:.1f} s"
@@ -73,8 +72,8 @@ def told(report: Report) -> str:
         (report.compacted_ranges, "ranges have lost rows to compaction and are not compared"),
         (report.foreign_rows, "rows of other producers were passed over"),
         (report.records, "source records were read, each once"),
-        (report.late_rows, "rows were behind the watermark, and operators have left them out"),
-        (report.untold, "commits gave less than exactly once: where their rows are is not known, and not judged"),
+        (report.late_rows, "rows were behind the watermark and were left out"),
+        (report.untold, "commits gave less than exactly once; where their rows are is unknown, and not checked"),
     ):
         if count:
             lines.append(f"{count:,} {what}")

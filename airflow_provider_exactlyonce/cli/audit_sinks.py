@@ -37,18 +37,13 @@ def add_to(program: Command) -> None:
     declare(command, *DECLARATION, *CLUSTER)
 
 
-def audit_sinks(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return what contradicts the pipeline's ledger, by sink.
-
-    :param config: client configuration of the ledger's cluster in librdkafka's names
-    :raises RefusedError: when the pipeline has no commits, or no sink but Kafka
-    """
+def _findings(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, list[str]]:
     from airflow_provider_exactlyonce.ledger.reader import LedgerReader
     from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 
     sinks = [share.sink for share in job.shares.others]
     if not sinks:
-        raise RefusedError(f"pipeline {job.name} has no sink but Kafka: exactlyonce audit {job.name} judges that")
+        raise RefusedError(f"pipeline {job.name} has no sink but Kafka; `exactlyonce audit {job.name}` checks that one")
     with LedgerReader(config, job.name) as reader:
         tail = reader.tail()
         if tail is None or tail.claim is None:
@@ -85,7 +80,7 @@ def _audit(given: argparse.Namespace) -> int:
     config = kafka_config.from_environment(given.bootstrap_servers)
     job = loader.load(given.job, given.pipeline)
     given.pipeline = job.name
-    found = audit_sinks(job, config)
+    found = _findings(job, config)
     lines = []
     for sink, texts in found.items():
         lines.append(f"sink {sink}: {f'{len(texts):,} findings' if texts else 'agrees with the ledger'}")

@@ -98,7 +98,7 @@ def _backfill(given: argparse.Namespace) -> int:
         application, arguments, master=given.master, conf=settings.pairs(given.conf), packages=given.packages
     )
     result = _run(made, Launch(command=command, printable=" ".join(command), environment=environment(config)))
-    print_answer(given, result, told(result))
+    print_answer(given, result, _told(result))
     if not result["clean"]:
         raise AuditFailedError(result["found"][0]["message"])
     return 0
@@ -124,8 +124,7 @@ def _run(home: Home, launch: Launch) -> dict[str, Any]:
     return result
 
 
-def told(result: Mapping[str, Any]) -> str:
-    """Return a backfill's result for people."""
+def _told(result: Mapping[str, Any]) -> str:
     hidden = ("source", "violations", "found", "clean")
     lines = [pairs({name: value for name, value in result.items() if name not in hidden})]
     for topic, partitions in result["source"].items():

@@ -35,22 +35,22 @@ def add_to(program: Command) -> None:
     )
     start = group.add_command(
         "start",
-        partial(_guarded, start_command),
+        partial(_guarded, _start),
         summary="start the broker in the background and wait until it is ready",
         example="--port 9092",
     )
     start.add_argument("--port", type=int, default=0, help="where clients connect (default: as last time, or any)")
-    group.add_command("stop", partial(_guarded, stop_command), summary="stop the broker and keep its data", example="")
+    group.add_command("stop", partial(_guarded, _stop), summary="stop the broker and keep its data", example="")
     group.add_command(
         "status",
-        partial(_guarded, status_command),
+        partial(_guarded, _status),
         summary="tell whether the broker runs",
         example="--json",
         exit_codes={0: "it runs", EXIT_NOT_RUNNING: "it does not run"},
     )
     create = group.add_command(
         "create-topic",
-        partial(_guarded, create_topic_command),
+        partial(_guarded, _create_topic),
         summary="make a topic on the broker; may be repeated",
         example="shop.events --partitions 4",
     )
@@ -69,69 +69,65 @@ def add_to(program: Command) -> None:
         declare(command, "--json")
 
 
-def start_command(arguments: argparse.Namespace) -> int:
-    """Start a broker that outlives this process; one that runs already is left as it is."""
-    state = BrokerState.load_living(arguments.data)
+def _start(given: argparse.Namespace) -> int:
+    state = BrokerState.load_living(given.data)
     if state is None:
         resolve(tell)
-        broker = EmbeddedBroker(arguments.data, port=arguments.port, detached=True)
+        broker = EmbeddedBroker(given.data, port=given.port, detached=True)
         broker.start()
         state = broker.state
-    elif arguments.port not in (0, state.port):
-        raise DevkitError(f"a broker runs on {arguments.data} already, on port {state.port}, not {arguments.port}")
-    _print(arguments, state, "running")
+    elif given.port not in (0, state.port):
+        raise DevkitError(f"a broker runs on {given.data} already, on port {state.port}, not {given.port}")
+    _print(given, state, "running")
     return 0
 
 
-def stop_command(arguments: argparse.Namespace) -> int:
-    """Stop the broker of this data; that none runs is no error."""
-    state = BrokerState.load_living(arguments.data)
+def _stop(given: argparse.Namespace) -> int:
+    state = BrokerState.load_living(given.data)
     if state is not None:
-        end_broker(arguments.data, state)
-    _print(arguments, None, "stopped")
+        end_broker(given.data, state)
+    _print(given, None, "stopped")
     return 0
 
 
-def status_command(arguments: argparse.Namespace) -> int:
-    """Say whether the broker of this data runs, and whether clients can work with it."""
-    state = BrokerState.load_living(arguments.data)
+def _status(given: argparse.Namespace) -> int:
+    state = BrokerState.load_living(given.data)
     if state is None:
-        _print(arguments, None, "stopped")
+        _print(given, None, "stopped")
         return EXIT_NOT_RUNNING
-    _print(arguments, state, "starting" if why_not_ready(HOST, state.port, state.cluster_id) else "running")
+    _print(given, state, "starting" if why_not_ready(HOST, state.port, state.cluster_id) else "running")
     return 0
 
 
-def create_topic_command(arguments: argparse.Namespace) -> int:
-    """Make a topic on the broker of this data; one that is there with as many partitions is left as it is."""
-    state = BrokerState.load_living(arguments.data)
+def _create_topic(given: argparse.Namespace) -> int:
+    state = BrokerState.load_living(given.data)
     if state is None:
-        data = arguments.data
+        data = given.data
         raise DevkitError(f"no broker runs on {data}: start it with exactlyonce broker start --data {data}")
-    made = create_topic(state.bootstrap_servers, arguments.name, arguments.partitions)
-    if arguments.json:
-        print(json.dumps({"topic": arguments.name, "partitions": made.partitions, "created": made.created}))
+    made = create_topic(state.bootstrap_servers, given.name, given.partitions)
+    if given.json:
+        print(json.dumps({"topic": given.name, "partitions": made.partitions, "created": made.created}))
     else:
         word = "created" if made.created else "there already"
-        print(f"{arguments.name}: {word}, partitions: {made.partitions}, broker {state.bootstrap_servers}")
+        print(f"{given.name}: {word}, partitions: {made.partitions}, broker {state.bootstrap_servers}")
     return 0
 
 
-def _guarded(function: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+def _guarded(function: Callable[[argparse.Namespace], int], given: argparse.Namespace) -> int:
     try:
-        return function(arguments)
+        return function(given)
     except DevkitError as error:
-        if arguments.json:
-            print(json.dumps({"data": str(arguments.data.absolute()), "state": "failed", "error": str(error)}))
+        if given.json:
+            print(json.dumps({"data": str(given.data.absolute()), "state": "failed", "error": str(error)}))
         else:
             tell(f"exactlyonce broker: {error}")
         return EXIT_FAILED
 
 
-def _print(arguments: argparse.Namespace, state: BrokerState | None, word: str) -> None:
-    data = str(arguments.data.absolute())
+def _print(given: argparse.Namespace, state: BrokerState | None, word: str) -> None:
+    data = str(given.data.absolute())
     servers, pid = (state.bootstrap_servers, state.process.pid) if state else (None, None)
-    if arguments.json:
+    if given.json:
         print(json.dumps({"bootstrap_servers": servers, "pid": pid, "data": data, "state": word}))
     elif state:
         print(f"{word}: {servers}, pid {pid}, data in {data}")

@@ -48,8 +48,8 @@ def _doctor(given: argparse.Namespace) -> int:
 
 def _told(found: Examination) -> str:
     """Return the examination for people."""
-    lines = [f"mended {name}: {done}" for name, done in found.done]
-    lines += [f"not mended {name}: {why}" for name, why in found.refused]
+    lines = [f"repaired {name}: {done}" for name, done in found.done]
+    lines += [f"not repaired {name}: {why}" for name, why in found.refused]
     for one in found.findings:
         fix = "  [--fix]" if one.fixable else ""
         lines += [f"{one.severity.value.upper()} {one.name}{fix}", f"  {one.what}", f"  -> {one.do}"]

@@ -40,7 +40,7 @@ def _list(given: argparse.Namespace) -> int:
 
     config = reach.reached(given.bootstrap_servers)
     try:
-        rows = pipelines(config)
+        rows = _pipelines(config)
     except KafkaException as error:
         raise reach.unreachable(config) from error
     told = {name for row in rows for name, value in row.items() if value is not None}
@@ -49,12 +49,7 @@ def _list(given: argparse.Namespace) -> int:
     return 0
 
 
-def pipelines(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what is known of each pipeline of a cluster, by name.
-
-    :param config: client configuration in librdkafka's names
-    :raises KafkaException: when the cluster does not answer
-    """
+def _pipelines(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     names = listing.names(config)
     connections = LedgerConnections(config)
     try:

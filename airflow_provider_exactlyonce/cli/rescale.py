@@ -33,14 +33,13 @@ def add_to(program: Command) -> None:
 def _rescale(given: argparse.Namespace) -> int:
     config = reach.reached(given.bootstrap_servers)
     done = rescale(home_of(given), given.pipeline, config, given.state_partitions, tell=tell)
-    facts = facts_of(done, given.pipeline)
+    facts = _facts(done, given.pipeline)
     text = f"{given.pipeline} has {done.partitions} state partitions already: nothing to do"
     print_answer(given, facts, pairs(facts) if facts["changed"] else text)
     return 0
 
 
-def facts_of(done: Rescaled, pipeline: str) -> dict[str, Any]:
-    """Return what people want to know of a rescale."""
+def _facts(done: Rescaled, pipeline: str) -> dict[str, Any]:
     stretch = done.stretch
     return {
         "pipeline": pipeline,

@@ -55,7 +55,7 @@ def _restore(given: argparse.Namespace) -> int:
     savepoint = given.savepoint
     if given.checkpoint is not None:
         if given.savepoint is not None or given.commit is not None:
-            raise RefusedError("give --checkpoint, --savepoint or --commit, not two of them")
+            raise RefusedError("--checkpoint, --savepoint and --commit exclude each other; pass one of them")
         savepoint = take_retained(home, given.pipeline, config, given.checkpoint).id
     request = RestoreRequest(
         savepoint=savepoint,
@@ -64,13 +64,12 @@ def _restore(given: argparse.Namespace) -> int:
         to=given.to,
         accept_nondeterminism=given.accept_nondeterminism,
     )
-    facts = facts_of(restore(home, given.pipeline, config, request), given.pipeline)
+    facts = _facts(restore(home, given.pipeline, config, request), given.pipeline)
     print_answer(given, facts, pairs(facts))
     return 0
 
 
-def facts_of(restored: Restored, pipeline: str) -> dict[str, Any]:
-    """Return what people want to know of a restore."""
+def _facts(restored: Restored, pipeline: str) -> dict[str, Any]:
     stretch = restored.stretch
     return {
         "pipeline": pipeline,

@@ -76,7 +76,7 @@ def _show(given: argparse.Namespace) -> int:
     from airflow_provider_exactlyonce.checkpoint.state_rows import StateRequest, read_rows
 
     if given.limit < 1:
-        raise RefusedError(f"--limit {given.limit}: at least 1")
+        raise RefusedError(f"--limit is {given.limit}; it must be at least 1")
     request = StateRequest(operator=given.operator, store=given.store, key=_key(given.key), limit=given.limit)
     with _opened(home_of(given), given.savepoint, given.batch) as place:
         session = local_session("exactlyonce state show")
@@ -102,7 +102,7 @@ def _show(given: argparse.Namespace) -> int:
 def _key(given: Sequence[str]) -> dict[str, str]:
     for one in given:
         if "=" not in one:
-            raise RefusedError(f"--key {one}: say it as COLUMN=VALUE")
+            raise RefusedError(f"--key {one!r} is not COLUMN=VALUE")
     return dict(one.split("=", 1) for one in given)
 
 
@@ -131,7 +131,9 @@ def _current(home: Home, batch: int | None) -> _Place:
     checkpoint = Checkpoint(home.checkpoint(lineage.id)) if lineage is not None else None
     newest = checkpoint.newest_commit() if checkpoint is not None else None
     if lineage is None or checkpoint is None or newest is None:
-        raise RefusedError(f"{home.path} has no checkpoint with a committed batch; is there a savepoint?")
+        raise RefusedError(
+            f"{home.path} has no checkpoint with a committed batch; pass --savepoint to read a savepoint"
+        )
     number = newest if batch is None else batch
     try:
         commit = checkpoint.commit(number)

@@ -120,7 +120,7 @@ def _hanging(given: argparse.Namespace) -> int:
         found = transactions.hanging(given.topic, silent_seconds=given.silent_for)
         held = _held(transactions, [(one.topic, one.partition) for one in found])
     rows = [_hanging_facts(one, held) for one in found]
-    none = f"no transaction hangs that is silent for {given.silent_for:.0f} s"
+    none = f"no transaction hangs that has been silent for {given.silent_for:.0f} s"
     print_answer(given, {"hanging": rows}, table(rows) or none)
     return 0
 
@@ -128,9 +128,11 @@ def _hanging(given: argparse.Namespace) -> int:
 def _abort(given: argparse.Namespace) -> int:
     place = (given.topic, given.partition, given.first_offset)
     if given.transactional_id is None and None in place:
-        raise RefusedError("pass a transactional id, or --topic, --partition and --first-offset of one that hangs")
+        raise RefusedError(
+            "pass a transactional id, or --topic, --partition and --first-offset of a transaction that hangs"
+        )
     if given.transactional_id is not None and place != (None, None, None):
-        raise RefusedError("pass a transactional id or a place, not both: an open transaction ends in all partitions")
+        raise RefusedError("pass a transactional id or --topic, --partition and --first-offset, not both")
     with _transactions(given) as (transactions, config):
         if given.transactional_id is None:
             return _abort_hanging(given, transactions)
@@ -161,8 +163,8 @@ def _abort_hanging(given: argparse.Namespace, transactions: Transactions) -> int
     ]
     if not found:
         raise RefusedError(
-            f"no transaction hangs in {given.topic}-{given.partition} from offset {given.first_offset} and is silent "
-            f"for {given.silent_for:.0f} s; `exactlyonce transactions hanging` shows those that are"
+            f"no transaction hangs in {given.topic}-{given.partition} from offset {given.first_offset}, silent for "
+            f"{given.silent_for:.0f} s; `exactlyonce transactions hanging` lists those that hang"
         )
     facts = _hanging_facts(found[0], _held(transactions, [(given.topic, given.partition)]))
     if not _confirmed(given, facts, "Write the missing abort marker?"):
@@ -216,7 +218,7 @@ def _confirmed(given: argparse.Namespace, facts: Mapping[str, Any], question: st
     if given.yes:
         return True
     if not sys.stdin.isatty():
-        raise RefusedError("nobody can be asked here; pass --yes to abort without a question")
+        raise RefusedError("there is no terminal to ask at; pass --yes to abort without a question")
     print(f"{pairs(facts)}\n{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

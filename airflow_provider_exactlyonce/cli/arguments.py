@@ -18,7 +18,7 @@ PIPELINE: Final = ("pipeline", *HOME)
 DECLARATION: Final = ("job", "--pipeline")
 SUBMISSION: Final = ("--master", "--conf", "--packages")
 
-_SHARED: Final[Mapping[str, Mapping[str, Any]]] = {
+SHARED: Final[Mapping[str, Mapping[str, Any]]] = {
     "pipeline": {"metavar": "PIPELINE", "help": "the pipeline's name"},
     "job": {"metavar": "JOB.py", "help": "the job's file"},
     "--pipeline": {"metavar": "NAME", "help": "which pipeline of the file, if it declares several"},
@@ -47,7 +47,7 @@ _SHARED: Final[Mapping[str, Mapping[str, Any]]] = {
 def declare(parser: argparse.ArgumentParser, *names: str) -> None:
     """Let a command take arguments that others take too."""
     for name in names:
-        parser.add_argument(name, **_SHARED[name])
+        parser.add_argument(name, **SHARED[name])
 
 
 def home_of(given: argparse.Namespace) -> Home:

@@ -10,10 +10,11 @@ N ?= 96
 
 VENV_PYTHON := .venv/bin/python
 PYTEST := $(VENV_PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+CONTRACTS := tests/integration/kafka/test_wire_contract.py tests/integration/compatibility/test_plan_description.py
 STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all crash-matrix durations lint format lock checksums bench-commit bench-gates bench-ledger bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo check test test-all crash-matrix durations lint format lock checksums bench-commit bench-gates bench-ledger bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -32,11 +33,14 @@ durations: setup ## run the test suite, and note how long each test takes: the l
 demo: setup ## run the demo: broker, stream, two kills, gate, report
 	@$(VENV_PYTHON) -m demo
 
+check: lint ## lint, types, unit tests, and the contracts with private APIs; before each commit
+	@$(PYTEST) tests/unit $(CONTRACTS) $(ARGS)
+
 test: lint ## lint, types, and the test suite
 	@$(PYTEST) $(ARGS)
 
-test-all: lint ## the same with the slow tests
-	@$(PYTEST) -m "" $(ARGS)
+test-all: lint ## the same with the slow tests; resumes: on the same files nothing that has passed runs again
+	@$(PYTEST) -p tests.resume -m "" $(ARGS)
 
 crash-matrix: setup ## N faults at every step of the protocol, then some at Spark's own sink; resumes
 	@$(VENV_PYTHON) -m tests.crash_matrix --runs $(N)

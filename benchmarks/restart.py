@@ -31,7 +31,7 @@ from pathlib import Path
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from airflow_provider_exactlyonce.cli.main import submit_command
+from airflow_provider_exactlyonce.cli.submission import submit_command
 from airflow_provider_exactlyonce.control import processes, restarts, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch

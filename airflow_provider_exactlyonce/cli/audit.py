@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from airflow_provider_exactlyonce.audit.findings import INVARIANTS, Report
-from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
-from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.cli.arguments import CLUSTER, declare
+from airflow_provider_exactlyonce.cli.command import Command
+from airflow_provider_exactlyonce.cli.output import print_answer, tell
 from airflow_provider_exactlyonce.exceptions import AuditFailedError
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.ledger.records import shown
@@ -18,30 +18,30 @@ from airflow_provider_exactlyonce.ledger.records import shown
 _PROGRESS_SECONDS: Final = 5.0
 
 
-def add_audit_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
         "audit",
-        help="check that a pipeline's output is what its ledger says, exactly once",
-        description="Read a pipeline's ledger and its sink's topics, and check the invariants I1 to I7 record by "
-        "record. Nothing is written; the pipeline may run meanwhile.",
-        epilog="exit codes: 0 every invariant holds, 69 one does not, 64 there is nothing to judge",
+        _audit,
+        summary="check that a pipeline's output is what its ledger says, exactly once",
+        details="It reads the ledger and the topics of the sink, and checks the invariants I1 to I7 record by record. "
+        "It writes nothing, and the pipeline may run meanwhile.",
+        example="shop-totals --from-commit 100",
+        exit_codes={0: "every invariant holds", 69: "an invariant is violated"},
     )
-    parser.add_argument("pipeline", help="the pipeline's name")
-    add_cluster_arguments(parser)
-    parser.add_argument("--from-commit", type=int, default=0, metavar="N", help="the first commit to judge")
-    parser.add_argument("--to-commit", type=int, default=0, metavar="N", help="the last commit to judge")
-    parser.add_argument(
-        "--allow-foreign", action="store_true", help="others may write to the sink's topics; pass over their records"
+    declare(command, "pipeline", *CLUSTER)
+    command.add_argument("--from-commit", type=int, default=0, metavar="N", help="the first commit to check")
+    command.add_argument("--to-commit", type=int, default=0, metavar="N", help="the last commit to check")
+    command.add_argument(
+        "--allow-foreign", action="store_true", help="ignore records that others have written to the sink's topics"
     )
-    parser.add_argument(
+    command.add_argument(
         "--patience",
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="how long a transaction that is open now may go on (default: %(default)s)",
+        help="how long to wait for a transaction that is open now (default: %(default)g)",
     )
-    parser.set_defaults(func=_audit)
 
 
 def _audit(given: argparse.Namespace) -> int:
@@ -53,17 +53,16 @@ def _audit(given: argparse.Namespace) -> int:
         last=given.to_commit,
         allow_foreign=given.allow_foreign,
         patience_seconds=given.patience,
-        progress=_every(_PROGRESS_SECONDS, lambda text: print(text, file=sys.stderr, flush=True)),
+        progress=_every(_PROGRESS_SECONDS, tell),
     )
     report = audit(config, given.pipeline, options)
-    print_answer(given, report.to_json(), told(report))
+    print_answer(given, report.to_json(), _told(report))
     if not report.is_clean:
         raise AuditFailedError(str(report.found[0]))
     return 0
 
 
-def told(report: Report) -> str:
-    """Return the report for people: a line for each invariant, then what was found."""
+def _told(report: Report) -> str:
     lines = [
         f"{report.pipeline}: commits {report.first:,} to {report.last:,}, {report.rows:,} rows in {report.ranges:,} "
         f"ranges, {report.seconds:.1f} s"
@@ -73,8 +72,8 @@ def told(report: Report) -> str:
         (report.compacted_ranges, "ranges have lost rows to compaction and are not compared"),
         (report.foreign_rows, "rows of other producers were passed over"),
         (report.records, "source records were read, each once"),
-        (report.late_rows, "rows were behind the watermark, and operators have left them out"),
-        (report.untold, "commits gave less than exactly once: where their rows are is not known, and not judged"),
+        (report.late_rows, "rows were behind the watermark and were left out"),
+        (report.untold, "commits gave less than exactly once; where their rows are is unknown, and not checked"),
     ):
         if count:
             lines.append(f"{count:,} {what}")

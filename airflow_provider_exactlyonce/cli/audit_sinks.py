@@ -8,7 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
+from airflow_provider_exactlyonce.cli.arguments import CLUSTER, DECLARATION, declare
+from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.exceptions import AuditFailedError, RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
@@ -22,33 +23,27 @@ if TYPE_CHECKING:
 _SHOWN: Final = 100
 
 
-def add_audit_sinks_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
         "audit-sinks",
-        help="check that the sinks that are not Kafka have what the pipeline's ledger says",
-        description="Read a pipeline's ledger, and compare each sink of JOB.py that is not Kafka with it, by the "
-        "sink's own audit. Nothing is written; the pipeline may run meanwhile.",
-        epilog="exit codes: 0 all agree, 69 one does not, 64 there is nothing to judge",
+        _audit,
+        summary="check that the sinks that are not Kafka have what the pipeline's ledger says",
+        details="Each such sink of JOB.py compares itself with the ledger. Nothing is written, and the pipeline may "
+        "run meanwhile.",
+        example="dags/jobs/shop_totals.py",
+        exit_codes={0: "all sinks agree with the ledger", 69: "a sink does not"},
     )
-    parser.add_argument("job", help="the job's file, which declares the sinks")
-    parser.add_argument("--pipeline", help="which pipeline of the file, if it declares several")
-    add_cluster_arguments(parser)
-    parser.set_defaults(func=_audit)
+    declare(command, *DECLARATION, *CLUSTER)
 
 
-def audit_sinks(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return what contradicts the pipeline's ledger, by sink.
-
-    :param config: client configuration of the ledger's cluster in librdkafka's names
-    :raises RefusedError: when the pipeline has no commits, or no sink but Kafka
-    """
+def _findings(job: PipelineDefinition, config: Mapping[str, Any]) -> dict[str, list[str]]:
     from airflow_provider_exactlyonce.ledger.reader import LedgerReader
     from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
 
     sinks = [share.sink for share in job.routes.others]
     if not sinks:
-        raise RefusedError(f"pipeline {job.name} has no sink but Kafka: exactlyonce audit {job.name} judges that")
+        raise RefusedError(f"pipeline {job.name} has no sink but Kafka; `exactlyonce audit {job.name}` checks that one")
     with LedgerReader(config, job.name) as reader:
         tail = reader.tail()
         if tail is None or tail.claim is None:
@@ -85,7 +80,7 @@ def _audit(given: argparse.Namespace) -> int:
     config = kafka_config.from_environment(given.bootstrap_servers)
     job = loader.load(given.job, given.pipeline)
     given.pipeline = job.name
-    found = audit_sinks(job, config)
+    found = _findings(job, config)
     lines = []
     for sink, texts in found.items():
         lines.append(f"sink {sink}: {f'{len(texts):,} findings' if texts else 'agrees with the ledger'}")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.backfill.application import application_of
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output
-from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, SUBMISSION, declare
+from airflow_provider_exactlyonce.cli.command import Command
+from airflow_provider_exactlyonce.cli.output import print_answer, tell
+from airflow_provider_exactlyonce.cli.submission import environment, submit_command
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.status import progress_line
@@ -27,26 +27,26 @@ from airflow_provider_exactlyonce.policies.termination import AVAILABLE
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.text_tables import pairs
 
-#: As :func:`airflow_provider_exactlyonce.cli.main.submit_command`.
-Submit = Callable[..., list[str]]
 
-
-def add_backfill_parser(subparsers: Any, submit: Submit) -> None:
-    """Add the subcommand to the program's parser.
-
-    :param submit: returns the command line that runs a job's driver
-    """
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
         "backfill",
-        help="run a part of a pipeline's source again, beside the pipeline",
-        description="Run a range of a pipeline's source again: into its sink, to another topic, or compared with what "
-        "was delivered. The pipeline may run meanwhile. The same range, version and output are written once; a "
-        "backfill that was killed goes on when it is called again. Backfills of one pipeline take turns.",
-        epilog="exit codes: 0 done, now or before; 69 what was compared differs; 64 refused; others: failed on the way",
+        _backfill,
+        summary="run a part of a pipeline's source again, beside the pipeline",
+        details="The output goes into the sink or to another topic, or is compared with what was delivered. The same "
+        "range, version and output are written once. A backfill that was killed goes on when it is called again. The "
+        "pipeline may run meanwhile. Backfills of one pipeline take turns.",
+        example="shop-totals --commits 3..7 --output compare",
+        exit_codes={
+            0: "done, now or before",
+            1: "failed on the way; call it again and it goes on",
+            69: "what was compared differs",
+        },
     )
-    add_pipeline_arguments(parser)
-    parser.add_argument("--application", metavar="JOB.py", help="the job's file (default: the version that runs)")
-    spans = parser.add_argument_group("range, one of these")
+    declare(command, *PIPELINE)
+    command.add_argument("--application", metavar="JOB.py", help="the job's file (default: the version that runs)")
+    spans = command.add_argument_group("range, one of these")
     spans.add_argument("--commits", metavar="A..B", help="the commits A to B")
     spans.add_argument("--offsets", metavar="JSON", help='source offsets: {"topic": {"0": [START, END]}}')
     spans.add_argument(
@@ -54,36 +54,28 @@ def add_backfill_parser(subparsers: Any, submit: Submit) -> None:
     )
     spans.add_argument("--from", dest="start", metavar="TIME", help="records from this time on, by their timestamps")
     spans.add_argument("--to", dest="end", metavar="TIME", help="up to this time, exclusive")
-    parser.add_argument(
+    command.add_argument(
         "--state",
         choices=list(BackfillState),
         default=BackfillState.SAVEPOINT,
-        help="savepoint: the state that the range began with (default); empty: none but --warm-up",
+        help="savepoint: the state that the range began with (default); empty: none but that of --warm-up",
     )
-    parser.add_argument(
+    command.add_argument(
         "--warm-up",
         metavar="N|DURATION",
-        help="with empty state: so many commits before the range, or for a range of time 90s, 30m, 2h or 1d, are run "
-        "without output",
+        help="with empty state: how much before the range is run without output; a number of commits, or for a range "
+        "of time 90s, 30m, 2h or 1d",
     )
-    parser.add_argument(
+    command.add_argument(
         "--output",
         default=Output.COMPARE.value,
         metavar="reemit|compare|topic=NAME",
         help="reemit: into the sink itself, marked; compare: with what was delivered (default); topic: another topic",
     )
-    parser.add_argument(
-        "--accept-nondeterminism",
-        action="store_true",
-        help="commits before the range may give other rows than they gave: the state then differs",
-    )
-    parser.add_argument("--master", default="local[*]", help="Spark master (default: %(default)s)")
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; repeatable")
-    parser.add_argument("--packages", help="packages for Spark, instead of the connector that this project resolves")
-    parser.set_defaults(func=lambda given: _backfill(given, submit))
+    declare(command, "--accept-nondeterminism", *SUBMISSION)
 
 
-def _backfill(given: argparse.Namespace, submit: Submit) -> int:
+def _backfill(given: argparse.Namespace) -> int:
     request = BackfillRequest.parse(
         commits=given.commits,
         offsets=given.offsets,
@@ -103,16 +95,11 @@ def _backfill(given: argparse.Namespace, submit: Submit) -> int:
         str(made.path),
         *workspace.driver_arguments(accept_nondeterminism=given.accept_nondeterminism),
     ]
-    command = submit(
+    command = submit_command(
         application, arguments, master=given.master, conf=settings.pairs(given.conf), packages=given.packages
     )
-    environment = {
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        settings.KAFKA_VARIABLE: json.dumps(config),
-    }
-    result = _run(made, Launch(command=command, printable=" ".join(command), environment=environment))
-    print_answer(given, result, told(result))
+    result = _run(made, Launch(command=command, printable=" ".join(command), environment=environment(config)))
+    print_answer(given, result, _told(result))
     if not result["clean"]:
         raise AuditFailedError(result["found"][0]["message"])
     return 0
@@ -130,7 +117,7 @@ def _run(home: Home, launch: Launch) -> dict[str, Any]:
     )
     try:
         for status in supervisor.run():
-            print(progress_line(status), file=sys.stderr, flush=True)
+            tell(progress_line(status))
     except KeyboardInterrupt:
         supervisor.stop("interrupted")
         raise
@@ -140,8 +127,7 @@ def _run(home: Home, launch: Launch) -> dict[str, Any]:
     return result
 
 
-def told(result: Mapping[str, Any]) -> str:
-    """Return a backfill's result for people."""
+def _told(result: Mapping[str, Any]) -> str:
     hidden = ("source", "violations", "found", "clean")
     lines = [pairs({name: value for name, value in result.items() if name not in hidden})]
     for topic, partitions in result["source"].items():

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from airflow_provider_exactlyonce.cli.arguments import declare
+from airflow_provider_exactlyonce.cli.command import Command
+from airflow_provider_exactlyonce.cli.output import tell
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker, end_broker
 from airflow_provider_exactlyonce.devkit.configuration import HOST
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
@@ -16,108 +20,114 @@ from airflow_provider_exactlyonce.devkit.probe import why_not_ready
 from airflow_provider_exactlyonce.devkit.state import BrokerState
 from airflow_provider_exactlyonce.devkit.topics import create_topic
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
 DEFAULT_DATA: Final = Path(".exactlyonce/broker")
 EXIT_FAILED: Final = 1
 EXIT_NOT_RUNNING: Final = 3  # as service managers have it
 
 
-def add_broker_parser(subparsers: Subparsers) -> None:
-    """Add ``broker`` and its subcommands; each sets ``func(args) -> exit code``."""
-    broker = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    group = program.add_command(
         "broker",
-        help="an embedded Kafka broker for development",
-        description="A real Kafka broker of one node on the loopback interface. For development, not for production.",
+        summary="run an embedded Kafka broker for development",
+        details="It is a real broker of one node on the loopback interface. It is not for production.",
+        example="start --port 9092",
     )
-    commands = broker.add_subparsers(dest="broker_command", required=True, metavar="COMMAND")
-    start = _add_command(commands, "start", "start it in the background and wait until it is ready", start_command)
+    start = group.add_command(
+        "start",
+        partial(_guarded, _start),
+        summary="start the broker in the background and wait until it is ready",
+        example="--port 9092",
+    )
     start.add_argument("--port", type=int, default=0, help="where clients connect (default: as last time, or any)")
-    _add_command(commands, "stop", "stop it in order; the data stays", stop_command)
-    _add_command(commands, "status", f"exit 0 if it runs, {EXIT_NOT_RUNNING} if not", status_command)
-    create = _add_command(commands, "create-topic", "make a topic on it; may be repeated", create_topic_command)
+    group.add_command("stop", partial(_guarded, _stop), summary="stop the broker and keep its data", example="")
+    group.add_command(
+        "status",
+        partial(_guarded, _status),
+        summary="tell whether the broker runs",
+        example="--json",
+        exit_codes={0: "it runs", EXIT_NOT_RUNNING: "it does not run"},
+    )
+    create = group.add_command(
+        "create-topic",
+        partial(_guarded, _create_topic),
+        summary="make a topic on the broker; may be repeated",
+        example="shop.events --partitions 4",
+    )
     create.add_argument("name", metavar="NAME", help="the topic's name")
     create.add_argument(
         "--partitions", type=int, metavar="N", help="how many it has (default: 1, or as many as it has if it is there)"
     )
+    for command in group.commands.values():
+        command.add_argument(
+            "--data",
+            type=Path,
+            default=DEFAULT_DATA,
+            metavar="DIR",
+            help="where it keeps its data (default: %(default)s)",
+        )
+        declare(command, "--json")
 
 
-def _add_command(
-    commands: Subparsers, name: str, description: str, function: Callable[[argparse.Namespace], int]
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=description, description=description[0].upper() + description[1:] + ".")
-    parser.add_argument("--data", type=Path, default=DEFAULT_DATA, metavar="DIR", help="default: %(default)s")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(func=lambda arguments: _guarded(function, arguments))
-    return parser
-
-
-def start_command(arguments: argparse.Namespace) -> int:
-    """Start a broker that outlives this process; one that runs already is left as it is."""
-    state = BrokerState.load_living(arguments.data)
+def _start(given: argparse.Namespace) -> int:
+    state = BrokerState.load_living(given.data)
     if state is None:
-        resolve(lambda line: print(line, file=sys.stderr, flush=True))
-        broker = EmbeddedBroker(arguments.data, port=arguments.port, detached=True)
+        resolve(tell)
+        broker = EmbeddedBroker(given.data, port=given.port, detached=True)
         broker.start()
         state = broker.state
-    elif arguments.port not in (0, state.port):
-        raise DevkitError(f"a broker runs on {arguments.data} already, on port {state.port}, not {arguments.port}")
-    _print(arguments, state, "running")
+    elif given.port not in (0, state.port):
+        raise DevkitError(f"a broker runs on {given.data} already, on port {state.port}, not {given.port}")
+    _print(given, state, "running")
     return 0
 
 
-def stop_command(arguments: argparse.Namespace) -> int:
-    """Stop the broker of this data; that none runs is no error."""
-    state = BrokerState.load_living(arguments.data)
+def _stop(given: argparse.Namespace) -> int:
+    state = BrokerState.load_living(given.data)
     if state is not None:
-        end_broker(arguments.data, state)
-    _print(arguments, None, "stopped")
+        end_broker(given.data, state)
+    _print(given, None, "stopped")
     return 0
 
 
-def status_command(arguments: argparse.Namespace) -> int:
-    """Say whether the broker of this data runs, and whether clients can work with it."""
-    state = BrokerState.load_living(arguments.data)
+def _status(given: argparse.Namespace) -> int:
+    state = BrokerState.load_living(given.data)
     if state is None:
-        _print(arguments, None, "stopped")
+        _print(given, None, "stopped")
         return EXIT_NOT_RUNNING
-    _print(arguments, state, "starting" if why_not_ready(HOST, state.port, state.cluster_id) else "running")
+    _print(given, state, "starting" if why_not_ready(HOST, state.port, state.cluster_id) else "running")
     return 0
 
 
-def create_topic_command(arguments: argparse.Namespace) -> int:
-    """Make a topic on the broker of this data; one that is there with as many partitions is left as it is."""
-    state = BrokerState.load_living(arguments.data)
+def _create_topic(given: argparse.Namespace) -> int:
+    state = BrokerState.load_living(given.data)
     if state is None:
-        data = arguments.data
+        data = given.data
         raise DevkitError(f"no broker runs on {data}: start it with exactlyonce broker start --data {data}")
-    made = create_topic(state.bootstrap_servers, arguments.name, arguments.partitions)
-    if arguments.json:
-        print(json.dumps({"topic": arguments.name, "partitions": made.partitions, "created": made.created}))
+    made = create_topic(state.bootstrap_servers, given.name, given.partitions)
+    if given.json:
+        print(json.dumps({"topic": given.name, "partitions": made.partitions, "created": made.created}))
     else:
         word = "created" if made.created else "there already"
-        print(f"{arguments.name}: {word}, partitions: {made.partitions}, broker {state.bootstrap_servers}")
+        print(f"{given.name}: {word}, partitions: {made.partitions}, broker {state.bootstrap_servers}")
     return 0
 
 
-def _guarded(function: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+def _guarded(function: Callable[[argparse.Namespace], int], given: argparse.Namespace) -> int:
     try:
-        return function(arguments)
+        return function(given)
     except DevkitError as error:
-        if arguments.json:
-            print(json.dumps({"data": str(arguments.data.absolute()), "state": "failed", "error": str(error)}))
+        if given.json:
+            print(json.dumps({"data": str(given.data.absolute()), "state": "failed", "error": str(error)}))
         else:
-            print(f"exactlyonce broker: {error}", file=sys.stderr)
+            tell(f"exactlyonce broker: {error}")
         return EXIT_FAILED
 
 
-def _print(arguments: argparse.Namespace, state: BrokerState | None, word: str) -> None:
-    data = str(arguments.data.absolute())
+def _print(given: argparse.Namespace, state: BrokerState | None, word: str) -> None:
+    data = str(given.data.absolute())
     servers, pid = (state.bootstrap_servers, state.process.pid) if state else (None, None)
-    if arguments.json:
+    if given.json:
         print(json.dumps({"bootstrap_servers": servers, "pid": pid, "data": data, "state": word}))
     elif state:
         print(f"{word}: {servers}, pid {pid}, data in {data}")

@@ -5,31 +5,30 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.versions import CompatibilityReport, Verdict, VersionChange
+from airflow_provider_exactlyonce.cli.arguments import DECLARATION, HOME, declare, home_of
+from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.cli.savepoint import add_home_arguments, home_of
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming import settings
 
 
-def add_check_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
         "check",
-        help="tell whether a new version of a job can go on from a savepoint",
-        description="Compare JOB.py with the version that a savepoint was taken of, and plan it as Spark would. "
-        "No data is read, and nothing is changed.",
-        epilog="exit codes: 0 compatible, perhaps with notes, 64 incompatible or refused",
+        _check,
+        summary="tell whether a new version of a job can go on from a savepoint",
+        details="JOB.py is compared with the version of which the savepoint was taken, and planned as Spark would plan "
+        "it. No data is read, and nothing is changed.",
+        example="dags/jobs/shop_totals.py --against 40-1f3a9c2e",
+        exit_codes={0: "compatible, perhaps with notes", 64: "incompatible, or refused"},
     )
-    parser.add_argument("job", help="the new version's file")
-    parser.add_argument("--against", required=True, metavar="SAVEPOINT", help="a savepoint's id, or its directory")
-    parser.add_argument("--pipeline", help="which pipeline of the file, if it declares several")
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; repeatable")
-    add_home_arguments(parser)
-    parser.set_defaults(func=_check)
+    declare(command, *DECLARATION)
+    command.add_argument("--against", required=True, metavar="SAVEPOINT", help="a savepoint's id, or its directory")
+    declare(command, "--conf", *HOME)
 
 
 def _check(given: argparse.Namespace) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare
+from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 from airflow_provider_exactlyonce.ledger.records import check_pipeline_name
 
@@ -15,22 +16,24 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.doctor.examine import Examination
 
 
-def add_doctor_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
         "doctor",
-        help="say what is wrong with a pipeline and what to do, and mend what is safe to mend",
-        description="Look at a pipeline's home, checkpoint, savepoints, ledger, lease, topics and transactions "
-        "together. Nothing is changed without --fix, and the pipeline may run meanwhile.",
-        epilog="exit codes: 0 nothing is wrong, or all is mended; 1 something is",
+        _doctor,
+        summary="say what is wrong with a pipeline and what to do, and repair what is safe to repair",
+        details="It looks at the home, the checkpoint, the savepoints, the ledger, the lease, the topics and the "
+        "transactions. It changes nothing without --fix, and the pipeline may run meanwhile.",
+        example="shop-totals --fix",
+        exit_codes={0: "nothing is wrong, or all is repaired", 1: "something is wrong"},
     )
-    add_pipeline_arguments(parser)
-    parser.add_argument(
+    declare(command, *PIPELINE)
+    command.add_argument(
         "--fix",
         action="store_true",
-        help="mend what can be without any risk for a record; files are mended on a copy, with the pipeline stopped",
+        help="repair what can be repaired without a risk for a record; files are repaired on a copy while the pipeline "
+        "is stopped",
     )
-    parser.set_defaults(func=_doctor)
 
 
 def _doctor(given: argparse.Namespace) -> int:
@@ -45,8 +48,8 @@ def _doctor(given: argparse.Namespace) -> int:
 
 def _told(found: Examination) -> str:
     """Return the examination for people."""
-    lines = [f"mended {name}: {done}" for name, done in found.done]
-    lines += [f"not mended {name}: {why}" for name, why in found.refused]
+    lines = [f"repaired {name}: {done}" for name, done in found.done]
+    lines += [f"not repaired {name}: {why}" for name, why in found.refused]
     for one in found.findings:
         fix = "  [--fix]" if one.fixable else ""
         lines += [f"{one.severity.value.upper()} {one.name}{fix}", f"  {one.what}", f"  -> {one.do}"]

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
+from airflow_provider_exactlyonce.cli.arguments import DECLARATION, declare
+from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming import settings
 
 
-def add_explain_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
         "explain",
-        help="tell what a job can guarantee, link by link",
-        description="Plan JOB.py as Spark would, and tell what each source, the engine and each sink give; the weakest "
-        "link's guarantee is the pipeline's. No data is read, and nothing is changed.",
-        epilog="exit codes: 0 it would start, 64 it would be refused",
+        _explain,
+        summary="tell what a job can guarantee, link by link",
+        details="JOB.py is planned as Spark would plan it. The answer has what each source, the engine and each sink "
+        "guarantee; the weakest of them is the pipeline's guarantee. No data is read, and nothing is changed.",
+        example="dags/jobs/shop_totals.py",
+        exit_codes={0: "it would start", 64: "it would be refused"},
     )
-    parser.add_argument("job", help="the job's file")
-    parser.add_argument("--pipeline", help="which pipeline of the file, if it declares several")
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; repeatable")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(func=_explain)
+    declare(command, *DECLARATION, "--conf", "--json")
 
 
 def _explain(given: argparse.Namespace) -> int:

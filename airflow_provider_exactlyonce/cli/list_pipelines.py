@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
-from airflow_provider_exactlyonce.cli.output import print_answer
+from airflow_provider_exactlyonce.cli.arguments import CLUSTER, declare
+from airflow_provider_exactlyonce.cli.command import Command
+from airflow_provider_exactlyonce.cli.output import print_answer, time_of
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.pipeline_state import state_of
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
@@ -22,16 +22,17 @@ from airflow_provider_exactlyonce.text_tables import table
 _UNKNOWN = "unknown"
 
 
-def add_list_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
         "list",
-        help="show all pipelines of a cluster",
-        description="Show every pipeline that has a ledger on a Kafka cluster: its last commit and run, where its home "
-        "is, and its state if that is on this machine. A pipeline's backfills have a ledger and a line of their own.",
+        _list,
+        summary="show all pipelines of a cluster",
+        details="A pipeline is shown with its last commit and run, its home, and its state if the home is on this "
+        "machine. Its backfills have a ledger and a line of their own.",
+        example="--bootstrap-servers localhost:9092",
     )
-    add_cluster_arguments(parser)
-    parser.set_defaults(func=_list)
+    declare(command, *CLUSTER)
 
 
 def _list(given: argparse.Namespace) -> int:
@@ -39,7 +40,7 @@ def _list(given: argparse.Namespace) -> int:
 
     config = reach.reached(given.bootstrap_servers)
     try:
-        rows = pipelines(config)
+        rows = _pipelines(config)
     except KafkaException as error:
         raise reach.unreachable(config) from error
     told = {name for row in rows for name, value in row.items() if value is not None}
@@ -48,12 +49,7 @@ def _list(given: argparse.Namespace) -> int:
     return 0
 
 
-def pipelines(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what is known of each pipeline of a cluster, by name.
-
-    :param config: client configuration in librdkafka's names
-    :raises KafkaException: when the cluster does not answer
-    """
+def _pipelines(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     names = listing.names(config)
     connections = LedgerConnections(config)
     try:
@@ -78,7 +74,7 @@ def _facts(connections: LedgerConnections, name: str) -> dict[str, Any]:
         "state": _state(claim) if claim is not None else None,
         "run": claim.run if claim is not None else None,
         "commit": tail.place.commit if tail is not None else None,
-        "committed": _time(commit.committed) if commit is not None else None,
+        "committed": time_of(commit.committed) if commit is not None else None,
         "guarantee": claim.guarantee if claim is not None else None,
         "version": claim.version if claim is not None else None,
         "home": claim.home_path if claim is not None else None,
@@ -93,7 +89,3 @@ def _state(claim: ClaimRecord) -> str:
         return state_of(home)[0].value if home.identity() == claim.home else _UNKNOWN
     except (RefusedError, OSError):
         return _UNKNOWN
-
-
-def _time(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")

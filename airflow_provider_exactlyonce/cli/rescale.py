@@ -3,46 +3,43 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
-from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments, home_of
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare, home_of
+from airflow_provider_exactlyonce.cli.command import Command
+from airflow_provider_exactlyonce.cli.output import print_answer, tell
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.streaming.replay.rescale import Rescaled, rescale
 from airflow_provider_exactlyonce.text_tables import pairs
 
 
-def add_rescale_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
         "rescale",
-        help="give a pipeline's state another number of partitions",
-        description="Make a fresh lineage of a pipeline's state, with another number of partitions, and compare it "
-        "with the state that there was. The next start of the pipeline's driver runs it. The pipeline must be stopped; "
-        "the state is read and written here, with Spark.",
-        epilog="exit codes: 0 rescaled, or there are as many partitions already; 64 refused (nothing was changed), 65 "
-        "the pipeline runs; others: failed, nothing was changed",
+        _rescale,
+        summary="give a pipeline's state another number of partitions",
+        details="It makes a new lineage of the state, and compares it with the old one. The next start of the "
+        "pipeline's driver runs it. The pipeline must be stopped. The state is read and written here, with Spark.",
+        example="shop-totals --state-partitions 8",
+        exit_codes={0: "rescaled, or there are as many partitions already", 65: "the pipeline runs"},
     )
-    add_pipeline_arguments(parser)
-    parser.add_argument("--state-partitions", type=int, required=True, metavar="N", help="how many there shall be")
-    parser.set_defaults(func=_rescale)
+    declare(command, *PIPELINE)
+    command.add_argument(
+        "--state-partitions", type=int, required=True, metavar="N", help="how many partitions the state shall have"
+    )
 
 
 def _rescale(given: argparse.Namespace) -> int:
-    def tell(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     config = reach.reached(given.bootstrap_servers)
     done = rescale(home_of(given), given.pipeline, config, given.state_partitions, tell=tell)
-    facts = facts_of(done, given.pipeline)
+    facts = _facts(done, given.pipeline)
     text = f"{given.pipeline} has {done.partitions} state partitions already: nothing to do"
     print_answer(given, facts, pairs(facts) if facts["changed"] else text)
     return 0
 
 
-def facts_of(done: Rescaled, pipeline: str) -> dict[str, Any]:
-    """Return what people want to know of a rescale."""
+def _facts(done: Rescaled, pipeline: str) -> dict[str, Any]:
     stretch = done.stretch
     return {
         "pipeline": pipeline,

@@ -8,48 +8,46 @@ from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint.request import take_retained
 from airflow_provider_exactlyonce.checkpoint.restore import Restored, RestoreMode, RestoreRequest, restore
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare, home_of
+from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments, home_of
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.text_tables import pairs
 
 
-def add_restore_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
         "restore",
-        help="make a pipeline go on from a savepoint, without a duplicate and without a loss",
-        description="Make a fresh lineage of a savepoint. The next start of the pipeline's driver runs it: it replays "
+        _restore,
+        summary="make a pipeline go on from a savepoint, without a duplicate and without a loss",
+        details="It makes a new lineage of the savepoint. The next start of the pipeline's driver runs it: it replays "
         "what was committed since without writing it again, and then goes on. The pipeline must be stopped.",
-        epilog="exit codes: 0 restored, 64 refused (nothing was changed), 65 the pipeline runs",
+        example="shop-totals --commit 12",
+        exit_codes={0: "restored", 65: "the pipeline runs"},
     )
-    add_pipeline_arguments(parser)
-    parser.add_argument("--savepoint", metavar="ID", help="the savepoint (default: the newest)")
-    parser.add_argument("--commit", type=int, metavar="C", help="the newest savepoint at or before this commit")
-    parser.add_argument(
+    declare(command, *PIPELINE)
+    command.add_argument("--savepoint", metavar="ID", help="the savepoint (default: the newest)")
+    command.add_argument("--commit", type=int, metavar="C", help="the newest savepoint at or before this commit")
+    command.add_argument(
         "--checkpoint",
         type=Path,
         metavar="DIR",
-        help="a retained checkpoint, by its path: a savepoint is taken of its newest whole batch, and restored",
+        help="a retained checkpoint; a savepoint is taken of its newest whole batch, and restored",
     )
-    parser.add_argument(
+    command.add_argument(
         "--mode",
         type=RestoreMode,
         choices=list(RestoreMode),
         default=RestoreMode.SUPPRESS,
-        help="what becomes of the commits after the savepoint: suppress replays them without writing (default), fail "
-        "refuses when there are any, reemit writes their output again",
+        help="what happens to the commits after the savepoint: suppress replays them without writing (default), fail "
+        "refuses if there are any, reemit writes their output again",
     )
-    parser.add_argument(
+    command.add_argument(
         "--to", type=Path, metavar="DIR", help="make the lineage in this new directory, and leave the pipeline as it is"
     )
-    parser.add_argument(
-        "--accept-nondeterminism",
-        action="store_true",
-        help="replayed commits may give other rows than were committed: the state then differs from the output",
-    )
-    parser.set_defaults(func=_restore)
+    declare(command, "--accept-nondeterminism")
 
 
 def _restore(given: argparse.Namespace) -> int:
@@ -57,7 +55,7 @@ def _restore(given: argparse.Namespace) -> int:
     savepoint = given.savepoint
     if given.checkpoint is not None:
         if given.savepoint is not None or given.commit is not None:
-            raise RefusedError("give --checkpoint, --savepoint or --commit, not two of them")
+            raise RefusedError("--checkpoint, --savepoint and --commit exclude each other; pass one of them")
         savepoint = take_retained(home, given.pipeline, config, given.checkpoint).id
     request = RestoreRequest(
         savepoint=savepoint,
@@ -66,13 +64,12 @@ def _restore(given: argparse.Namespace) -> int:
         to=given.to,
         accept_nondeterminism=given.accept_nondeterminism,
     )
-    facts = facts_of(restore(home, given.pipeline, config, request), given.pipeline)
+    facts = _facts(restore(home, given.pipeline, config, request), given.pipeline)
     print_answer(given, facts, pairs(facts))
     return 0
 
 
-def facts_of(restored: Restored, pipeline: str) -> dict[str, Any]:
-    """Return what people want to know of a restore."""
+def _facts(restored: Restored, pipeline: str) -> dict[str, Any]:
     stretch = restored.stretch
     return {
         "pipeline": pipeline,

@@ -3,102 +3,71 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import uuid
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.checkpoint import lineages, request
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint, encode
 from airflow_provider_exactlyonce.checkpoint.savepoints import DEFAULT_RETENTION, SavepointRetention, Savepoints
-from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
-from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare, home_of
+from airflow_provider_exactlyonce.cli.command import Command
+from airflow_provider_exactlyonce.cli.output import print_answer, tell, time_of
+from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
-from airflow_provider_exactlyonce.kafka import reach
-from airflow_provider_exactlyonce.ledger.home import home_path
 from airflow_provider_exactlyonce.text_tables import pairs
 
-_TAKE: Final = "take"
-_ACTIONS: Final = (_TAKE, "list", "show", "verify", "delete", "pin", "unpin", "clean-up")
 
-
-def with_action(arguments: Sequence[str]) -> list[str]:
-    """Return a command line in which ``savepoint PIPELINE`` is ``savepoint take PIPELINE``."""
-    given = list(arguments)
-    if given[:1] == ["savepoint"] and len(given) > 1 and given[1] not in (*_ACTIONS, "-h", "--help"):
-        given.insert(1, _TAKE)
-    return given
-
-
-def add_savepoint_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    group = program.add_command(
         "savepoint",
-        help="take, list, verify and delete savepoints",
-        description="Take a savepoint of a pipeline: exactlyonce savepoint PIPELINE. Or look after its savepoints.",
+        summary="take, list, verify and delete savepoints",
+        details="Without a command of its own it takes one.",
+        example="shop-totals --label nightly",
+        default="take",
     )
-    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
-    take = _action(
-        actions,
-        _TAKE,
+    take = group.add_command(
+        "take",
         _take,
-        "take one; the word may be left out",
-        "A driver that runs takes it beside its query. Of a stopped pipeline it is taken here.",
+        summary="take a savepoint; the word take may be left out",
+        details="A driver that runs takes it beside its query. The savepoint of a stopped pipeline is taken here.",
+        example="shop-totals --label nightly",
     )
-    take.add_argument("--label", help="what people call it")
+    declare(take, *PIPELINE)
+    take.add_argument("--label", metavar="TEXT", help="what people call it")
     take.add_argument("--stop", action="store_true", help="begin no further batch, take it, and end the driver")
-    take.add_argument(
-        "--timeout", type=float, default=300.0, metavar="SECONDS", help="how long the driver may take (default: 300)"
+    declare(take, "--timeout")
+    listing = group.add_command(
+        "list", _list, summary="list the savepoints, oldest commit first", example="shop-totals"
     )
-    _action(actions, "list", _list, "list them, oldest commit first")
-    for name, function, text in (
-        ("show", _show, "show one's manifest"),
-        ("verify", _verify, "read one's bytes, and its state with Spark"),
-        ("delete", _delete, "delete one"),
-        ("pin", _pin, "keep one whatever retention says"),
-        ("unpin", _pin, "leave one to retention again"),
+    declare(listing, *PIPELINE)
+    for name, function, summary in (
+        ("show", _show, "show the manifest of a savepoint"),
+        ("verify", _verify, "read the bytes of a savepoint, and its state with Spark"),
+        ("delete", _delete, "delete a savepoint"),
+        ("pin", _pin, "keep a savepoint whatever the retention says"),
+        ("unpin", _pin, "let the retention delete a savepoint again"),
     ):
-        action = _action(actions, name, function, text)
-        action.add_argument("savepoint", help="the savepoint's id")
+        codes = {64: "damaged, or refused"} if name == "verify" else None
+        command = group.add_command(
+            name, function, summary=summary, example="shop-totals 40-1f3a9c2e", exit_codes=codes
+        )
+        declare(command, *PIPELINE)
+        command.add_argument("savepoint", metavar="ID", help="the savepoint's id")
         if name == "verify":
-            action.add_argument("--no-state", action="store_true", help="without Spark: sizes and checksums only")
-        action.set_defaults(pinned=name == "pin")
-    clean_up = _action(actions, "clean-up", _clean_up, "delete old ones, and what interrupted saves have left")
-    clean_up.add_argument("--count", type=int, default=DEFAULT_RETENTION.count, help="keep so many (default: 10)")
-    clean_up.add_argument("--days", type=float, default=DEFAULT_RETENTION.days, help="keep the younger (default: 1)")
-
-
-def _action(actions: Any, name: str, function: Any, text: str, description: str | None = None) -> Any:
-    parser = actions.add_parser(name, help=text, description=description or f"{text[0].upper()}{text[1:]}.")
-    add_pipeline_arguments(parser)
-    parser.set_defaults(func=function)
-    return parser
-
-
-def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what every subcommand on a pipeline's home is told: which pipeline, where it is, and how to answer."""
-    parser.add_argument("pipeline", help="the pipeline's name")
-    add_home_arguments(parser)
-
-
-def add_home_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the same without the pipeline's name."""
-    parser.add_argument("--home", help="the pipeline's home, if it is not where its last run started")
-    add_cluster_arguments(parser)
-
-
-def home_of(given: argparse.Namespace) -> Home:
-    """Return the pipeline's home: the one that was named, or that the ledger names."""
-    if given.home:
-        home = Home(given.home)
-        if home.pipeline() != given.pipeline:
-            owner = home.pipeline() or "no pipeline"
-            raise RefusedError(f"{home.path} is the home of {owner}, not of {given.pipeline}")
-        return home
-    return Home(home_path(reach.reached(given.bootstrap_servers), given.pipeline))
+            command.add_argument("--no-state", action="store_true", help="without Spark: sizes and checksums only")
+        command.set_defaults(pinned=name == "pin")
+    clean_up = group.add_command(
+        "clean-up",
+        _clean_up,
+        summary="delete old savepoints, and what interrupted ones have left",
+        example="shop-totals --count 3",
+    )
+    declare(clean_up, *PIPELINE)
+    count, days = DEFAULT_RETENTION.count, DEFAULT_RETENTION.days
+    clean_up.add_argument("--count", type=int, default=count, help="keep the newest (default: %(default)s)")
+    clean_up.add_argument("--days", type=float, default=days, help="keep the younger (default: %(default)g)")
 
 
 def _savepoints(given: argparse.Namespace) -> Savepoints:
@@ -145,7 +114,7 @@ def _verify(given: argparse.Namespace) -> int:
     body = {"savepoint": savepoint.id, "whole": not defects, "defects": defects, "state": state}
     print_answer(given, body, "\n".join(told))
     if defects:
-        print(f"savepoint {savepoint.id} is damaged", file=sys.stderr)
+        tell(f"savepoint {savepoint.id} is damaged")
     return RefusedError.exit_code if defects else 0
 
 
@@ -179,7 +148,7 @@ def _clean_up(given: argparse.Namespace) -> int:
 
 def _summary(savepoint: Savepoint) -> dict[str, Any]:
     body = encode(savepoint)
-    return {**{name: body[name] for name in body if name not in _LONG}, "created": _time(savepoint.created)}
+    return {**{name: body[name] for name in body if name not in _LONG}, "created": time_of(savepoint.created)}
 
 
 _LONG: Final = ("schema", "files", "operators", "source_schemas", "result_schema", "plan")
@@ -188,8 +157,4 @@ _LONG: Final = ("schema", "files", "operators", "source_schemas", "result_schema
 def _sentence(savepoint: Savepoint) -> str:
     label = f", {savepoint.label!r}" if savepoint.label else ""
     pinned = ", pinned" if savepoint.pinned else ""
-    return f"commit {savepoint.commit}, {savepoint.size:,} bytes, {_time(savepoint.created)}{label}{pinned}"
-
-
-def _time(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
+    return f"commit {savepoint.commit}, {savepoint.size:,} bytes, {time_of(savepoint.created)}{label}{pinned}"

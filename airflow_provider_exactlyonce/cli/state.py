@@ -14,8 +14,9 @@ from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint, TornFileError
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.checkpoint.state import StateDirectory, StatefulOperator
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare, home_of
+from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments, home_of
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.text_tables import table
@@ -26,34 +27,37 @@ if TYPE_CHECKING:
 _LIMIT: Final = 20
 
 
-def add_state_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
-        "state", help="show what a pipeline keeps in its state", description="Look into a pipeline's state."
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    group = program.add_command(
+        "state",
+        summary="show what a pipeline keeps in its state",
+        example="show shop-totals",
     )
-    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
-    show = actions.add_parser(
+    command = group.add_command(
         "show",
-        help="show the rows of its state",
-        description="Show the rows of a pipeline's state as of a committed batch: state variables and timers, "
-        "aggregations, joins, what was seen. Read with Spark from the checkpoint or from a savepoint; the pipeline may "
-        "run.",
+        _show,
+        summary="show the rows of the state as of a committed batch",
+        details="These are state variables and timers, aggregations, joins, and what was seen. They are read with "
+        "Spark from the checkpoint or from a savepoint, and the pipeline may run meanwhile.",
+        example="shop-totals --operator 0 --key uuid=4711",
     )
-    add_pipeline_arguments(show)
-    place = show.add_mutually_exclusive_group()
+    declare(command, *PIPELINE)
+    place = command.add_mutually_exclusive_group()
     place.add_argument("--savepoint", metavar="ID", help="of this savepoint (default: the current checkpoint)")
     place.add_argument("--batch", type=int, metavar="N", help="of this batch of the checkpoint (default: the newest)")
-    show.add_argument("--operator", help="of this operator: its number, or a part of its name (default: all)")
-    show.add_argument("--store", help="this state variable, timers, or store of the operator (default: all)")
-    show.add_argument(
-        "--key",
-        action="append",
-        default=[],
-        metavar="COLUMN=VALUE",
-        help="of this key; one for each column",
+    command.add_argument(
+        "--operator", metavar="N", help="of this operator: its number, or a part of its name (default: all)"
     )
-    show.add_argument("--limit", type=int, default=_LIMIT, metavar="ROWS", help=f"of each store (default: {_LIMIT})")
-    show.set_defaults(func=_show)
+    command.add_argument(
+        "--store", metavar="NAME", help="this state variable, timers, or store of the operator (default: all)"
+    )
+    command.add_argument(
+        "--key", action="append", default=[], metavar="COLUMN=VALUE", help="of this key; one for each column"
+    )
+    command.add_argument(
+        "--limit", type=int, default=_LIMIT, metavar="ROWS", help="how many of each store (default: %(default)s)"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +76,7 @@ def _show(given: argparse.Namespace) -> int:
     from airflow_provider_exactlyonce.checkpoint.state_rows import StateRequest, read_rows
 
     if given.limit < 1:
-        raise RefusedError(f"--limit {given.limit}: at least 1")
+        raise RefusedError(f"--limit is {given.limit}; it must be at least 1")
     request = StateRequest(operator=given.operator, store=given.store, key=_key(given.key), limit=given.limit)
     with _opened(home_of(given), given.savepoint, given.batch) as place:
         session = local_session("exactlyonce state show")
@@ -98,7 +102,7 @@ def _show(given: argparse.Namespace) -> int:
 def _key(given: Sequence[str]) -> dict[str, str]:
     for one in given:
         if "=" not in one:
-            raise RefusedError(f"--key {one}: say it as COLUMN=VALUE")
+            raise RefusedError(f"--key {one!r} is not COLUMN=VALUE")
     return dict(one.split("=", 1) for one in given)
 
 
@@ -127,7 +131,9 @@ def _current(home: Home, batch: int | None) -> _Place:
     checkpoint = Checkpoint(home.checkpoint(lineage.id)) if lineage is not None else None
     newest = checkpoint.newest_commit() if checkpoint is not None else None
     if lineage is None or checkpoint is None or newest is None:
-        raise RefusedError(f"{home.path} has no checkpoint with a committed batch; is there a savepoint?")
+        raise RefusedError(
+            f"{home.path} has no checkpoint with a committed batch; pass --savepoint to read a savepoint"
+        )
     number = newest if batch is None else batch
     try:
         commit = checkpoint.commit(number)

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint.stop import stop
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare, home_of
+from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments, home_of
 from airflow_provider_exactlyonce.control.pipeline_state import state_of
 from airflow_provider_exactlyonce.kafka import reach
 from airflow_provider_exactlyonce.text_tables import pairs
 
 
-def add_stop_parser(subparsers: Any) -> None:
-    """Add the subcommand to the program's parser."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
         "stop",
-        help="stop a pipeline's driver before its next batch",
-        description="Ask a pipeline's driver to end when its batch is committed, and wait for it. A supervisor does "
-        "not start it again.",
-        epilog="exit codes: 0 stopped, also when none ran; 1 not in time (the request stays), or the savepoint failed; "
-        "64 refused",
+        _stop,
+        summary="stop a pipeline's driver before its next batch",
+        details="It waits until the driver has committed its batch and ended. A supervisor does not start it again.",
+        example="shop-totals --savepoint nightly",
+        exit_codes={
+            0: "stopped, or no driver ran",
+            1: "not stopped in time (the request stays), or the savepoint failed",
+        },
     )
-    add_pipeline_arguments(parser)
-    parser.add_argument(
-        "--savepoint", nargs="?", const=True, default=False, metavar="LABEL", help="save after the last batch"
+    declare(command, *PIPELINE)
+    command.add_argument(
+        "--savepoint", nargs="?", const=True, default=False, metavar="LABEL", help="take one after the last batch"
     )
-    parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="SECONDS", help="how long the driver may take (default: 300)"
-    )
-    parser.set_defaults(func=_stop)
+    declare(command, "--timeout")
 
 
 def _stop(given: argparse.Namespace) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.cli.cluster_arguments import add_cluster_arguments
+from airflow_provider_exactlyonce.cli.arguments import CLUSTER, declare
+from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import pipeline_of
@@ -24,44 +25,50 @@ if TYPE_CHECKING:
 _LONGEST_TIME_OUT_SECONDS: Final = 900.0  # Kafka's default of transaction.max.timeout.ms
 
 
-def add_transactions_parser(subparsers: Any) -> None:
-    """Add ``transactions`` and its subcommands; each sets ``func(args) -> exit code``."""
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    group = program.add_command(
         "transactions",
-        help="what transactions are open on a cluster, whoever's, and an end of them",
-        description="Show the transactions of a Kafka cluster, what they hold back from readers of committed records, "
-        "and abort one.",
+        summary="show the open transactions of a cluster, and abort one",
+        details="They are those of all producers. An open transaction holds back readers of committed records.",
+        example="list --bootstrap-servers localhost:9092",
     )
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-
-    listing = _add(commands, "list", _list, "list the open transactions, oldest first")
-    listing.add_argument("--older-than", type=float, default=0.0, metavar="SECONDS", help="only these (default: all)")
-
-    describing = _add(commands, "describe", _describe, "show one transactional id, and how far readers get")
-    describing.add_argument("transactional_id", help="such as exactlyonce.PIPELINE")
-
-    hanging = _add(commands, "hanging", _hanging, "find transactions that no coordinator will end")
-    hanging.add_argument("--topic", action="append", help="look only here; repeatable (default: all topics)")
+    listing = group.add_command(
+        "list", _list, summary="list the open transactions, oldest first", example="--older-than 60"
+    )
+    declare(listing, *CLUSTER)
+    listing.add_argument(
+        "--older-than", type=float, default=0.0, metavar="SECONDS", help="only those that are older (default: all)"
+    )
+    describing = group.add_command(
+        "describe",
+        _describe,
+        summary="show a transactional id, and what its transaction holds back",
+        example="exactlyonce.shop-totals",
+    )
+    declare(describing, *CLUSTER)
+    describing.add_argument("transactional_id", metavar="ID", help="such as exactlyonce.PIPELINE")
+    hanging = group.add_command(
+        "hanging", _hanging, summary="find transactions that no coordinator will end", example="--topic shop.totals"
+    )
+    declare(hanging, *CLUSTER)
+    hanging.add_argument("--topic", action="append", help="only of this topic; repeatable (default: all topics)")
     _add_silence(hanging)
-
-    aborting = _add(commands, "abort", _abort, "abort an open transaction, or one that hangs in a partition")
-    aborting.add_argument("transactional_id", nargs="?", help="the open one; its producer is fenced")
-    aborting.add_argument("--topic", help="of one that hangs")
-    aborting.add_argument("--partition", type=int, help="of one that hangs")
-    aborting.add_argument("--first-offset", type=int, help="of one that hangs, as `hanging` shows it")
+    aborting = group.add_command(
+        "abort",
+        _abort,
+        summary="abort an open transaction, or one that hangs in a partition",
+        details="The producer of an open transaction is fenced.",
+        example="exactlyonce.shop-totals --yes",
+        exit_codes={0: "aborted, or left as it is", 65: "a driver of the pipeline is alive"},
+    )
+    declare(aborting, *CLUSTER)
+    aborting.add_argument("transactional_id", metavar="ID", nargs="?", help="of the open transaction")
+    aborting.add_argument("--topic", help="of the transaction that hangs")
+    aborting.add_argument("--partition", type=int, help="of the transaction that hangs")
+    aborting.add_argument("--first-offset", type=int, help="of the transaction that hangs, as `hanging` shows it")
     _add_silence(aborting)
     aborting.add_argument("--yes", action="store_true", help="do not ask")
-
-
-def _add(
-    commands: Any, name: str, function: Callable[[argparse.Namespace], int], description: str
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=description, description=description[0].upper() + description[1:] + "."
-    )
-    add_cluster_arguments(parser)
-    parser.set_defaults(func=function)
-    return parser
 
 
 def _add_silence(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +77,7 @@ def _add_silence(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=_LONGEST_TIME_OUT_SECONDS,
         metavar="SECONDS",
-        help="whose producer has not written for so long, more than a transaction may take (default: %(default).0f)",
+        help="only those whose producer has not written for so long (default: %(default)g)",
     )
 
 
@@ -113,7 +120,7 @@ def _hanging(given: argparse.Namespace) -> int:
         found = transactions.hanging(given.topic, silent_seconds=given.silent_for)
         held = _held(transactions, [(one.topic, one.partition) for one in found])
     rows = [_hanging_facts(one, held) for one in found]
-    none = f"no transaction hangs that is silent for {given.silent_for:.0f} s"
+    none = f"no transaction hangs that has been silent for {given.silent_for:.0f} s"
     print_answer(given, {"hanging": rows}, table(rows) or none)
     return 0
 
@@ -121,9 +128,11 @@ def _hanging(given: argparse.Namespace) -> int:
 def _abort(given: argparse.Namespace) -> int:
     place = (given.topic, given.partition, given.first_offset)
     if given.transactional_id is None and None in place:
-        raise RefusedError("pass a transactional id, or --topic, --partition and --first-offset of one that hangs")
+        raise RefusedError(
+            "pass a transactional id, or --topic, --partition and --first-offset of a transaction that hangs"
+        )
     if given.transactional_id is not None and place != (None, None, None):
-        raise RefusedError("pass a transactional id or a place, not both: an open transaction ends in all partitions")
+        raise RefusedError("pass a transactional id or --topic, --partition and --first-offset, not both")
     with _transactions(given) as (transactions, config):
         if given.transactional_id is None:
             return _abort_hanging(given, transactions)
@@ -154,8 +163,8 @@ def _abort_hanging(given: argparse.Namespace, transactions: Transactions) -> int
     ]
     if not found:
         raise RefusedError(
-            f"no transaction hangs in {given.topic}-{given.partition} from offset {given.first_offset} and is silent "
-            f"for {given.silent_for:.0f} s; `exactlyonce transactions hanging` shows those that are"
+            f"no transaction hangs in {given.topic}-{given.partition} from offset {given.first_offset}, silent for "
+            f"{given.silent_for:.0f} s; `exactlyonce transactions hanging` lists those that hang"
         )
     facts = _hanging_facts(found[0], _held(transactions, [(given.topic, given.partition)]))
     if not _confirmed(given, facts, "Write the missing abort marker?"):
@@ -209,7 +218,7 @@ def _confirmed(given: argparse.Namespace, facts: Mapping[str, Any], question: st
     if given.yes:
         return True
     if not sys.stdin.isatty():
-        raise RefusedError("nobody can be asked here; pass --yes to abort without a question")
+        raise RefusedError("there is no terminal to ask at; pass --yes to abort without a question")
     print(f"{pairs(facts)}\n{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

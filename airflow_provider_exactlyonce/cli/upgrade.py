@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from airflow_provider_exactlyonce.checkpoint.restore import check_restore
-from airflow_provider_exactlyonce.cli.output import print_answer
-from airflow_provider_exactlyonce.cli.savepoint import add_pipeline_arguments, home_of
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, SUBMISSION, declare, home_of
+from airflow_provider_exactlyonce.cli.command import Command
+from airflow_provider_exactlyonce.cli.output import print_answer, tell
+from airflow_provider_exactlyonce.cli.submission import environment, submit_command
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan
@@ -26,86 +26,80 @@ from airflow_provider_exactlyonce.upgrade.begin import begin_rollback, begin_upg
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 from airflow_provider_exactlyonce.upgrade.machine import Upgrade, facts_of, raise_outcome
 
-#: As :func:`airflow_provider_exactlyonce.cli.main.submit_command`.
-Submit = Callable[..., list[str]]
 _DEFAULTS: Final = Options()
-_EXIT_CODES: Final = (
-    "exit codes: 0 done, or nothing to do; 64 refused, nothing was touched; 65 another one is under way; 71 it was not "
-    "stable: the message says what runs; others: failed on the way, call it again and it goes on"
-)
+_EXIT_CODES: Final = {
+    0: "done, or there is nothing to do",
+    1: "failed on the way; call it again and it goes on",
+    65: "another one is under way",
+    71: "the new version was not stable; the message says what runs now",
+}
 
 
-def add_upgrade_parser(subparsers: Any, submit: Submit) -> None:
-    """Add both subcommands to the program's parser.
-
-    :param submit: returns the command line that runs a job's driver
-    """
-    parser = subparsers.add_parser(
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
         "upgrade",
-        help="bring a pipeline to another version of its job, and back if that is not stable",
-        description="Check JOB.py against a savepoint, perhaps compare its output on the newest commits, stop the "
-        "driver with a savepoint, start JOB.py's, and wait until that is stable. Called again after it was killed, it "
-        "goes on where it was. The driver goes on when this command ends.",
-        epilog=_EXIT_CODES,
+        _upgrade,
+        summary="bring a pipeline to another version of its job, and back if that is not stable",
+        details="It checks JOB.py against a savepoint, compares its output on the newest commits if asked to, stops "
+        "the driver with a savepoint, starts that of JOB.py, and waits until it is stable. The driver then runs on. An "
+        "upgrade that was killed goes on when it is called again.",
+        example="shop-totals dags/jobs/shop_totals.py --shadow-commits 10",
+        exit_codes=_EXIT_CODES,
     )
-    add_pipeline_arguments(parser)
-    parser.add_argument("job", help="the new version's file")
-    parser.add_argument("--dry-run", action="store_true", help="end before anything is touched")
-    _add_shadow_run(parser)
-    parser.add_argument("--savepoint", default=True, metavar="LABEL", help="a label for the savepoint")
-    parser.add_argument(
-        "--stable-after",
-        type=int,
-        default=_DEFAULTS.stable_after,
-        metavar="M",
-        help="how many commits make the new version stable (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--stable-timeout",
-        type=float,
-        default=_DEFAULTS.stable_timeout,
-        metavar="SECONDS",
-        help="how long it may take for that (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--on-unstable",
-        choices=("rollback", "fail"),
-        default=_DEFAULTS.on_unstable,
-        help="start the old version again (default), or leave the new one as it is",
-    )
-    _add_common(parser)
-    parser.set_defaults(func=lambda given: _upgrade(given, submit))
-    back = subparsers.add_parser(
-        "rollback",
-        help="bring a pipeline back to an earlier version",
-        description="Stop what runs, restore a savepoint (what was committed since is replayed without writing it "
-        "again) and start the version that it was taken of, from the copy in the home. By default what the last "
-        "upgrade has replaced.",
-        epilog=_EXIT_CODES,
-    )
-    add_pipeline_arguments(back)
-    back.add_argument("--to-savepoint", metavar="ID", help="the savepoint to go back to")
-    back.add_argument("--to-version", metavar="VERSION", help="the version to go back to, from its newest savepoint")
-    _add_common(back)
-    back.set_defaults(func=lambda given: _rollback(given, submit))
-
-
-def _add_shadow_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shadow-commits", type=int, default=0, metavar="K", help="repeat the newest K commits first")
-    parser.add_argument(
+    declare(command, *PIPELINE, "job")
+    command.add_argument("--dry-run", action="store_true", help="end before anything is changed")
+    command.add_argument("--shadow-commits", type=int, default=0, metavar="K", help="repeat the newest K commits first")
+    command.add_argument(
         "--compare",
         default="",
         metavar="COLUMNS",
         help="what the shadow run compares: columns separated by commas, or FILE.py:FUNCTION, which makes of a row "
         "what is compared, or None (default: the columns that both versions have)",
     )
-    parser.add_argument(
+    command.add_argument(
         "--allow",
         action="append",
         default=[],
         metavar="KIND[=N]",
         help="an intended difference: missing, extra, changed or changed.COLUMN, and at most how many; repeatable",
     )
+    command.add_argument("--savepoint", default=True, metavar="LABEL", help="a label for the savepoint")
+    command.add_argument(
+        "--stable-after",
+        type=int,
+        default=_DEFAULTS.stable_after,
+        metavar="M",
+        help="how many commits make the new version stable (default: %(default)s)",
+    )
+    command.add_argument(
+        "--stable-timeout",
+        type=float,
+        default=_DEFAULTS.stable_timeout,
+        metavar="SECONDS",
+        help="how long that may take (default: %(default)g)",
+    )
+    command.add_argument(
+        "--on-unstable",
+        choices=("rollback", "fail"),
+        default=_DEFAULTS.on_unstable,
+        help="start the old version again (default), or leave the new one as it is",
+    )
+    _add_common(command)
+    back = program.add_command(
+        "rollback",
+        _rollback,
+        summary="bring a pipeline back to an earlier version",
+        details="It stops the driver, restores a savepoint, and starts the version of which the savepoint was taken "
+        "from the copy in the home. What was committed since is replayed without writing it again. By default that is "
+        "the version which the last upgrade has replaced.",
+        example="shop-totals",
+        exit_codes=_EXIT_CODES,
+    )
+    declare(back, *PIPELINE)
+    back.add_argument("--to-savepoint", metavar="ID", help="the savepoint to go back to")
+    back.add_argument("--to-version", metavar="VERSION", help="the version to go back to, from its newest savepoint")
+    _add_common(back)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -116,20 +110,13 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long a driver may take to end its batch (default: %(default)g)",
     )
-    parser.add_argument(
-        "--accept-nondeterminism",
-        action="store_true",
-        help="commits that a rollback replays may give other rows than were committed",
-    )
-    parser.add_argument("--master", default="local[*]", help="Spark master (default: %(default)s)")
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; repeatable")
+    declare(parser, "--accept-nondeterminism", *SUBMISSION)
     parser.add_argument(
         "--job-argument", action="append", default=[], metavar="ARG", help="a further argument of the job; repeatable"
     )
-    parser.add_argument("--packages", help="packages for Spark, instead of the connector that this project resolves")
 
 
-def _upgrade(given: argparse.Namespace, submit: Submit) -> int:
+def _upgrade(given: argparse.Namespace) -> int:
     home, (columns, function) = home_of(given), what_to_compare(given.compare)
     options = Options(
         savepoint=given.savepoint,
@@ -144,10 +131,10 @@ def _upgrade(given: argparse.Namespace, submit: Submit) -> int:
         accept_nondeterminism=given.accept_nondeterminism,
     )
     plan = begin_upgrade(home, given.pipeline, given.job, options, request=uuid.uuid4().hex[:16], dry_run=given.dry_run)
-    return _carry_out(given, home, plan, submit, dry_run=given.dry_run)
+    return _carry_out(given, home, plan, dry_run=given.dry_run)
 
 
-def _rollback(given: argparse.Namespace, submit: Submit) -> int:
+def _rollback(given: argparse.Namespace) -> int:
     home = home_of(given)
     options = Options(stop_timeout=given.stop_timeout, accept_nondeterminism=given.accept_nondeterminism)
     plan = begin_rollback(
@@ -159,23 +146,17 @@ def _rollback(given: argparse.Namespace, submit: Submit) -> int:
         version=given.to_version,
         savepoint=given.to_savepoint,
     )
-    return _carry_out(given, home, plan, submit, dry_run=False)
+    return _carry_out(given, home, plan, dry_run=False)
 
 
-def _carry_out(given: argparse.Namespace, home: Home, plan: Plan, submit: Submit, *, dry_run: bool) -> int:
+def _carry_out(given: argparse.Namespace, home: Home, plan: Plan, *, dry_run: bool) -> int:
     config, conf = reach.reached(given.bootstrap_servers), settings.pairs(given.conf)
-    environment = {
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        settings.KAFKA_VARIABLE: json.dumps(config),
-    }
 
     def launch(file: str, arguments: Sequence[str]) -> Launch:
-        command = submit(file, arguments, master=given.master, conf=conf, packages=given.packages)
-        return Launch(command=command, printable=f"{Path(file).name} with {given.master}", environment=environment)
-
-    def tell(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        command = submit_command(file, arguments, master=given.master, conf=conf, packages=given.packages)
+        return Launch(
+            command=command, printable=f"{Path(file).name} with {given.master}", environment=environment(config)
+        )
 
     tools = UpgradeEnvironment(
         config=lambda: config, launch=launch, driver_arguments=given.job_argument, conf=conf, tell=tell

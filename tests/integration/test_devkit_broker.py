@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -18,7 +17,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from airflow_provider_exactlyonce.cli.broker import DEFAULT_DATA, EXIT_FAILED, EXIT_NOT_RUNNING, add_broker_parser
+from airflow_provider_exactlyonce.cli.broker import DEFAULT_DATA, EXIT_FAILED, EXIT_NOT_RUNNING
+from airflow_provider_exactlyonce.cli.main import program
 from airflow_provider_exactlyonce.devkit import topics
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
@@ -83,8 +83,7 @@ def read_committed(bootstrap_servers: str, topic: str) -> set[bytes]:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Run]:
     """Run ``exactlyonce broker … --json`` on one data directory; end what it started."""
-    parser = argparse.ArgumentParser()
-    add_broker_parser(parser.add_subparsers(required=True))
+    parser = program()
     data = tmp_path / "data"
 
     def call(*words: str) -> tuple[int, dict[str, object]]:
@@ -253,6 +252,4 @@ def test_a_port_that_is_taken_is_an_error_with_an_exit_code(run: Run) -> None:
 
 
 def test_without_options_the_data_lie_in_the_working_directory() -> None:
-    parser = argparse.ArgumentParser()
-    add_broker_parser(parser.add_subparsers(required=True))
-    assert parser.parse_args(["broker", "status"]).data == DEFAULT_DATA == Path(".exactlyonce/broker")
+    assert program().parse_args(["broker", "status"]).data == DEFAULT_DATA == Path(".exactlyonce/broker")

@@ -19,7 +19,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaErr
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
-from airflow_provider_exactlyonce.cli.main import submit_command
+from airflow_provider_exactlyonce.cli.submission import submit_command
 from airflow_provider_exactlyonce.control import lease, requests
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS

@@ -1,0 +1,92 @@
+"""How a command is declared, so that its ``--help`` says what it does, gives an example, and names its exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+
+class Command(argparse.ArgumentParser):
+    """A command, which may have commands of its own; options may stand before and after the name of such a command.
+
+    :param summary: what it does, in one line without a capital and a full stop
+    :param example: arguments that it accepts
+    :param exit_codes: what each means
+    :param details: sentences on what else there is to know
+    :param default: the command that is meant when none is named
+    :param others: what the base takes
+    """
+
+    def __init__(
+        self,
+        *,
+        summary: str,
+        example: str,
+        exit_codes: Mapping[int, str],
+        details: str = "",
+        default: str | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__(
+            description=textwrap.fill(f"{summary[0].upper()}{summary[1:]}. {details}", 79),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **others,
+        )
+        self.summary, self.example, self.exit_codes = summary, f"{self.prog} {example}".rstrip(), exit_codes
+        codes = [f"  {code:>2}  {meaning}" for code, meaning in sorted(exit_codes.items())]
+        self.epilog = "\n".join(["example:", f"  {self.example}", "", "exit codes:", *codes])
+        self.commands: dict[str, Command] = {}
+        self._default = default
+        self._adding: Any = None
+
+    def add_command(
+        self,
+        name: str,
+        function: Callable[[argparse.Namespace], int] | None = None,
+        *,
+        summary: str,
+        exit_codes: Mapping[int, str] | None = None,
+        **about: Any,
+    ) -> Command:
+        """Add a command and return it.
+
+        :param function: runs it and returns the exit code; None for one that has commands of its own
+        :param summary: as of the class
+        :param exit_codes: what means something else than it does here
+        :param about: what the class takes
+        """
+        if self._adding is None:
+            self._adding = self.add_subparsers(title="commands", required=True, metavar="COMMAND")
+        codes = {**self.exit_codes, **(exit_codes or {})}
+        command: Command = self._adding.add_parser(name, help=summary, summary=summary, exit_codes=codes, **about)
+        command.set_defaults(func=function)
+        self.commands[name] = command
+        return command
+
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+        """As the base, which takes the name of a command at the first place only."""
+        return super().parse_known_args(self._name_first(list(args or ())), namespace)
+
+    def _name_first(self, words: list[str]) -> list[str]:
+        at = 0
+        while at < len(words) and words[at].startswith("-"):
+            at += 1 + self._takes_a_value(words[at])
+        if not self.commands or at >= len(words):
+            return words
+        if self._default is not None and words[at] not in self.commands:
+            return [self._default, *words]
+        return [words[at], *words[:at], *words[at + 1 :]]
+
+    def _takes_a_value(self, word: str) -> bool:
+        """Whether the next word is the value of this option of a command, whose name may be cut short."""
+        options = self._options()
+        return next((options[name].nargs != 0 for name in sorted(options) if name.startswith(word)), False)
+
+    def _options(self) -> dict[str, argparse.Action]:
+        """Return the options of this command and of those below it, by name."""
+        found = dict(self._option_string_actions)
+        for command in self.commands.values():
+            found |= command._options()
+        return found

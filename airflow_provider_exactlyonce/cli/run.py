@@ -1,0 +1,72 @@
+"""The subcommand ``exactlyonce run``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from functools import partial
+from typing import Any
+
+from airflow_provider_exactlyonce.cli.arguments import SUBMISSION, declare
+from airflow_provider_exactlyonce.cli.command import Command
+from airflow_provider_exactlyonce.cli.submission import submit_command
+from airflow_provider_exactlyonce.control import processes
+from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming.driver import options
+
+
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
+        "run",
+        _run,
+        summary="run a pipeline's driver here, through spark-submit",
+        details="The settings that the protocol needs are added. Options may stand before and after JOB.py. An option "
+        "of the job itself stands after it.",
+        example="dags/jobs/shop_totals.py --home .exactlyonce/home --until available",
+        exit_codes={
+            0: "everything that was asked for is committed, or a stop was asked for",
+            65: "another driver holds the pipeline",
+            66: "a higher run has taken over",
+            67: "a record can't be processed",
+            68: "a batch took longer than its transaction may",
+            70: "the bookkeeping of the protocol contradicts itself",
+            72: "source records that were not read yet are gone",
+        },
+        allow_abbrev=False,
+    )
+    declare(command, *SUBMISSION)
+    of_job = command.add_argument_group("options of the job")
+    options.add_arguments(partial(_add_forwarded, of_job))
+    declare(command, "job")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="further options")
+    command.set_defaults(forwarded=[])
+
+
+class _Forward(argparse.Action):
+    """Keep an option of the job as it was given."""
+
+    def __call__(self, _: object, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        namespace.forwarded = [*namespace.forwarded, option_string, *([values] if isinstance(values, str) else [])]
+
+
+def _add_forwarded(group: Any, name: str, **about: Any) -> None:
+    nargs = 0 if about.get("action") == "store_true" else None
+    group.add_argument(name, action=_Forward, nargs=nargs, dest="forwarded", metavar="VALUE", help=about["help"])
+
+
+def _run(given: argparse.Namespace) -> int:
+    ours = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    declare(ours, *SUBMISSION)
+    given, of_job = ours.parse_known_args(given.arguments, given)
+    command = submit_command(
+        given.job,
+        [*given.forwarded, *of_job],
+        master=given.master,
+        conf=settings.pairs(given.conf),
+        packages=given.packages,
+    )
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    return processes.run_in_foreground(command)

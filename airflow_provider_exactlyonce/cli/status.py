@@ -1,0 +1,140 @@
+"""The subcommand ``exactlyonce status``."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare
+from airflow_provider_exactlyonce.cli.command import Command
+from airflow_provider_exactlyonce.cli.output import print_answer, time_of
+from airflow_provider_exactlyonce.control import lease, restarts, status, upgrade_plan
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.control.pipeline_state import outlook, state_of
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.kafka import reach
+from airflow_provider_exactlyonce.ledger.home import never_started
+from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, ClaimRecord, shown
+from airflow_provider_exactlyonce.text_tables import pairs, table
+
+_RESTARTS_SHOWN: Final = 5
+_time: Final = partial(time_of, timespec="milliseconds")
+
+
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
+        "status",
+        _status,
+        summary="show where a pipeline is",
+        details="The last commit and run are read from its ledger, the rest from its home.",
+        example="shop-totals --bootstrap-servers localhost:9092",
+    )
+    declare(command, *PIPELINE)
+
+
+def _status(given: argparse.Namespace) -> int:
+    from confluent_kafka import KafkaException
+
+    config = reach.reached(given.bootstrap_servers)
+    try:
+        with LedgerReader(config, given.pipeline) as reader:
+            tail = reader.tail()
+            lost = _lost(reader, tail)
+    except KafkaException as error:
+        raise ExactlyOnceError(f"Kafka at {config['bootstrap.servers']} did not answer: {error.args[0]}") from error
+    if tail is None or tail.claim is None:
+        raise never_started(given.pipeline)
+    home = Home(given.home or tail.claim.home_path)
+    facts, deaths, sizes = _facts(given.pipeline, tail, home), _restarts(home), _state_sizes(home)
+    facts["lost"] = lost
+    body = {**facts, "state_sizes": sizes, "restarts": deaths}
+    print_answer(given, body, "\n\n".join(filter(None, (pairs(facts), table(sizes), table(deaths)))))
+    return 0
+
+
+def _facts(pipeline: str, tail: LedgerTail, home: Home) -> dict[str, Any]:
+    claim, commit = tail.claim, tail.commit
+    held = lease.read(home.lease)
+    driver = status.read(home.status)
+    newest = driver if driver and claim and driver.token == claim.token else None
+    plan = upgrade_plan.read(home)
+    is_here = home.path.is_dir()
+    return {
+        "pipeline": pipeline,
+        "run": claim.run if claim else None,
+        "driver": lease.life(held).value if is_here else "unknown",
+        "state": state_of(home)[0].value if is_here else None,
+        "next": outlook(home) if is_here else f"{home.path} is not on this machine: nothing is known of the driver",
+        "pid": held.pid if held else None,
+        "host": held.host if held else None,
+        "home": str(home.path),
+        "lineage": claim.lineage if claim else None,
+        "version": claim.version if claim else None,
+        "upgrade": plan.sentence if plan is not None and not plan.is_over else None,
+        "commit": commit.commit if commit else 0,
+        "batch": commit.batch if commit else None,
+        "committed": _time(commit.committed) if commit else None,
+        "watermark": _time(commit.watermark) if commit and commit.watermark else None,
+        "lag": newest.lag if newest else None,
+        "rows_of_run": newest.rows_by_sink if newest else None,
+        "records_of_run": newest.records if newest else None,
+        "late_rows": commit.late_total if commit and commit.late is not None else None,
+        "late_in_last_commit": [
+            f"operator {one.operator} ({one.name}): {one.rows} rows behind {_time(one.watermark)}"
+            for one in (commit.late if commit and commit.late else ())
+        ],
+        "undelivered": newest.undelivered if newest and newest.undelivered else None,
+        "guarantee": claim.guarantee if claim else None,
+        "weaker_because": newest.weaker if newest else None,
+        "replay": asdict(newest.replay) if newest and newest.replay else None,
+        "error": newest.error.message if newest and newest.error else None,
+        "source": {topic: {p: end for p, (_, end) in of.items()} for topic, of in commit.source.items()}
+        if commit
+        else {},
+    }
+
+
+def _state_sizes(home: Home) -> list[dict[str, Any]]:
+    driver = status.read(home.status)
+    return [
+        {
+            "stateful_operator": size.operator,
+            "rows": size.rows,
+            "memory_bytes": size.memory_bytes,
+            "disk_bytes": size.disk_bytes,
+            "rows_changed": size.changed,
+            "milliseconds": size.milliseconds,
+            "milliseconds_per_row": round(size.milliseconds / size.changed, 3) if size.changed else None,
+            "commit_milliseconds": size.commit_milliseconds,
+        }
+        for size in (driver.state_sizes if driver else ())
+    ]
+
+
+def _lost(reader: LedgerReader, tail: LedgerTail | None) -> list[str]:
+    """Return the commits whose rows may be lost, which can be in a pipeline that delivers at most once only."""
+    if tail is None or tail.claim is None or tail.claim.guarantee == EXACTLY_ONCE:
+        return []
+    claims = (record for _, record in reader.records() if isinstance(record, ClaimRecord))
+    found = {commit: source for claim in claims for commit, source in claim.lost.items()}
+    return [f"commit {commit}: {shown(source)}" for commit, source in sorted(found.items())]
+
+
+def _restarts(home: Home) -> list[dict[str, Any]]:
+    """Return the newest drivers that died and were to be started again, oldest first."""
+    return [
+        {
+            "died": _time(round(one.died * 1000)),
+            "run": one.run,
+            "commit": one.commit,
+            "exit_code": one.exit_code,
+            "restart": one.number,
+            "started_again": _time(round(one.relaunched * 1000)) if one.relaunched else None,
+            "cause": one.cause,
+        }
+        for one in restarts.read(home.restarts)[-_RESTARTS_SHOWN:]
+    ]

@@ -1,0 +1,47 @@
+"""What has passed is not run again on the same files, also after a run that was cut."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.resume import name_of
+
+ROOT = Path(__file__).parents[2]
+TESTS = """
+import os, signal
+import pytest
+
+@pytest.mark.parametrize("address", ["a@b", "c"])
+def test_good(address):
+    pass
+
+def test_cut():
+    if os.environ.get("CUT"):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_run_that_was_cut_goes_on(tmp_path: Path) -> None:
+    def run(**more: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-p", "tests.resume", "-p", "no:cacheprovider"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **more}
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        ).stdout
+
+    (tmp_path / ".gitignore").write_text(".exactlyonce/\n")
+    (tmp_path / "test_one.py").write_text(TESTS)
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    run(CUT="1")
+    assert "1 passed, 2 skipped" in run()
+    assert "3 skipped" in run()
+    (tmp_path / "test_one.py").write_text(f"{TESTS}\n# changed")
+    assert "3 passed" in run()
+
+
+def test_a_test_has_one_name_alone_and_in_a_group() -> None:
+    for name in ("tests/unit/test_a.py::test_b", "tests/unit/test_a.py::test_b[a@b]"):
+        assert name_of(name) == name_of(f"{name}@tests/unit/test_a.py") == name

@@ -12,15 +12,30 @@ import socket
 from pathlib import Path
 
 
+def pids() -> list[int]:
+    """Return the processes of this pid namespace, of which some may have ended by now."""
+    return [int(directory.name) for directory in Path("/proc").iterdir() if directory.name.isdigit()]
+
+
 def process_start(pid: int) -> int | None:
     """Return when a process of this host started, in clock ticks since boot; None when it has ended or is a zombie."""
+    fields = _fields(pid)
+    return None if not fields or fields[0] in ("Z", "X") else int(fields[19])
+
+
+def parent(pid: int) -> int | None:
+    """Return the pid of a process's parent, None when it has ended."""
+    fields = _fields(pid)
+    return int(fields[1]) if fields else None
+
+
+def _fields(pid: int) -> list[str]:
+    """Return the fields from the state on, none when it has ended: the command before may hold brackets and blanks."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The second field is the command in brackets, which may itself hold brackets and blanks.
-    fields = status.rpartition(")")[2].split()
-    return None if fields[0] in ("Z", "X") else int(fields[19])
+        return []
+    return status.rpartition(")")[2].split()
 
 
 @functools.cache

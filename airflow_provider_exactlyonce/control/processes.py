@@ -156,15 +156,17 @@ def start(
 def members(token: str) -> list[int]:
     """Return the processes of this host and user that carry a start token."""
     wanted = f"{TOKEN_VARIABLE}={token}".encode()
-    pids = []
-    for directory in Path("/proc").iterdir():
-        if not directory.name.isdigit() or int(directory.name) == os.getpid():
-            continue
-        # A zombie's environment is empty, so the dead are not counted.
-        with contextlib.suppress(OSError):
-            if wanted in (directory / "environ").read_bytes().split(b"\0"):
-                pids.append(int(directory.name))
-    return pids
+    # A zombie's environment is empty, so the dead are not counted.
+    environments = {pid: _read(pid, "environ") or b"" for pid in process_identity.pids() if pid != os.getpid()}
+    return [pid for pid, environment in environments.items() if wanted in environment.split(b"\0")]
+
+
+def _read(pid: int, name: str) -> bytes | None:
+    """Return what the kernel tells of a process, None when it has ended or is another user's."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return None
 
 
 def leader(token: str) -> FoundDriver | None:
@@ -226,14 +228,6 @@ def run_in_foreground(command: Sequence[str]) -> int:
 
 def _drivers(jvm: int) -> list[int]:
     """Return the Python processes that spark-submit has started, but for those that run tasks."""
-    pids = []
-    for directory in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            is_child = directory.name.isdigit() and _parent(directory) == jvm
-            if is_child and _WORKERS not in (directory / "cmdline").read_bytes():
-                pids.append(int(directory.name))
-    return pids
-
-
-def _parent(directory: Path) -> int:
-    return int((directory / "stat").read_text().rpartition(")")[2].split()[1])
+    children = [pid for pid in process_identity.pids() if process_identity.parent(pid) == jvm]
+    commands = {pid: _read(pid, "cmdline") for pid in children}
+    return [pid for pid, command in commands.items() if command is not None and _WORKERS not in command]

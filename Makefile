@@ -99,6 +99,11 @@ model: ## check the model of the protocol and its mutations; BOUNDS=full in wide
 wheel: setup ## build dist/*.whl
 	@$(VENV_PYTHON) -m build --wheel --no-isolation
 
+.PHONY: docs
+docs: setup ## build these pages and the reference of classes as a site into build/docs; a dead link fails
+	@$(VENV_PYTHON) -m sphinx -q -W --keep-going -d build/doctrees -c scripts/site . build/docs
+	@echo "build/docs/index.html"
+
 clean: ## remove what was made here, stopping a broker first; not the per-user cache
 	@if [ -d .exactlyonce ]; then PYTHONPATH=. $(PYTHON) scripts/clean.py; fi
 	@rm -rf .venv .exactlyonce .mypy_cache .ruff_cache .pytest_cache build dist demo-report bench-report spark-warehouse metastore_db

@@ -14,7 +14,7 @@ CONTRACTS := tests/integration/kafka/test_wire_contract.py tests/integration/com
 STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all crash-matrix durations lint format lock checksums bench-commit bench-gates bench-ledger bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo check test test-all docs crash-matrix durations lint format lock checksums bench-commit bench-gates bench-ledger bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -99,7 +99,6 @@ model: ## check the model of the protocol and its mutations; BOUNDS=full in wide
 wheel: setup ## build dist/*.whl
 	@$(VENV_PYTHON) -m build --wheel --no-isolation
 
-.PHONY: docs
 docs: setup ## build these pages and the reference of classes as a site into build/docs; a dead link fails
 	@$(VENV_PYTHON) -m sphinx -q -W --keep-going -d build/doctrees -c scripts/site . build/docs
 	@echo "build/docs/index.html"

@@ -97,7 +97,7 @@ autodoc_typehints_description_target = "documented"
 
 def public_names() -> dict[str, list[tuple[str, str]]]:
     """Return the public names of each room as (module, name), as the page of concepts has them."""
-    found = defaultdict(list)
+    found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     module = ""
     for given, names in NAMES.findall((ROOT / "docs/concepts.md").read_text()):
         module = given or module

@@ -20,12 +20,14 @@ MIRRORED: Final = (Path(airflow_provider_exactlyonce.__file__).parent, REPOSITOR
 
 #: Tests of the whole project.
 PROJECT_WIDE: Final = {
+    "test_concepts.py",
     "test_conventions.py",
     "test_import_rules.py",
     "test_layout.py",
     "test_moved_names.py",
     "test_older_releases.py",
     "test_provider_info.py",
+    "test_site.py",
 }
 #: Tests of several modules of their room.
 OF_A_ROOM: Final = {

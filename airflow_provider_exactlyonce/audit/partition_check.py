@@ -55,11 +55,6 @@ class PartitionCheck:
         self._after = 0
         self._is_in_stray = False
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the window was read to its end."""
-        return self.next_offset >= self.end
-
     def open(self, ranges: Sequence[RangeFound], end: int) -> None:
         """Begin a window.
 

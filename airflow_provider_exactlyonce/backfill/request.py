@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -180,11 +180,6 @@ class BackfillRequest:
             warm_up=_warm_up(warm_up),
             output=str(output),
         )
-
-    def with_commits(self, first: int, last: int) -> Self:
-        """Return the same request for a range of commits."""
-        warm_up = None if isinstance(self.warm_up, timedelta) else self.warm_up
-        return replace(self, commits=(first, last), offsets=None, watermark=None, time=None, warm_up=warm_up)
 
 
 def digits(body: Mapping[str, Any]) -> str:

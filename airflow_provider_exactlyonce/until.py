@@ -1,4 +1,4 @@
-"""Moved to :mod:`airflow_provider_exactlyonce.policies.termination`; this name goes with 0.3."""
+"""Moved to :mod:`airflow_provider_exactlyonce.policies.termination`; this name is deleted in 0.3."""
 
 from airflow_provider_exactlyonce._moved import moved
 

@@ -1,4 +1,4 @@
-"""Who wrote a record: read from the headers of the log's batches, aborted and undecided ones too."""
+"""The producer of a record: read from the headers of the log's batches, aborted and undecided ones too."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _reap(child: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Target:
-    """Whom a request is for.
+    """The driver that a request is for.
 
     :param token: start token of the driver, None when the pipeline was stopped already
     :param series: start token of the first driver of its supervisor's restarts, None without a supervisor

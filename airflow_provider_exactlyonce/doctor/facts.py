@@ -98,7 +98,7 @@ class HistoryFacts:
 
 @dataclass(kw_only=True)
 class DriverFacts:
-    """Who runs the pipeline.
+    """The driver that runs the pipeline.
 
     :param status: the newest account of a driver
     :param told_by_another: the status is renewed by another driver than the one that holds the lease

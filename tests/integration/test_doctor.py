@@ -1,4 +1,4 @@
-"""The doctor finds each planted fault by its name, mends it where that is safe, and is silent on the healthy."""
+"""The doctor finds each planted fault by its name, repairs it where that is safe, and is silent on the healthy."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_a_mending_that_was_killed_leaves_nothing_that_is_taken_for_a_lineage(pa
 
 
 def restarts(patient: Patient, *, batches: int) -> None:
-    """Check that the pipeline goes on after it was mended, and has written everything once."""
+    """Check that the pipeline goes on after it was repaired, and has written everything once."""
     newest = patient.case.tail().place.commit
     patient.case.run()
     assert patient.case.tail().place.commit == newest + batches

@@ -1,4 +1,4 @@
-"""Who runs the pipeline, and what became of the last one who did."""
+"""The driver that runs the pipeline, and what became of the last one."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ rows. Where it counts any, the rows are counted too: the part of the plan below 
 operator.
 
 Everything here is private to Spark 4.2. ``tests/integration/streaming/test_executed_batch.py`` is its contract: if that
-fails with another Spark, mend this module.
+fails with another Spark, repair this module.
 """
 
 from __future__ import annotations

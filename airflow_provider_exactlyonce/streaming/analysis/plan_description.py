@@ -5,7 +5,7 @@ writes down tells a sum from a maximum. It walks the plan as the user's function
 sources leave, and names every column by the topic's column that it is made of.
 
 It touches classes that are private to Spark 4.2; ``tests/integration/compatibility/test_plan_description.py`` is the
-contract: if that fails with another Spark, mend this module.
+contract: if that fails with another Spark, repair this module.
 """
 
 from __future__ import annotations

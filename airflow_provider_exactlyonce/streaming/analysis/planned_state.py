@@ -6,7 +6,7 @@ savepoint's. No source is opened and no task runs; only transformWithState has i
 Python worker, as Spark does to learn its variables.
 
 Everything here is private to Spark 4.2. ``tests/integration/compatibility/test_plan_description.py`` is its contract:
-if that fails with another Spark, mend this module.
+if that fails with another Spark, repair this module.
 """
 
 from __future__ import annotations

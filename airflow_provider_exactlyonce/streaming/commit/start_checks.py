@@ -227,7 +227,7 @@ def _check_done_offsets(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTa
 def replay_is_needed(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> bool:
     """Tell whether recorded commits have to be run again before the checkpoint fits its ledger. Changes nothing.
 
-    :raises RefusedError: when it was rolled back in a way that no replay can mend
+    :raises RefusedError: when it was rolled back in a way that no replay can repair
     """
     committed = lineage.batch_of(tail.place.commit)
     done = _newest_whole(checkpoint)

@@ -1,7 +1,7 @@
 """The program that spark-submit runs for a job: ``job_main.py JOB ARGUMENTS``. It runs JOB as ``__main__``.
 
 Python itself would end with exit code 1 and a traceback for a job that can't even be imported, as if a restart could
-mend that.
+repair that.
 """
 
 from __future__ import annotations

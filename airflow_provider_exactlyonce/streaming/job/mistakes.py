@@ -69,7 +69,7 @@ def meaning_of(error: BaseException, job: str, doing: str) -> ExactlyOnceError |
         return kind.__new__(kind, f"{place(job, error)}: {error}")  # some take more than a message when they are raised
     if not isinstance(error, _MISSING if isinstance(error, OSError) else _MISTAKES):
         return None
-    remedy = "mend the job"
+    remedy = "repair the job"
     if isinstance(error, ImportError):
-        remedy = f"install it where {sys.executable} finds it, or mend the job"
+        remedy = f"install it where {sys.executable} finds it, or repair the job"
     return RefusedError(f"{place(job, error)}: {doing} fails: {type(error).__name__}: {first_line(error)}; {remedy}")

@@ -1,4 +1,4 @@
-"""Who may write to which topic-partition now, and with which sequence numbers. No I/O.
+"""Which task may write to which topic-partition now, and with which sequence numbers. No I/O.
 
 Kafka numbers a producer's records per topic-partition, and all tasks of a batch attempt share one producer. So tasks
 take turns: a task registers, asks for any of the partitions that it has records ready for, gets a grant of one or some

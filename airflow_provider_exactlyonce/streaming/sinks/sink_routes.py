@@ -26,7 +26,7 @@ def column_of(position: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SinkRoutes:
-    """Who gets what of a query's result.
+    """Which rows of a query's result each sink gets.
 
     :param kafka: the Kafka sink's share, None when no sink is Kafka
     :param others: those of the other sinks, in declared order

@@ -1,10 +1,10 @@
 """What ``kafka/wire.py`` leans on in kafka-python's private API.
 
-When a new release of kafka-python breaks a test here: nothing else in the project touches that API, so mend
+When a new release of kafka-python breaks a test here: nothing else in the project touches that API, so repair
 ``WireClient`` until this file passes again. What it needs is one coroutine that sends a request to a given node
 (``KafkaAdminClient._manager.send``), a way to run it from any thread (``_manager.run``), the transaction coordinator's
 node (``_find_coordinator_ids``) and a way to forget it (``_manager.cluster._coordinators``); the request classes are
-public. If it can't be mended, pin the release before in pyproject.toml.
+public. If it can't be repaired, pin the release before in pyproject.toml.
 """
 
 from __future__ import annotations

@@ -196,6 +196,6 @@ def test_a_remedy_that_fails_is_told_and_the_others_are_tried(facts: Facts, monk
     monkeypatch.setattr(examine, "judge", lambda _: list(findings))
     monkeypatch.setattr(examine, "repair", repair)
     told = examine.examine("p", {}, None, fix=True)
-    assert told.done == [("query-id-lost", "done")], "one lineage mends both"
+    assert told.done == [("query-id-lost", "done")], "one lineage repairs both"
     assert told.refused == [("unfinished-savepoint", "disk full")], "and is not tried again"
     assert [one.name for one in told.findings] == ["unfinished-savepoint"]

@@ -46,7 +46,7 @@ def by_hand(job: Path) -> list[str]:
         ("x = 1\n", "", "declares no pipeline and runs none"),
         ("def f(:\n", ":1", "SyntaxError: invalid syntax"),
         ("\nimport absent_package\n", ":2", "ModuleNotFoundError: No module named 'absent_package'; install it where"),
-        ("len(3)\n", ":1", r"TypeError: object of type 'int' has no len\(\); mend the job"),
+        ("len(3)\n", ":1", r"TypeError: object of type 'int' has no len\(\); repair the job"),
         ("def f():\n    return {}['a']\nf()\n", ":2", "KeyError: 'a'"),
         ("open('/absent/file')\n", ":1", "FileNotFoundError: .*/absent/file"),
     ],

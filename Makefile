@@ -9,7 +9,7 @@ WORKERS ?= 2
 N ?= 96
 
 VENV_PYTHON := .venv/bin/python
-PYTEST := $(VENV_PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PYTEST := $(VENV_PYTHON) -m pytest -n $(WORKERS) --no-loadscope-reorder
 CONTRACTS := tests/integration/kafka/test_wire_contract.py tests/integration/compatibility/test_plan_description.py
 STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 

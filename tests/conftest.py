@@ -11,18 +11,16 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from demo.processes import adopt_orphans
-from tests import durations
 from tests.mariadb import mariadb
 from tests.postgres import database, postgres
+from tests.scheduling import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 from tests.shared_jvm import SharedJvm
 
 # Before anything imports Airflow, which would make a home of its own where the user's is.
@@ -30,29 +28,11 @@ _AIRFLOW_HOME = tempfile.mkdtemp(prefix="exactlyonce-airflow-")
 os.environ["AIRFLOW_HOME"] = _AIRFLOW_HOME
 
 __all__ = ["database", "mariadb", "postgres"]  # fixtures
+__all__ += ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]  # hooks
 
 GRACE_SECONDS = 15.0
 
 MakeTopic = Callable[..., str]
-
-
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups afterwards
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let a file's tests run in one of the processes, and Airflow's all in the same: they share one Airflow.
-
-    What takes longest begins first, so that the processes end at about the same time.
-    """
-    seconds = durations.read()
-    of_group: dict[str, float] = defaultdict(float)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group_of(item)))
-        of_group[group_of(item)] += seconds.get(item.nodeid, 0.0)
-    items.sort(key=lambda item: -of_group[group_of(item)])
-
-
-def group_of(item: pytest.Item) -> str:
-    file, _, _ = item.nodeid.partition("::")
-    return "airflow" if Path(file).parent.name == "airflow" else file
 
 
 def descendants() -> list[psutil.Process]:

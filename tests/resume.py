@@ -6,7 +6,6 @@ Each test that passes is noted at once, under git's hash of all files. It is ski
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -25,11 +24,6 @@ def tree() -> str:
         return subprocess.check_output(["git", "write-tree"], env=environment, text=True).strip()
 
 
-def name_of(nodeid: str) -> str:
-    """Return a test's name without the group, which pytest-xdist appends to it."""
-    return re.sub(r"@[^]]*$", "", nodeid)
-
-
 class Resume:
     """Skips what is noted, and notes what passes."""
 
@@ -40,7 +34,7 @@ class Resume:
         """Skip what has passed; all processes have the same tests still, as pytest-xdist wants it."""
         passed = set(self._notes.read_text().splitlines()) if self._notes.exists() else set()
         for item in items:
-            if name_of(item.nodeid) in passed:
+            if item.nodeid in passed:
                 item.add_marker(pytest.mark.skip(reason="passed in an earlier run on the same files"))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -49,7 +43,7 @@ class Resume:
             self._called.add(report.nodeid)
         elif self._writes and report.passed and report.when == "teardown" and report.nodeid in self._called:
             with self._notes.open("a") as file:
-                file.write(f"{name_of(report.nodeid)}\n")
+                file.write(f"{report.nodeid}\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:

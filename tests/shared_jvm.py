@@ -7,13 +7,14 @@ is how ``spark-submit`` hands them on, too.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
+
+import pytest
 
 _PROGRAMS_ENVIRONMENT: Final = {"PYTHONHASHSEED": "0"}  # what spark-submit gives its program
 
@@ -109,12 +110,9 @@ class SharedJvm:
         from pyspark.java_gateway import launch_gateway
 
         options = f"--driver-java-options '{self._java_options}' --jars {jars} pyspark-shell"
-        os.environ["PYSPARK_SUBMIT_ARGS"] = options
-        try:
-            with self._log.open("ab") as log:
-                self._gateway = launch_gateway(popen_kwargs={"stdout": log, "stderr": subprocess.STDOUT})
-        finally:
-            del os.environ["PYSPARK_SUBMIT_ARGS"]
+        with pytest.MonkeyPatch.context() as patched, self._log.open("ab") as log:
+            patched.setenv("PYSPARK_SUBMIT_ARGS", options)
+            self._gateway = launch_gateway(popen_kwargs={"stdout": log, "stderr": subprocess.STDOUT})
 
     def _prepare(self, settings: Mapping[str, str]) -> None:
         jvm = self._gateway.jvm

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.resume import name_of
-
 ROOT = Path(__file__).parents[2]
 TESTS = """
 import os, signal
@@ -40,8 +38,3 @@ def test_a_run_that_was_cut_goes_on(tmp_path: Path) -> None:
     assert "3 skipped" in run()
     (tmp_path / "test_one.py").write_text(f"{TESTS}\n# changed")
     assert "3 passed" in run()
-
-
-def test_a_test_has_one_name_alone_and_in_a_group() -> None:
-    for name in ("tests/unit/test_a.py::test_b", "tests/unit/test_a.py::test_b[a@b]"):
-        assert name_of(name) == name_of(f"{name}@tests/unit/test_a.py") == name

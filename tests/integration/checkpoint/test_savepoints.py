@@ -20,9 +20,8 @@ from tests.unit.checkpoint.test_savepoints import JOB, contents
 CRASH = """
 import sys
 from pathlib import Path
-from typing import Any
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.checkpoint.plan import Plan, SourcePlan
+from airflow_provider_exactlyonce.checkpoint.plan import QueryPlan, SourcePlan
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from tests.unit.checkpoint import crafted
 store = Savepoints(Path(sys.argv[2]))

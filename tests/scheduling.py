@@ -1,0 +1,41 @@
+"""Which of pytest-xdist's processes runs a test, and when: a plugin of pytest."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xdist.scheduler.loadscope import LoadScopeScheduling
+
+from tests import durations
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist says no types
+    """Runs the tests of a group in one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    """Let a file's tests run in one of the processes, and Airflow's all in the same: they share one Airflow."""
+    return GroupScheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, so that the processes end at about the same time."""
+    recorded = durations.read()
+    seconds: dict[str, float] = defaultdict(float)
+    for item in items:
+        seconds[group_of(item.nodeid)] += recorded.get(item.nodeid, 0.0)
+    items.sort(key=lambda item: -seconds[group_of(item.nodeid)])
+
+
+def group_of(nodeid: str) -> str:
+    """Return what a test belongs to, by its id."""
+    file, _, _ = nodeid.partition("::")
+    return "airflow" if Path(file).parent.name == "airflow" else file

@@ -14,7 +14,6 @@ import os
 import platform
 import statistics
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -115,7 +114,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=15, help="batches of each kind (default: %(default)s)")
     parser.add_argument("--tasks", type=int, default=2, help="tasks and cores (default: %(default)s)")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, postgres.running(Path(folder) / "data") as server:
+    with postgres.running() as server:
         parameters = dict(server.create_database("bench"))
         with server.connect(parameters) as connection:
             for name in ("plain", "ours"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -62,13 +63,15 @@ class PostgresServer:
 
 
 @contextmanager
-def running(path: Path) -> Iterator[PostgresServer]:
-    server = PostgresServer(path)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
+def running() -> Iterator[PostgresServer]:
+    """Run a server in a folder of its own: pytest's are closed to the server's user whenever a pytest starts."""
+    with tempfile.TemporaryDirectory(prefix="exactlyonce-postgres-", ignore_cleanup_errors=True) as folder:
+        server = PostgresServer(Path(folder, "data"))
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
 
 
 def environment(parameters: Mapping[str, str], conn_id: str = "postgres_default") -> dict[str, str]:
@@ -77,9 +80,9 @@ def environment(parameters: Mapping[str, str], conn_id: str = "postgres_default"
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def postgres() -> Iterator[PostgresServer]:
     """Give the session's server; a test that kills it starts its own instead."""
-    with running(tmp_path_factory.mktemp("postgres") / "data") as server:
+    with running() as server:
         yield server
 
 

@@ -176,8 +176,8 @@ def test_staged_rows_that_are_gone_fail_the_attempt(case: Case) -> None:
         committer.pre_commit(told)
 
 
-def test_a_server_that_dies_with_rows_staged_fails_the_attempt_and_no_more(tmp_path: Path, monkeypatch: Any) -> None:
-    with running(tmp_path / "data") as server:
+def test_a_server_that_dies_with_rows_staged_fails_the_attempt_and_no_more(monkeypatch: Any) -> None:
+    with running() as server:
         monkeypatch.setenv(*next(iter(environment(server.parameters).items())))
         case = Case(server, server.parameters)
         case.sql("CREATE TABLE rows (id bigint PRIMARY KEY, v text, commit bigint)")

@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.audit import topics
 from airflow_provider_exactlyonce.audit.batch_producers import LogWriters
 from airflow_provider_exactlyonce.audit.findings import Findings, Report, Violation
 from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck
-from airflow_provider_exactlyonce.audit.sink_check import SinkCheck, Totals
+from airflow_provider_exactlyonce.audit.sink_check import JudgedRecords, SinkCheck, Totals
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets
@@ -233,11 +233,13 @@ class _Audit:
             sink = SinkCheck(
                 reader=reader,
                 writers=self._writers,
-                topics=topics.describe(self._config, judged),
-                limits=limits,
-                producer_ids=frozenset(ledger.producer_ids),
-                backfill_ids=backfill_ids,
-                allow_foreign=self._options.allow_foreign or ledger.untold > 0,
+                judged=JudgedRecords(
+                    topics=topics.describe(self._config, judged),
+                    limits=limits,
+                    producer_ids=frozenset(ledger.producer_ids),
+                    backfill_ids=backfill_ids,
+                    allow_foreign=self._options.allow_foreign or ledger.untold > 0,
+                ),
                 report=self._findings.add,
                 log_starts=self._log_starts,
                 advanced=lambda totals: self._options.progress(f"sink: {totals.rows:,} rows judged"),

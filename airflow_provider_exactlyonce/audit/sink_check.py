@@ -33,26 +33,35 @@ class Totals:
     foreign_rows: int = 0
 
 
-@dataclass(kw_only=True)
-class SinkCheck:
-    """Reads the sink's topics once, forwards.
+@dataclass(frozen=True, kw_only=True)
+class JudgedRecords:
+    """Which records of a sink are judged, and by what.
 
     :param topics: the sink's topics that can be judged; ranges in others are left out
     :param limits: {(topic, partition): offset} up to which everything is decided
     :param producer_ids: that the ledger's commits name
     :param backfill_ids: producer ids of the pipeline's backfills, whose records are judged by their own ledger
     :param allow_foreign: records of other producers are passed over
+    """
+
+    topics: Mapping[str, SinkTopic]
+    limits: Mapping[Place, int]
+    producer_ids: frozenset[int]
+    backfill_ids: frozenset[int]
+    allow_foreign: bool
+
+
+@dataclass(kw_only=True)
+class SinkCheck:
+    """Reads the sink's topics once, forwards.
+
     :param report: told of each violation
     :param log_starts: asks where topics' logs begin now
     """
 
     reader: RangeReader
     writers: LogWriters
-    topics: Mapping[str, SinkTopic]
-    limits: Mapping[Place, int]
-    producer_ids: frozenset[int]
-    backfill_ids: frozenset[int]
-    allow_foreign: bool
+    judged: JudgedRecords
     report: Callable[[Violation], None]
     log_starts: Callable[[Iterable[str]], Mapping[Place, int]]
     advanced: Callable[[Totals], None]
@@ -74,7 +83,7 @@ class SinkCheck:
             for topic, ranges in record.sink.items():
                 for partition, written in ranges.items():
                     place = topic, partition
-                    if topic not in self.topics or written.last >= self.limits.get(place, 0):
+                    if topic not in self.judged.topics or written.last >= self.judged.limits.get(place, 0):
                         continue  # said already: the topic is gone, or an open transaction holds it back
                     found = RangeFound(record.commit, written)
                     by_place.setdefault(place, []).append(found)
@@ -91,9 +100,9 @@ class SinkCheck:
 
     def rest(self) -> None:
         """Judge what is readable after the last commit."""
-        places = [place for place in self._partitions if place in self.limits]
+        places = [place for place in self._partitions if place in self.judged.limits]
         for place in places:
-            self._partitions[place].open([], self.limits[place])
+            self._partitions[place].open([], self.judged.limits[place])
         self._read(places)
 
     def _read(self, places: list[Place]) -> None:
@@ -102,9 +111,9 @@ class SinkCheck:
         for number, message in enumerate(self.reader.read(spans), start=1):
             topic, partition, offset = str(message.topic()), int(message.partition() or 0), int(message.offset() or 0)
             check = checks[topic, partition]
-            if self.backfill_ids and self._is_of(self.backfill_ids, topic, partition, offset):
+            if self.judged.backfill_ids and self._is_of(self.judged.backfill_ids, topic, partition, offset):
                 check.skip(offset)
-            elif self.allow_foreign and not self._is_of(self.producer_ids, topic, partition, offset):
+            elif self.judged.allow_foreign and not self._is_of(self.judged.producer_ids, topic, partition, offset):
                 self.totals.foreign_rows += 1
                 check.skip(offset)
             else:
@@ -128,9 +137,9 @@ class SinkCheck:
         for (topic, partition), found in ranges:
             start = starts[topic, partition]
             self.totals.ranges += 1
-            if found.expected.first < start and self.topics[topic].may_have_expired(committed):
+            if found.expected.first < start and self.judged.topics[topic].may_have_expired(committed):
                 self.totals.expired_ranges += 1
-            elif found.rows < found.expected.rows and self.topics[topic].is_compacted:
+            elif found.rows < found.expected.rows and self.judged.topics[topic].is_compacted:
                 self.totals.compacted_ranges += 1
             else:
                 left.append(((topic, partition), found))
@@ -177,7 +186,7 @@ class SinkCheck:
     def _report_stray(self, place: Place, stray: Stray) -> None:
         batch = self.writers.batch_at(*place, stray.first)
         writer = "an unknown producer" if batch is None else f"producer {batch.producer_id}, epoch {batch.epoch}"
-        whose = "this pipeline's" if batch and batch.producer_id in self.producer_ids else "not this pipeline's"
+        whose = "this pipeline's" if batch and batch.producer_id in self.judged.producer_ids else "not this pipeline's"
         rows = f"{stray.rows} readable {'row' if stray.rows == 1 else 'rows'} up to offset {stray.last}"
         known = self._remembered.get((stray.rows, stray.digest))
         if known is not None:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class HomeFacts:
     """The home as it was found.
 
-    :param torn: what home.json's reader says when it isn't whole
-    :param lost: what the reader of ``current`` says when it, or its lineage, isn't whole
+    :ivar torn: what home.json's reader says when it isn't whole
+    :ivar lost: what the reader of ``current`` says when it, or its lineage, isn't whole
     :param successors: the lineage of the newest run, and those that have replaced it
     :param unfinished: what killed restores have left
     """
@@ -39,9 +39,9 @@ class HomeFacts:
     exists: bool
     identity: str | None = None
     pipeline: str | None = None
-    torn: str | None = None
+    torn: str | None = field(init=False, default=None)
     lineage: Lineage | None = None
-    lost: str | None = None
+    lost: str | None = field(init=False, default=None)
     successors: Sequence[Lineage] = ()
     unfinished: Sequence[str] = ()
 
@@ -117,7 +117,7 @@ class TopicsFacts:
     """The topics that the pipeline reads and writes.
 
     :param problems: {topic: (kind of finding, what a start would say of it)}
-    :param recreated: what a start would say of a topic that is another one than at the last commit
+    :ivar recreated: what a start would say of a topic that is another one than at the last commit
     :param earliest: {source topic: {partition: first offset that is there}}
     :param ends: where they end, likewise
     :param sizes: bytes of source partitions, as far as they may be asked for
@@ -127,7 +127,7 @@ class TopicsFacts:
     """
 
     problems: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    recreated: str | None = None
+    recreated: str | None = field(init=False, default=None)
     earliest: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     ends: Mapping[Place, int] = field(default_factory=dict)
     sizes: Mapping[Place, int] = field(default_factory=dict)
@@ -159,22 +159,22 @@ class Facts:
     """All of it; what could not be looked at is None and has its finding in :attr:`unseen`.
 
     :param config: client configuration in librdkafka's names
-    :param in_motion: a driver held the pipeline when the look began, or the ledger has grown since
+    :ivar in_motion: a driver held the pipeline when the look began, or the ledger has grown since
     """
 
     pipeline: str
     config: Mapping[str, Any] = field(repr=False)
-    in_motion: bool = False
-    unseen: list[Finding] = field(default_factory=list)
-    reachable: bool = False
-    tail: LedgerTail | None = None
-    home: HomeFacts | None = None
-    checkpoint: CheckpointFacts | None = None
-    savepoints: SavepointFacts | None = None
-    history: HistoryFacts | None = None
-    driver: DriverFacts | None = None
-    topics: TopicsFacts | None = None
-    transactions: TransactionFacts | None = None
+    in_motion: bool = field(init=False, default=False)
+    unseen: list[Finding] = field(init=False, default_factory=list)
+    reachable: bool = field(init=False, default=False)
+    tail: LedgerTail | None = field(init=False, default=None)
+    home: HomeFacts | None = field(init=False, default=None)
+    checkpoint: CheckpointFacts | None = field(init=False, default=None)
+    savepoints: SavepointFacts | None = field(init=False, default=None)
+    history: HistoryFacts | None = field(init=False, default=None)
+    driver: DriverFacts | None = field(init=False, default=None)
+    topics: TopicsFacts | None = field(init=False, default=None)
+    transactions: TransactionFacts | None = field(init=False, default=None)
 
     @property
     def runs(self) -> bool:

@@ -37,23 +37,23 @@ class CommitSpan:
 
     :param first: its first commit
     :param last: its last commit
-    :param rows: rows that it wrote
-    :param records: source records that it read
-    :param seconds: how long its batches took when they were committed
-    :param versions: (version, first, last) of each part in turn
-    :param starts: {topic: {partition: offset}} that it reads from, and the commit that reads there first
-    :param topics: its sources' topics, as the first commits that name them knew them
+    :ivar rows: rows that it wrote
+    :ivar records: source records that it read
+    :ivar seconds: how long its batches took when they were committed
+    :ivar versions: (version, first, last) of each part in turn
+    :ivar starts: {topic: {partition: offset}} that it reads from, and the commit that reads there first
+    :ivar topics: its sources' topics, as the first commits that name them knew them
     """
 
     first: int
     last: int
-    rows: int = 0
-    records: int = 0
-    seconds: float = 0.0
-    versions: list[tuple[str, int, int]] = field(default_factory=list)
-    starts: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
-    ends: dict[str, dict[int, int]] = field(default_factory=dict)
-    topics: dict[str, KnownTopic] = field(default_factory=dict)
+    rows: int = field(init=False, default=0)
+    records: int = field(init=False, default=0)
+    seconds: float = field(init=False, default=0.0)
+    versions: list[tuple[str, int, int]] = field(init=False, default_factory=list)
+    starts: dict[str, dict[int, tuple[int, int]]] = field(init=False, default_factory=dict)
+    ends: dict[str, dict[int, int]] = field(init=False, default_factory=dict)
+    topics: dict[str, KnownTopic] = field(init=False, default_factory=dict)
 
     def add(self, record: CommitRecord) -> None:
         """Add the next commit."""

@@ -60,31 +60,23 @@ def facts(tmp_path: Path) -> Facts:
     stretch = CommitSpan(first=NEWEST, last=NEWEST)
     stretch.add(newest)
     saved = Savepoints(home.savepoints).take(checkpoint, 1, crafted.record(1), None)
-    return Facts(
-        pipeline="p",
-        config={},
-        reachable=True,
-        tail=LedgerTail(
-            cluster_id="c",
-            topic_id="t",
-            end_offset=9,
-            claim=claim,
-            claim_offset=1,
-            commit=newest,
-            commit_offset=8,
-        ),
-        home=HomeFacts(home=home, exists=True, identity="id", pipeline="p", lineage=lineage, successors=[lineage]),
-        checkpoint=CheckpointFacts(
-            checkpoint=Checkpoint(checkpoint.path),
-            lineage=lineage,
-            restart=RestartDecision(source=RestartSource.CHECKPOINT, batch=2),
-        ),
-        savepoints=SavepointFacts(whole=[saved]),
-        history=HistoryFacts(stretches={2: stretch}, done=newest),
-        driver=DriverFacts(),
-        topics=TopicsFacts(earliest={"in": {0: 0, 1: 0}}),
-        transactions=TransactionFacts(own=None, alive={}),
+    facts = Facts(pipeline="p", config={})
+    facts.reachable = True
+    facts.tail = LedgerTail(
+        cluster_id="c", topic_id="t", end_offset=9, claim=claim, claim_offset=1, commit=newest, commit_offset=8
     )
+    facts.home = HomeFacts(home=home, exists=True, identity="id", pipeline="p", lineage=lineage, successors=[lineage])
+    facts.checkpoint = CheckpointFacts(
+        checkpoint=Checkpoint(checkpoint.path),
+        lineage=lineage,
+        restart=RestartDecision(source=RestartSource.CHECKPOINT, batch=2),
+    )
+    facts.savepoints = SavepointFacts(whole=[saved])
+    facts.history = HistoryFacts(stretches={2: stretch}, done=newest)
+    facts.driver = DriverFacts()
+    facts.topics = TopicsFacts(earliest={"in": {0: 0, 1: 0}})
+    facts.transactions = TransactionFacts(own=None, alive={})
+    return facts
 
 
 def found(facts: Facts) -> dict[str, str]:

@@ -27,12 +27,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, so that the processes end at about the same time."""
+    """Begin with what takes longest, so that the processes end at about the same time; folders stay together.
+
+    A folder's files may share what one process makes once, such as a JVM.
+    """
     recorded = durations.read()
     seconds: dict[str, float] = defaultdict(float)
     for item in items:
         seconds[group_of(item.nodeid)] += recorded.get(item.nodeid, 0.0)
-    items.sort(key=lambda item: -seconds[group_of(item.nodeid)])
+    longest: dict[Path, float] = defaultdict(float)
+    for item in items:
+        folder = item.path.parent
+        longest[folder] = max(longest[folder], seconds[group_of(item.nodeid)])
+
+    def place(item: pytest.Item) -> tuple[float, Path, float]:
+        folder = item.path.parent
+        return -longest[folder], folder, -seconds[group_of(item.nodeid)]
+
+    items.sort(key=place)
 
 
 def group_of(nodeid: str) -> str:

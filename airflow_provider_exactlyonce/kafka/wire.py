@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, Self
 import kafka.errors
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
-from kafka.protocol.consumer import FetchRequest, IsolationLevel
+from kafka.protocol.consumer import FetchRequest, IsolationLevel, ListOffsetsRequest, OffsetSpec
 from kafka.protocol.metadata import CoordinatorType, MetadataRequest
 from kafka.protocol.producer import ProduceRequest
 from kafka.protocol.producer.transaction import (
@@ -344,6 +344,38 @@ class WireClient:
         described = self.metadata(topic)
         for partition, leader in (described.leaders if described else {}).items():
             self._leaders[topic, partition] = leader
+
+    def stable_offsets(self, topic: str) -> dict[int, int]:
+        """Return each partition's last stable offset: records below it are decided.
+
+        A run asks on its own connections: after a broker's restart they come back sooner than librdkafka's.
+        """
+        return self._offsets(topic, OffsetSpec.LATEST)
+
+    def earliest_offsets(self, topic: str) -> dict[int, int]:
+        """Return where each partition's log starts; asked like :meth:`stable_offsets`."""
+        return self._offsets(topic, OffsetSpec.EARLIEST)
+
+    def _offsets(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
+        described = self.metadata(topic)
+        if described is None:
+            raise UnansweredError(f"topic {topic} does not exist")
+        offsets: dict[int, int] = {}
+        for leader, partitions in _by_leader(described.leaders).items():
+            asked = [
+                ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(partition_index=partition, timestamp=spec)
+                for partition in partitions
+            ]
+            request = ListOffsetsRequest(
+                replica_id=-1,
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                topics=[ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=asked)],
+            )
+            for answer in self._send(request, leader).topics[0].partitions:
+                if answer.error_code != Code.NONE:
+                    raise UnansweredError(f"offsets of {topic}-{answer.partition_index}: {describe(answer.error_code)}")
+                offsets[answer.partition_index] = int(answer.offset)
+        return offsets
 
     def _to_coordinator(
         self, kind: CoordinatorType, name: str, request: Any, error_code: Callable[[Any], int]

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaException
-
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, KafkaOffsets, TornFileError
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, ExactlyOnceError
-from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError, WireClient
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 
@@ -48,7 +45,7 @@ def planned_batch(checkpoint: Checkpoint, client: WireClient, lineage: str, numb
         raise ExactlyOnceError(f"{checkpoint.path}/offsets lacks batch {number} or the one before it")
     try:
         source, topic_ids = _source_ranges(offsets, checkpoint.kafka_starts(number), client)
-    except (UnansweredError, KafkaException, MissingPartitionError) as error:
+    except UnansweredError as error:
         raise BatchFailedError(f"source of batch {number}: {error}") from error
     return Batch(lineage=lineage, number=number, offsets=offsets, source=source, source_topic_ids=topic_ids)
 
@@ -65,7 +62,6 @@ def _source_ranges(
         topic_ids[topic] = described.topic_id
         known = starts.get(topic, {})
         if ends.keys() - known.keys():  # partitions that were added since are read from their beginning
-            starts_now = client.offsets.starts(client.offsets.partitions([topic]))
-            known = {**{partition: start for (_, partition), start in starts_now.items()}, **known}
+            known = {**client.earliest_offsets(topic), **known}
         source[topic] = {partition: (known[partition], end) for partition, end in sorted(ends.items())}
     return source, topic_ids

@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from airflow_provider_exactlyonce import failpoints, process_identity
 from airflow_provider_exactlyonce.backfill import workspace as backfills
@@ -45,8 +45,6 @@ from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, Exp
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _CLAIM_TRIES: Final = 5
 _CLAIM_PAUSE_SECONDS: Final = 1.0
@@ -344,8 +342,7 @@ class Run:
 
     def _wait_until_stable(self, offset: int) -> None:
         deadline = time.monotonic() + _STABLE_PATIENCE_SECONDS
-        place = (self._reader.topic, 0)
-        while _asked(self._reader, lambda: self.client.offsets.last_stable([place])[place]) <= offset:
+        while self.client.stable_offsets(self._reader.topic)[0] <= offset:
             if time.monotonic() > deadline:
                 raise CommitUnknownError(
                     f"the last stable offset of {self._reader.topic} has not passed {offset} for "
@@ -361,14 +358,10 @@ class Run:
 
 
 def _tail_of(reader: LedgerReader) -> LedgerTail | None:
-    return _asked(reader, reader.tail)
-
-
-def _asked(reader: LedgerReader, question: Callable[[], T]) -> T:
     from confluent_kafka import KafkaException
 
     try:
-        return question()
+        return reader.tail()
     except (KafkaException, MissingPartitionError) as error:
         raise UnansweredError(f"ledger {reader.topic}: {error.args[0]}") from error
 

@@ -68,5 +68,11 @@ class Heartbeat:
         self._report.tell(undelivered=self._others.undelivered)
 
     def _measure_lag(self) -> None:
-        offsets = self._run.client.offsets
-        self._report.available(offsets.last_stable(offsets.partitions(self._topics)))
+        client = self._run.client
+        self._report.available(
+            {
+                (topic, partition): offset
+                for topic in self._topics
+                for partition, offset in client.stable_offsets(topic).items()
+            }
+        )

@@ -76,7 +76,8 @@ def test_a_transaction_goes_through_its_whole_life(
     assert (code, bumped) == (Code.NONE, Producer(id=producer.id, epoch=producer.epoch + 1))
     assert client.add_partitions(name, bumped, topic, [0]) == Code.NONE
     assert appended(client, name, topic, batch(bumped, b"v")) == 0
-    assert client.offsets.last_stable([(topic, 0)]) == {(topic, 0): 0}
+    assert client.stable_offsets(topic) == {0: 0}
+    assert client.earliest_offsets(topic) == {0: 0}
     assert client.end_transaction(name, bumped, commit=commit) == Code.NONE
     code, _ = initialised(client, name, bumped)  # waits for the markers
     assert code == Code.NONE

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.files import flush
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -163,13 +164,13 @@ class LocalStorage(Storage):
             ) from error
         finally:
             beside.unlink()
-        _sync(beside.parent)
+        flush(beside.parent)
 
     @override
     def replace(self, name: str, content: bytes) -> None:
         beside = self._written(name, content)
         beside.replace(self._root / name)
-        _sync(beside.parent)
+        flush(beside.parent)
 
     @override
     def read(self, name: str) -> bytes:
@@ -196,9 +197,9 @@ class LocalStorage(Storage):
     @override
     def keep(self, name: str) -> None:
         file = self._root / name
-        _sync(file)
+        flush(file)
         for folder in file.parents:
-            _sync(folder)
+            flush(folder)
             if folder == self._root:
                 return
 
@@ -245,7 +246,7 @@ class LocalStorage(Storage):
         if not target.parent.is_dir():
             target.parent.mkdir(parents=True, exist_ok=True)
             for folder in target.parent.relative_to(self._root).parents:
-                _sync(self._root / folder)
+                flush(self._root / folder)
         with beside.open("xb") as file:
             file.write(content)
             file.flush()
@@ -335,11 +336,3 @@ class RemoteStorage(Storage):
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

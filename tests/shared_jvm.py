@@ -1,13 +1,15 @@
-"""One JVM for all the drivers of a session that no test kills: a driver's start takes 5 s of CPU instead of 20.
+"""One JVM for the drivers of a session, one after the other: a driver's start takes 5 s of CPU instead of 20.
 
 ``spark-submit`` starts a JVM, which starts the job's Python and tells it by its environment where the JVM is. Here the
 JVM is there already, and Python is told of it in the same way. Its settings reach Spark as the JVM's properties, which
 is how ``spark-submit`` hands them on, too.
+
+A driver that is killed leaves its queries and its context in the JVM; both are stopped before the next one starts.
+Under ``spark-submit`` the JVM's shutdown hooks do that when Python is gone.
 """
 
 from __future__ import annotations
 
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +46,7 @@ class _Submission:
 
 
 class SharedJvm:
-    """The JVM of one driver after the other.
+    """The JVM of one driver after the other, whatever becomes of them.
 
     :param log: what the JVM prints, of all drivers
     :param java_options: of the JVM; drivers that want others have one of their own
@@ -76,8 +78,6 @@ class SharedJvm:
         :param output: where what the driver prints goes; what the JVM prints is in its own log
         """
         submission = _Submission.of(command)
-        if self._driver is not None and self._driver.wait() == -signal.SIGKILL:
-            self.end()  # nobody has told Spark that its driver is gone
         if self._gateway is None:
             self._launch(submission.settings["spark.jars"])
         self._prepare(submission.settings)
@@ -116,6 +116,10 @@ class SharedJvm:
 
     def _prepare(self, settings: Mapping[str, str]) -> None:
         jvm = self._gateway.jvm
+        session = jvm.org.apache.spark.sql.SparkSession.getDefaultSession()
+        if session.isDefined():
+            for query in session.get().streams().active():
+                query.stop()
         module = getattr(getattr(jvm.org.apache.spark, "SparkContext$"), "MODULE$")
         if (left := module.getActive()).isDefined():
             left.get().stop()

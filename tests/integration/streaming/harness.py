@@ -101,12 +101,12 @@ class World:
     def start(self, *arguments: str, own_jvm: bool = False, **how: Any) -> Driver:
         """Start a driver; other arguments as of :meth:`command`.
 
-        :param own_jvm: whether its JVM dies with it, or prints into its log; one with fail points has its own anyhow
+        :param own_jvm: whether its JVM dies with it, or prints into its log
         """
         log = self.home.with_name(f"driver-{len(self.drivers)}.log")
         command, added = self.command(*arguments, **how)
         environment = {**os.environ, **added}
-        own_jvm = own_jvm or FAILPOINTS in added or self.jvm is None or not self.jvm.can_run(command)
+        own_jvm = own_jvm or self.jvm is None or not self.jvm.can_run(command)
         start = _launch if own_jvm or self.jvm is None else self.jvm.start
         with log.open("wb") as output:
             process = start(command, environment, output)

@@ -29,7 +29,7 @@ def test_a_driver_that_is_killed_at_every_step_in_turn_loses_and_doubles_nothing
     assert tuple(STEPS) == NAMES, "every named step has its crash test"
     world.send(3000)
     for step, failpoint in STEPS.items():
-        driver = world.start(failpoints=failpoint)
+        driver = world.start(failpoints=failpoint, own_jvm=True)
         assert driver.wait() == -signal.SIGKILL, f"{step}: {driver.output()[-3000:]}"
         check_counts(world, complete=False)
     _lose_the_offsets_of_the_last_commit(world)

@@ -34,8 +34,8 @@ class Shop:
             cursors = [connection.execute(one) for one in statements]
             return cursors[-1].fetchall() if cursors[-1].description else []
 
-    def start(self, failpoints: str | None = None, until: str = "available") -> Driver:
-        return self.world.start(environment=self.environment(), failpoints=failpoints, until=until)
+    def start(self, failpoints: str | None = None, until: str = "available", own_jvm: bool = False) -> Driver:
+        return self.world.start(environment=self.environment(), failpoints=failpoints, until=until, own_jvm=own_jvm)
 
     def environment(self) -> Mapping[str, str]:
         return {
@@ -150,7 +150,7 @@ def test_a_database_that_was_set_back_alone_gets_what_it_lacks(shop: Shop) -> No
 def test_a_driver_that_holds_the_lock_is_superseded_and_commits_nothing_any_more(shop: Shop, tmp_path: Path) -> None:
     shop.world.send(3 * BATCH)
     held = tmp_path / "held"
-    old = shop.start(f"before-sink-decision:batch=1:hold={held}", until="forever")
+    old = shop.start(f"before-sink-decision:batch=1:hold={held}", until="forever", own_jvm=True)
     eventually(held.exists, "the old driver holds the claim's lock")
     old.signal_group(signal.SIGSTOP)
     shop.finish()

@@ -21,7 +21,7 @@ def taken(world: World) -> int:
 @pytest.mark.timeout(3600)
 def test_a_thawed_zombie_is_fenced_says_by_whom_and_does_not_fence_its_successor(world: World) -> None:
     world.send(1500)
-    zombie = world.start(failpoints="during-send:run=1:batch=1:signal=STOP")
+    zombie = world.start(failpoints="during-send:run=1:batch=1:signal=STOP", own_jvm=True)
     eventually(zombie.is_stopped, "the driver freezes in mid-batch")
     assert open_transactions(world.config, world.sink), "its transaction is open"
     successor = world.start(until="forever")

@@ -108,6 +108,15 @@ def spark_classes(kafka_config: dict[str, str]) -> None:
 
 
 @pytest.fixture(scope="session")
+def jvm(spark_classes: None) -> Iterator[None]:
+    """Make sessions and drivers that run in this process share one JVM."""
+    from tests.integration.spark_session import one_jvm
+
+    with one_jvm():
+        yield
+
+
+@pytest.fixture(scope="session")
 def shared_jvm(tmp_path_factory: pytest.TempPathFactory, spark_classes: None) -> Iterator[SharedJvm]:
     """Give what runs the drivers that no test kills, one after the other."""
     from tests.integration.streaming.harness import JAVA_OPTIONS

@@ -1,44 +1,26 @@
-"""A Spark session in the tests' own process, for what needs no driver of its own."""
+"""Spark in the tests' own process: one JVM for all sessions, and for drivers that are run here."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
-from airflow_provider_exactlyonce.streaming import settings
+from airflow_provider_exactlyonce.streaming.spark.session import open_session
 from tests.integration.streaming.harness import CONF
 
-
-@contextmanager
-def spark_session(conf: Mapping[str, str], *, log_level: str) -> Iterator[Any]:
-    """Give a session with what the protocol needs; its JVM ends with it."""
+if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]")
-    for name, value in {
-        **settings.submit_settings(conf),
-        "spark.jars": ",".join(map(str, spark_connector_jars())),
-        "spark.ui.showConsoleProgress": "false",
-    }.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel(log_level)
-    yield session
-    session.stop()
-    end_jvm()
 
 
 @contextmanager
 def one_jvm() -> Iterator[None]:
-    """Make drivers that run in this process, one after the other, share a JVM, which ends with them."""
+    """Make sessions and drivers in this process, one after the other, share a JVM, which ends with them."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -48,21 +30,28 @@ def one_jvm() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYSPARK_SUBMIT_ARGS", f"{shlex.join(arguments)} pyspark-shell")
         patched.setenv("PYSPARK_PYTHON", sys.executable)
-        patched.setattr(SparkSession, "stop", lambda _: None)  # the next driver takes the session over
+        patched.setattr(SparkSession, "stop", lambda _: None)  # the next one takes the session over
         yield
-    if SparkContext._gateway is not None:
+    if (gateway := SparkContext._gateway) is not None:
         if (active := SparkSession.getActiveSession()) is not None:
             active.stop()
-        end_jvm()
-
-
-def end_jvm() -> None:
-    """End the JVM of this process's sessions, if there is one; the next session starts its own."""
-    from pyspark import SparkContext
-
-    gateway = SparkContext._gateway
-    if gateway is not None:
         gateway.shutdown()
         gateway.proc.stdin.close()  # the JVM ends with its parent's pipe
         gateway.proc.wait()
         SparkContext._gateway = SparkContext._jvm = None
+
+
+@contextmanager
+def spark_session(settings: Mapping[str, str], *, log_level: str) -> Iterator[SparkSession]:
+    """Give the session of the shared JVM.
+
+    :param settings: of the session for as long as it is given
+    """
+    session = open_session("tests")
+    before = {name: session.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    session.sparkContext.setLogLevel(log_level)
+    yield session
+    for name, old in before.items():
+        session.conf.unset(name) if old is None else session.conf.set(name, old)

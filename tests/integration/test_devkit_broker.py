@@ -122,6 +122,7 @@ def test_a_killed_broker_comes_back_on_the_same_port_with_what_was_committed(tmp
     assert not (tmp_path / STATE_NAME).exists()
 
 
+@pytest.mark.slow
 def test_the_metadata_log_tells_a_killed_broker_from_a_stopped_one(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, properties={"metadata.log.max.record.bytes.between.snapshots": "1"}) as broker:
         create_topic(broker.bootstrap_servers, "events")

@@ -36,7 +36,6 @@ from tests.integration.doctor_faults import Patient
 from tests.integration.ledger.crafted import CraftedPipeline, rows_of
 from tests.integration.restore.harness import Bench, Case, StoppingDriver, check_content
 from tests.integration.restore.shapes import ROWS_A_BATCH, SHAPES, Shape
-from tests.integration.spark_session import one_jvm
 from tests.integration.streaming.conftest import world
 from tests.integration.streaming.harness import World, check_counts
 from tests.waiting import HANG_SECONDS
@@ -152,12 +151,6 @@ def ask(case: Case, *arguments: str, home: Path | None = None) -> tuple[int, dic
 
 def names(body: Mapping[str, Any]) -> set[str]:
     return {one["name"] for one in body["findings"]}
-
-
-@pytest.fixture(scope="module")
-def jvm() -> Iterator[None]:
-    with one_jvm():
-        yield
 
 
 @pytest.fixture(scope="module")

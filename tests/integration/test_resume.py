@@ -25,7 +25,13 @@ def test_cut():
 def test_a_run_that_was_cut_goes_on(tmp_path: Path) -> None:
     def run(**more: str) -> str:
         command = [sys.executable, "-m", "pytest", "-p", "tests.resume", "-p", "no:cacheprovider"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **more}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **more,
+        }
         return subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
         ).stdout

@@ -21,9 +21,27 @@ def test_one(number):
 def test_a_file_stays_with_one_process(tmp_path: Path) -> None:
     for name in ("a", "b", "c", "d"):
         (tmp_path / f"test_{name}.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-v", "-n", "2", "-p", "tests.scheduling", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "-p",
+        "xdist",
+        "-n",
+        "2",
+        "-p",
+        "tests.scheduling",
+        "-p",
+        "no:cacheprovider",
+    ]
     done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     pairs = set(re.findall(r"\[(gw\d)\].* (test_\w\.py)::", done.stdout))
     assert sorted(file for _, file in pairs) == ["test_a.py", "test_b.py", "test_c.py", "test_d.py"]

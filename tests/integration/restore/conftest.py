@@ -1,19 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.integration.restore.harness import Bench
-from tests.integration.spark_session import one_jvm
-
-
-@pytest.fixture(scope="package")
-def jvm() -> Iterator[None]:
-    """Make the drivers of this package, which run in this process one after the other, share one JVM."""
-    with one_jvm():
-        yield
 
 
 @pytest.fixture

@@ -210,6 +210,7 @@ def test_what_is_written_into_the_sink_again_is_marked_and_not_doubled_to_an_aud
     assert (doubled.invariant, "not this pipeline's" in doubled.message) == ("I2", True)
 
 
+@pytest.mark.slow
 def test_a_range_may_begin_and_end_anywhere_and_ranges_that_follow_each_other_have_each_row_once(
     windowed: Case, make_topic: Callable[..., str]
 ) -> None:
@@ -250,6 +251,7 @@ def test_ranges_of_the_watermark_follow_each_other(windowed: Case) -> None:
     assert "has not reached 2200-01-01T00:00:00+00:00" in error.message
 
 
+@pytest.mark.slow
 def test_an_empty_state_knows_what_the_warm_up_has_seen(bench: Bench) -> None:
     """First appearances only: what the warm-up has seen is no first appearance."""
     case, other, bare = prepared(bench, "update", rounds=5, saved=2), bench.make_topic(), bench.make_topic()
@@ -299,6 +301,7 @@ def source_of(case: Case, first: int, last: int) -> dict[str, dict[str, list[int
     }
 
 
+@pytest.mark.slow
 def test_what_a_killed_backfill_has_written_is_not_repeated_under_other_words_or_from_a_lost_home(
     windowed: Case, make_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,14 +423,29 @@ def told(case: Case, **asked: Any) -> str:
     return error.message if error is not None else ""
 
 
-def test_a_backfill_that_dies_at_every_step_goes_on_and_has_each_row_once(
-    windowed: Case, make_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+DEATHS = [
+    *((name, 1) for name in (*RESTORE_NAMES[:2], *BACKFILL_NAMES[:2])),
+    *((name, 1) for name in NAMES if name != "during-send"),
+    (BACKFILL_NAMES[1], 3),
+    (BACKFILL_NAMES[2], 1),
+]
+
+
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        pytest.param(
+            [death for death in DEATHS if death[0] in ("restore-copied", "after-commit", "backfill-done")], id="three"
+        ),
+        pytest.param(DEATHS, id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_a_backfill_that_dies_at_a_step_goes_on_and_has_each_row_once(
+    windowed: Case, make_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch, deaths: list[tuple[str, int]]
 ) -> None:
     case, other = windowed, make_topic(partitions=3)
     newest = case.tail().place.commit
     asked: dict[str, Any] = {"commits": f"{SAVED + 2}..{newest}", "output": f"topic={other}"}
-    deaths = [(name, 1) for name in (*RESTORE_NAMES[:2], *BACKFILL_NAMES[:2])]
-    deaths += [(name, 1) for name in NAMES if name != "during-send"] + [(BACKFILL_NAMES[1], 3), (BACKFILL_NAMES[2], 1)]
     for name, times in deaths:
         killed_at(name, times, case, monkeypatch, **asked)
         between = rows(case, other)

@@ -47,7 +47,7 @@ def configure(jvm: None) -> Iterator[Callable[[Mapping[str, str]], None]]:
 @pytest.mark.parametrize(
     ("shape", "settings"),
     [
-        pytest.param("windowed", HASHMAP, id="windowed in memory"),
+        pytest.param("windowed", HASHMAP, id="windowed in memory", marks=pytest.mark.slow),
         pytest.param("windowed", CHANGELOG, id="windowed with changelog", marks=pytest.mark.slow),
         pytest.param("update", FORMAT_1, id="update with changelog of format 1", marks=pytest.mark.slow),
         pytest.param("joined", MAX_POLICY, id="joined by the faster watermark", marks=pytest.mark.slow),
@@ -133,6 +133,7 @@ def test_everything_that_happens_to_one_pipeline_leaves_what_its_twin_writes(ben
     assert case.tail().place.run == runs
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_an_added_partition_is_replayed_one_start_per_batch_where_spark_can_not_be_steered(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
@@ -194,6 +195,7 @@ def test_random_rows_are_refused_by_name_unless_they_are_accepted_and_then_told(
     check_clean(case)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_replay_does_not_wait_for_the_trigger(bench: Bench) -> None:
     topics, rounds = bench.topics("update"), bench.input()

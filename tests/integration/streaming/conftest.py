@@ -2,13 +2,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.integration.spark_session import spark_session
 from tests.integration.streaming.harness import World
 from tests.shared_jvm import SharedJvm
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @pytest.fixture
@@ -23,12 +26,8 @@ def world(
 
 
 @pytest.fixture(scope="package")
-def spark() -> Iterator[Any]:
-    """Give a session in this process, for what needs no driver of its own; its JVM ends with the package's tests."""
-    conf = {
-        "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
-    with spark_session(conf, log_level="ERROR") as session:
+def spark(jvm: None) -> Iterator[SparkSession]:
+    """Give a session in this process, for what needs no driver of its own; with code generation, as users have it."""
+    as_users = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+    with spark_session(as_users, log_level="ERROR") as session:
         yield session

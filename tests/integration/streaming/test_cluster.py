@@ -60,6 +60,7 @@ def run_with_an_accident(
     return driver
 
 
+@pytest.mark.slow
 def test_an_executor_that_is_killed_in_mid_batch_costs_one_attempt_of_the_batch(
     world: World, cluster: Cluster, tmp_path: Path
 ) -> None:

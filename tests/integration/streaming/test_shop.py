@@ -154,6 +154,7 @@ def supervised(world: World, strategy: RestartStrategy) -> Supervisor:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_an_alert_comes_once_though_its_adds_lie_on_both_sides_of_a_kill(
     kafka: Mapping[str, str], tmp_path: Path, spark_classes: None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.streaming.analysis.logical_plans import text
+from airflow_provider_exactlyonce.streaming.analysis.logical_plans import steps, text
+from airflow_provider_exactlyonce.streaming.analysis.source_mark import topic_of_mark
 from airflow_provider_exactlyonce.streaming.spark.jvm import elements, tree
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def find(frame: DataFrame) -> list[str]:
     """
     analyzed = frame._jdf.queryExecution().analyzed()
     found: dict[str, None] = dict.fromkeys(_rows_kept_by_chance(analyzed, _ids(analyzed.output())))
-    for plan in tree(analyzed):
+    for plan in steps(analyzed):
         name = plan.getClass().getSimpleName()
         if name in _LOOK_UPS and not plan.isStreaming():
             found[f"{name} reads outside of the stream: {text(plan)}"] = None
@@ -93,6 +94,8 @@ def _rows_kept_by_chance(plan: Any, needed: Set[int]) -> Iterator[str]:
     :param needed: ids of the plan's columns that are used above it
     """
     name = plan.getClass().getSimpleName()
+    if topic_of_mark(plan, name) is not None:
+        return
     if name in _DEDUPLICATIONS:
         keys = _ids(plan.keys())
         others = [str(one.name()) for one in elements(plan.output()) if one.exprId().id() in needed - keys]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.ledger.records import LateRows
-from airflow_provider_exactlyonce.streaming.spark.jvm import tree
+from airflow_provider_exactlyonce.streaming.spark.jvm import class_of, tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -198,7 +198,7 @@ class _Operator:
                 f"the late rows of operator {self.number} ({self._node.shortName()}) can only be counted"
             )
         condition = self._node.watermarkExpressionForLateEvents().get()
-        return self._spark._jvm.org.apache.spark.sql.execution.FilterExec(condition, given.plan)  # type: ignore[union-attr]
+        return class_of(self._spark, "org.apache.spark.sql.execution.FilterExec")(condition, given.plan)
 
 
 @dataclass(frozen=True)

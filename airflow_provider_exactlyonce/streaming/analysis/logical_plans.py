@@ -81,11 +81,19 @@ def check_sources(frame: DataFrame) -> None:
             )
 
 
+def steps(plan: Any) -> Iterator[Any]:
+    """Yield a plan and all below it, but nothing of the declared sources: what they do is known."""
+    yield plan
+    if topic_of_mark(plan, plan.getClass().getSimpleName()) is None:
+        for child in elements(plan.children()):
+            yield from steps(child)
+
+
 def runs_python(frame: DataFrame) -> bool:
     """Whether any of a query's own steps runs in a Python worker."""
     return any(
         _PYTHON.search(part.getClass().getSimpleName())
-        for plan in tree(frame._jdf.queryExecution().analyzed())
+        for plan in steps(frame._jdf.queryExecution().analyzed())
         for part in (plan, *(one for expression in elements(plan.expressions()) for one in tree(expression)))
     )
 

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.checkpoint.state import StateDirectory, StatefulOperator
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.streaming.spark.jvm import class_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 #: The last line of a traceback of Python.
 _RAISED: Final = re.compile(r"[\w.]*(Error|Exception): ")
+_CATALYST: Final = "org.apache.spark.sql.catalyst"
 _STREAMING: Final = "org.apache.spark.sql.execution.streaming"
 _EXECUTION: Final = f"{_STREAMING}.runtime.IncrementalExecution"
 
@@ -85,30 +87,31 @@ def _settings(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
 
 
 def _plan(frame: DataFrame, output_mode: str, conf: Mapping[str, str], folder: str) -> None:
-    jvm: Any = frame.sparkSession._jvm
+    spark = frame.sparkSession
     analyzed = frame._jdf.queryExecution().analyzed()
-    mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, output_mode.capitalize())()
-    jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(analyzed, mode)
+    mode = getattr(class_of(spark, "org.apache.spark.sql.streaming.OutputMode"), output_mode.capitalize())()
+    class_of(spark, f"{_CATALYST}.analysis.UnsupportedOperationChecker").checkForStreaming(analyzed, mode)
     offsets = {"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": dict(conf)}
-    companion = _object(jvm, _EXECUTION)
-    execution = jvm.org.apache.spark.sql.execution.streaming.runtime.IncrementalExecution(
-        frame.sparkSession._jsparkSession,
+    companion = _object(spark, _EXECUTION)
+    random = class_of(spark, "java.util.UUID").randomUUID
+    execution = class_of(spark, _EXECUTION)(
+        spark._jsparkSession,
         analyzed,
         mode,
         f"{folder}/state",
-        jvm.java.util.UUID.randomUUID(),
-        jvm.java.util.UUID.randomUUID(),
+        random(),
+        random(),
         0,  # the batch
-        _object(jvm, "scala.None"),  # the offsets before it
-        _object(jvm, f"{_STREAMING}.checkpointing.OffsetSeqMetadata").apply(json.dumps(offsets)),
-        _object(jvm, f"{_STREAMING}.runtime.WatermarkPropagator").noop(),
+        _object(spark, "scala.None"),  # the offsets before it
+        _object(spark, f"{_STREAMING}.checkpointing.OffsetSeqMetadata").apply(json.dumps(offsets)),
+        _object(spark, f"{_STREAMING}.runtime.WatermarkPropagator").noop(),
         True,  # the first batch of a start: state's metadata and schemas are written
         *(getattr(companion, f"$lessinit$greater$default${number}")() for number in (12, 13, 14, 15)),
     )
     execution.executedPlan()
 
 
-def _object(jvm: Any, name: str) -> Any:
+def _object(spark: SparkSession, name: str) -> Any:
     """Return a Scala object."""
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    return jvm.java.lang.Class.forName(f"{name}$", True, loader).getField("MODULE$").get(None)
+    loader = class_of(spark, "java.lang.Thread").currentThread().getContextClassLoader()
+    return class_of(spark, "java.lang.Class").forName(f"{name}$", True, loader).getField("MODULE$").get(None)

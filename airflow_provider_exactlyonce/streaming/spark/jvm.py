@@ -1,9 +1,20 @@
-"""Walks over what lives in the JVM: Scala's sequences, and trees of plans and expressions."""
+"""What lives in the JVM: classes by name, Scala's sequences, and trees of plans and expressions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def class_of(spark: SparkSession, name: str) -> Any:
+    """Return a class.
+
+    Not ``jvm.org.apache...``: py4j looks in all jars for a class of the name of each package on the way.
+    """
+    return getattr(spark._jvm, name)
 
 
 def tree(node: Any) -> Iterator[Any]:

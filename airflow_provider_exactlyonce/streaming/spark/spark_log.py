@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_exactlyonce.streaming.spark.jvm import class_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,8 +29,9 @@ def quieten(spark: SparkSession) -> None:
     if spark.sparkContext.getConf().get(_ASKED, None) is not None:
         return
     spark.sparkContext.setLogLevel("WARN")
-    log4j: Any = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    level = class_of(spark, "org.apache.logging.log4j.Level")
+    configurator = class_of(spark, "org.apache.logging.log4j.core.config.Configurator")
     for name in _TOLD_ELSEWHERE:
-        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+        configurator.setLevel(name, level.OFF)
     for name in _RECONNECTS:
-        log4j.core.config.Configurator.setLevel(name, log4j.Level.ERROR)
+        configurator.setLevel(name, level.ERROR)

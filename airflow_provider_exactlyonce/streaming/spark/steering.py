@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.streaming.spark.jvm import elements
+from airflow_provider_exactlyonce.streaming.spark.jvm import class_of, elements
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +65,7 @@ def missing_part(spark: SparkSession) -> str | None:
 
 def fixed_settings(spark: SparkSession) -> dict[str, str]:
     """Return the settings that Spark fixes for the life of a new checkpoint, as this session has them."""
-    metadata = spark._jvm.org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata  # type: ignore[union-attr]
+    metadata = class_of(spark, "org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata")
     found: dict[str, str | None] = json.loads(metadata.apply(0, 0, spark._jsparkSession.conf()).json())["conf"]
     return {name: value for name, value in found.items() if value is not None}  # some have no default
 
@@ -108,7 +108,7 @@ class SteeredQuery:
                 raise SteeringError("the recorded batch has a source without an offset")
             self._set(source, "allDataForTriggerAvailableNow", source.deserializeOffset(end).partitionToOffsets())
             self._set(source, "isTriggerAvailableNow", True)
-        clock = self._spark._jvm.org.apache.spark.util.ManualClock(timestamp)  # type: ignore[union-attr]
+        clock = class_of(self._spark, "org.apache.spark.util.ManualClock")(timestamp)
         self._set(self._execution, "triggerClock", clock)
         if watermark is not None:
             self.forget_operator_watermarks()
@@ -116,8 +116,7 @@ class SteeredQuery:
 
     def end(self) -> None:
         """Let the query end after this batch, as it does when all that was available is done."""
-        runtime = self._spark._jvm.org.apache.spark.sql.execution.streaming.runtime  # type: ignore[union-attr]
-        self._execution.state().set(getattr(getattr(runtime, "TERMINATED$"), "MODULE$"))
+        self._execution.state().set(getattr(class_of(self._spark, f"{_RUNTIME}.TERMINATED$"), "MODULE$"))
 
     def release(self) -> None:
         """Put back what was steered: the next batch is planned by Spark."""
@@ -150,8 +149,7 @@ class SteeredQuery:
         if executor.getClass().getName() == f"{_RUNTIME}.ProcessingTimeExecutor":
             self._interval = self._get(executor, "intervalMs")
             self._set(executor, "intervalMs", 0)
-        jvm = self._spark._jvm
-        all_available = jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit.allAvailable()  # type: ignore[union-attr]
+        all_available = class_of(self._spark, "org.apache.spark.sql.connector.read.streaming.ReadLimit").allAvailable()
         lifted = self._limits
         for source in self._sources:
             lifted = lifted.updated(source, all_available)
@@ -161,7 +159,7 @@ class SteeredQuery:
     def forget_operator_watermarks(self) -> None:
         """Forget what each ``withWatermark`` has seen, as a restart does: checkpoints don't hold it."""
         seen = self._get(self._execution.watermarkTracker(), "operatorToWatermarkMap")
-        none = getattr(getattr(self._spark._jvm.scala, "None$"), "MODULE$")  # type: ignore[union-attr]
+        none = getattr(class_of(self._spark, "scala.None$"), "MODULE$")
         for operator in list(elements(seen.keys().toSeq())):
             seen.update(operator, none)
 
@@ -211,7 +209,7 @@ def wait_until_gone(spark: SparkSession, query: StreamingQuery) -> None:
 
 
 def _class(spark: SparkSession, name: str) -> Any:
-    return spark._jvm.org.apache.spark.util.Utils.classForName(name, False, False)  # type: ignore[union-attr]
+    return class_of(spark, "org.apache.spark.util.Utils").classForName(name, False, False)
 
 
 def _field(spark: SparkSession, name: str, field: str) -> Any:

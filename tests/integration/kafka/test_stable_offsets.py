@@ -21,9 +21,8 @@ def test_offsets_are_told_soon_after_a_brokers_restart(tmp_path: Path) -> None:
         assert producer.flush(30) == 0
         offsets = StableOffsets(config)
         assert offsets.last_stable([("t", 0)]) == {("t", 0): 1}
-        for restarts in (1, 2):
-            broker.kill()
-            broker.start()
-            producer.produce("t", b"after")
-            assert producer.flush(30) == 0
-            assert offsets.last_stable([("t", 0)]) == {("t", 0): 1 + restarts}
+        broker.kill()
+        broker.start()
+        producer.produce("t", b"after")
+        assert producer.flush(30) == 0
+        assert offsets.last_stable([("t", 0)]) == {("t", 0): 2}

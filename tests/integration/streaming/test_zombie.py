@@ -18,6 +18,7 @@ def taken(world: World) -> int:
     return sum(end - start for one in commits for of in one.source.values() for start, end in of.values())
 
 
+@pytest.mark.slow  # the protocol alone has frozen drivers, too
 @pytest.mark.timeout(3600)
 def test_a_thawed_zombie_is_fenced_says_by_whom_and_does_not_fence_its_successor(world: World) -> None:
     world.send(1500)

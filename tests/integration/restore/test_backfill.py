@@ -149,6 +149,7 @@ def test_a_range_of_commits_gives_another_topic_what_was_delivered_and_gives_it_
     assert case.tail().place.commit == newest, "the pipeline's ledger is as it was"
 
 
+@pytest.mark.slow
 def test_a_range_before_every_savepoint_is_run_from_the_beginning(
     windowed: Case, make_topic: Callable[..., str]
 ) -> None:
@@ -328,9 +329,10 @@ def test_what_a_killed_backfill_has_written_is_not_repeated_under_other_words_or
     assert rows(case, other) == delivered(case, first, newest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lost",
-    ["commits", *(pytest.param(one, marks=pytest.mark.slow) for one in ("torn", "steps", "lineage", "older copy"))],
+    ["commits", "torn", "steps", "lineage", "older copy"],
 )
 def test_a_backfill_whose_files_a_host_has_lost_goes_on_and_has_each_row_once(
     windowed: Case, make_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch, lost: str, tmp_path: Path

@@ -56,10 +56,11 @@ def prove(bench: Bench, shape: str, *, at: Sequence[int], last: int) -> None:
     check_clean(case)
 
 
+@pytest.mark.slow  # crashes, rescales and backfills restore, too
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("shape", ["windowed", pytest.param("update", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shape", ["windowed", "update"])
 def test_what_a_restored_pipeline_writes_is_what_one_that_never_was_does(bench: Bench, shape: str) -> None:
-    prove(bench, shape, at=(2,), last=3)
+    prove(bench, shape, at=(1, 3), last=4)
 
 
 @pytest.mark.slow

@@ -209,6 +209,7 @@ def test_a_replay_does_not_wait_for_the_trigger(bench: Bench) -> None:
     replayed(case.run(until="forever", interval="10 minutes", stop_at=4), 2, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_reemit_writes_again_what_followed_the_savepoint_and_the_audit_knows_why(bench: Bench) -> None:
     topics, rounds = bench.topics("update"), bench.input()

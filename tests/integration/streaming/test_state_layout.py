@@ -82,11 +82,11 @@ class Case:
 HASHMAP, ROCKSDB, CHANGELOG = StateBackend.hashmap(), StateBackend.rocksdb(), StateBackend.rocksdb(changelog=True)
 SLOW = pytest.mark.slow
 CASES = [
-    pytest.param(Case(HASHMAP), id="hashmap"),
-    pytest.param(Case(CHANGELOG), id="changelog"),
+    pytest.param(Case(HASHMAP), id="hashmap", marks=SLOW),
+    pytest.param(Case(CHANGELOG), id="changelog", marks=SLOW),
     pytest.param(Case(ROCKSDB, joined), id="join"),
     pytest.param(Case(ROCKSDB, transformed), id="transformWithState"),
-    pytest.param(Case(ROCKSDB, total), id="without-keys"),
+    pytest.param(Case(ROCKSDB, total), id="without-keys", marks=SLOW),
     pytest.param(Case(HASHMAP, limited), id="limit", marks=SLOW),
     pytest.param(Case(ROCKSDB), id="rocksdb", marks=SLOW),
     pytest.param(Case(ROCKSDB, format=1), id="rocksdb-1", marks=SLOW),

@@ -14,7 +14,7 @@ CONTRACTS := tests/integration/kafka/test_wire_contract.py tests/integration/com
 STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all docs crash-matrix durations lint format lock checksums bench-commit bench-gates bench-ledger bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo check test pytest test-all docs crash-matrix durations lint format lock checksums bench-commit bench-gates bench-ledger bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -36,7 +36,10 @@ demo: setup ## run the demo: broker, stream, two kills, gate, report
 check: lint ## lint, types, unit tests, and the contracts with private APIs; before each commit
 	@$(PYTEST) tests/unit $(CONTRACTS) $(ARGS)
 
-test: lint ## lint, types, and the test suite
+test: setup ## lint, types, and the test suite, at the same time
+	@$(MAKE) --no-print-directory --jobs 2 lint pytest
+
+pytest: setup
 	@$(PYTEST) $(ARGS)
 
 test-all: lint ## the same with the slow tests; resumes: on the same files nothing that has passed runs again

@@ -1,4 +1,4 @@
-"""One Airflow for the session: a home of its own, a migrated SQLite database, the test's DAGs."""
+"""An Airflow for the session: a home of its own, a migrated SQLite database, the test's DAGs."""
 
 from __future__ import annotations
 
@@ -66,6 +66,17 @@ class Airflow:
         with closing(sqlite3.connect(f"file:{self.home / 'airflow.db'}?mode=ro", uri=True, timeout=30)) as database:
             return database.execute(sql, values).fetchall()
 
+    def processes(self) -> list[int]:
+        """Return its processes, whatever sessions they have made for themselves."""
+        wanted, found = f"AIRFLOW_HOME={self.home}".encode(), []
+        for directory in Path("/proc").iterdir():
+            try:
+                if directory.name.isdigit() and wanted in (directory / "environ").read_bytes().split(b"\0"):
+                    found.append(int(directory.name))
+            except OSError:
+                continue
+        return found
+
     def task_logs(self) -> str:
         """Return the end of each task's log, for a failed test's message."""
         logs = sorted((self.home / "logs").rglob("attempt=*.log"))
@@ -74,11 +85,13 @@ class Airflow:
 
 @pytest.fixture(scope="session")
 def airflow(tmp_path_factory: pytest.TempPathFactory, kafka_config: Mapping[str, str]) -> Airflow:
-    return make_airflow(tmp_path_factory.mktemp("airflow"), kafka_config)
+    made = make_airflow(tmp_path_factory.mktemp("airflow"), kafka_config)
+    made.run(made.command("db", "migrate"), {})
+    return made
 
 
 def make_airflow(home: Path, kafka_config: Mapping[str, str]) -> Airflow:
-    home.mkdir(exist_ok=True)
+    """Return an Airflow whose database is not yet there."""
     settings = {
         "CORE__DAGS_FOLDER": str(Path(__file__).parent / "dags"),
         "CORE__LOAD_EXAMPLES": "False",
@@ -100,9 +113,7 @@ def make_airflow(home: Path, kafka_config: Mapping[str, str]) -> Airflow:
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "PYTHONPATH": str(ROOT),
     }
-    made = Airflow(home, environment)
-    made.run(made.command("db", "migrate"), {})
-    return made
+    return Airflow(home, environment)
 
 
 @pytest.fixture
@@ -122,6 +133,5 @@ def names_of(world: World, result: Path, **more: str) -> dict[str, str]:
         "TEST_SINK": world.sink,
         "TEST_HOME": str(world.home),
         "TEST_RESULT": str(result),
-        "TEST_OFFSETS": json.dumps({world.source: {"0": 0}}),
         **more,
     }

@@ -6,6 +6,8 @@ from tests import spark_classes
 
 JOB = Path(__file__).parents[1] / "streaming" / "jobs" / "counts.py"
 CONF = {
-    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.shuffle.partitions": "1",
     "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {spark_classes.JVM_OPTION}",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }

@@ -22,13 +22,21 @@ from airflow_provider_exactlyonce.control import lease, requests
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE
 from tests.integration.airflow.conftest import Airflow
-from tests.integration.airflow.test_scheduler import processes_of
 from tests.waiting import eventually
 
 CONTRACT_DRIVER = Path(__file__).parents[1] / "control" / "contract_driver.py"
 DAGS = Path(__file__).with_name("dags_supervised")
 #: of one request to the API
 MOST_FAILURES = 10
+
+#: Makes the database, with the DAGs: there is no DAG processor.
+PREPARE = """
+import sys
+from airflow.__main__ import main
+for command in ("db migrate", "dags reserialize"):
+    sys.argv[1:] = command.split()
+    main()
+"""
 
 #: Stands for Spark's launcher, under a name that the Spark provider lets a connection choose: becomes the application.
 LAUNCHER = f"""#!{sys.executable}
@@ -70,7 +78,7 @@ class Parts:
             "CORE__PARALLELISM": "4",
             "LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
             "LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
-            "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+            "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
             "SCHEDULER__TASK_INSTANCE_HEARTBEAT_SEC": "2",
             "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "12",
             "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
@@ -104,9 +112,8 @@ class Parts:
 
     def start_all(self) -> None:
         """Start all parts, and wait until tasks can be run."""
-        self.start("api-server")
-        self.airflow.run(self.airflow.command("dags", "reserialize"), self.environment)
-        self.start("scheduler", "triggerer")
+        self.airflow.run([sys.executable, "-c", PREPARE], self.environment)
+        self.start("api-server", "scheduler", "triggerer")
         self.ready()
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
@@ -124,9 +131,10 @@ class Parts:
         for group in self._groups:  # parts' parts hide their environment behind a title
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
-        for pid in processes_of(self.airflow.home):
+        for pid in self.airflow.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        eventually(lambda: self.airflow.processes() == [], "nothing of it is left")
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Ask the API, again when it fails: SQLite refuses a write at once if another process overtook its read.
@@ -156,6 +164,11 @@ class Parts:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 
+    def trigger(self, dag: str, run_id: str, conf: Mapping[str, Any]) -> None:
+        """Start a DAG run."""
+        run = {"dag_run_id": run_id, "logical_date": None, "conf": conf}
+        self.call("POST", f"/api/v2/dags/{dag}/dagRuns", run)
+
     def ready(self) -> None:
         def log_in() -> bool:
             try:
@@ -183,14 +196,13 @@ class Stream:
         self.parts, self.dag, self.home = parts, dag, Home(home)
         self.run_id = f"{home.name}-{time.time_ns()}"
         conf = {"home": str(home), "first": first, "then": then, "until": until}
-        parts.call(
-            "POST", f"/api/v2/dags/{dag}/dagRuns", {"dag_run_id": self.run_id, "logical_date": None, "conf": conf}
-        )
+        parts.trigger(dag, self.run_id, conf)
         self._path = f"/api/v2/dags/{dag}/dagRuns/{self.run_id}/taskInstances"
 
     def task(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.parts.call("GET", f"{self._path}/stream")
-        return found
+        columns = ("state", "try_number", "start_date", "pid")
+        query = f"SELECT {', '.join(columns)} FROM task_instance WHERE run_id = ?"
+        return dict(zip(columns, self.parts.airflow.query(query, self.run_id)[0], strict=True))
 
     def wait_for(self, *states: str) -> dict[str, Any]:
         def look() -> dict[str, Any] | None:

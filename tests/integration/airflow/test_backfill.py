@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from tests.integration.airflow.conftest import ROOT, Airflow
-from tests.integration.airflow.test_scheduler import eventually, processes_of, standalone
+from tests.integration.airflow.standalone import eventually, standalone
 from tests.integration.streaming.harness import CONF, read_committed
 
 DAY = datetime(2026, 1, 1, tzinfo=UTC)
@@ -126,6 +126,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_an_interval_gives_its_truth_and_is_not_written_twice(
     airflow: Airflow,
     kafka_config: Mapping[str, str],
@@ -176,4 +177,4 @@ def test_airflows_backfill_of_a_day_gives_each_hour_its_truth(
     results = {hour: result for hour, result in results_of(airflow).items() if hour in truth}
     assert len(results) == 24
     check(kafka_config, results_of(airflow), truth)
-    assert processes_of(airflow.home) == []
+    assert airflow.processes() == []

@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.control.pipeline_state import PipelineState, s
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from demo import purchases, topics
 from tests.integration.airflow.conftest import ROOT, Airflow
-from tests.integration.airflow.test_scheduler import eventually, processes_of, standalone
+from tests.integration.airflow.standalone import eventually, standalone
 
 TOTALS, MAINTENANCE = "shop_totals", "shop_maintenance"
 
@@ -128,4 +128,4 @@ def test_the_stream_and_its_maintenance_window_go_through_a_real_airflow(
         stopped = result(airflow, MAINTENANCE, "stop")
         assert stopped["state"] == "stopped"
         assert extra_links(airflow, address, MAINTENANCE, window, "stop")["Savepoint"]
-    assert processes_of(airflow.home) == []
+    assert airflow.processes() == []

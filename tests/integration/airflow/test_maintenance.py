@@ -35,6 +35,7 @@ def result(airflow: Airflow, task_id: str) -> Any:
     return json.loads(value)
 
 
+@pytest.mark.slow
 def test_the_window_saves_a_running_pipeline_stops_it_with_a_savepoint_and_cleans_up(
     airflow: Airflow, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

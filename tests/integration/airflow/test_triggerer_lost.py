@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.integration.airflow.conftest import ROOT, Airflow
-from tests.integration.airflow.test_scheduler import eventually, processes_of, standalone
+from tests.integration.airflow.standalone import eventually, standalone
 from tests.integration.hand_written import HandWrittenPipeline
 from tests.integration.streaming.harness import read_committed
 
@@ -30,7 +30,7 @@ LOST = {
 def kill_triggerers(airflow: Airflow) -> int:
     """Kill all of them, with their children; return how many processes that were."""
     killed = 0
-    for pid in processes_of(airflow.home):
+    for pid in airflow.processes():
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:

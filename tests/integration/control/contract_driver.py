@@ -1,8 +1,8 @@
 """A driver that speaks the control contract and runs no Spark: a real process for the supervisor's tests.
 
-``contract_driver.py --home HOME --until UNTIL [--goal NAME] PLAN [PLAN ...]``: the n-th start for a home follows the
-n-th plan, the last plan again when there are more starts. A plan is a list of steps, separated by spaces, each ``name``
-or ``name=argument``.
+``contract_driver.py --home HOME --until UNTIL [--goal NAME] [--backfill] PLAN [PLAN ...]``: the n-th start for a home
+follows the n-th plan, the last plan again when there are more starts. A plan is a list of steps, separated by spaces,
+each ``name`` or ``name=argument``.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ def main() -> None:
     home = Home(sys.argv[sys.argv.index("--home") + 1])
     plans = sys.argv[sys.argv.index("--until") + 2 :]
     plans = plans[2:] if plans[:1] == ["--goal"] else plans
+    plans = plans[1:] if plans[:1] == ["--backfill"] else plans
     notes = home.control / "notes.jsonl"
     starts = notes.read_text().count('"started"') if notes.exists() else 0
     driver = Driver(home, run=starts + 1)

@@ -39,7 +39,7 @@ def gate(**target: Any) -> CommitGateSensor:
 
 
 @task
-def count(opened: dict[str, Any], streamed: dict[str, Any] | None = None) -> None:
+def count(opened: dict[str, Any], streamed: dict[str, Any]) -> None:
     from tests.integration.streaming.harness import read_committed
 
     config = json.loads(os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"])["extra"]
@@ -52,10 +52,6 @@ with DAG("stream_then_gate", schedule=None):
     opened = gate(commit="{{ ti.xcom_pull('stream')['commit'] }}")
     streamed >> opened
     count(opened.output, streamed.output)
-
-with DAG("gate_beside_stream", schedule=None):
-    stream()
-    count(gate(offsets=os.environ["TEST_OFFSETS"]).output)
 
 with DAG("deferred_until_two_commits", schedule=None):
     bounded = stream(until=Commits(2), deferrable=True)

@@ -7,19 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.exceptions import BadRecordError, RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka.config import for_spark
 from airflow_provider_exactlyonce.state import ddl
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import mark
-from airflow_provider_exactlyonce.streaming.spark.typed_errors import CLOSE, OPEN
+from airflow_provider_exactlyonce.streaming.job.json_values import JsonValues
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DecimalType, StructField, StructType
-
-_CORRUPT: Final = "_exactlyonce_corrupt"
-_PARSED: Final = "_exactlyonce_parsed"
-_WIDE_SCALE: Final = 18
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 _STARTS: Final = ("earliest", "latest")
 _HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
@@ -161,10 +157,10 @@ class KafkaSource:
 
         from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import HEADERS_TYPE, origin_headers
 
-        checked, reason = self._checked(records)
+        values = JsonValues(self._struct())
         origin = F.concat(F.concat_ws("-", "topic", "partition"), F.lit(" offset "), "offset")
-        headers = F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), origin_headers(origin, reason))
-        return checked.where(reason.isNotNull()).select("key", "value", headers.alias("headers"))
+        headers = F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), origin_headers(origin, values.misfit()))
+        return values.parsed(records).where(~values.fits()).select("key", "value", headers.alias("headers"))
 
     @property
     def may_lose(self) -> bool:
@@ -202,27 +198,9 @@ class KafkaSource:
         """
         if self.schema is None:
             return records
-        from pyspark.sql import functions as F
-
-        checked, reason = self._checked(records)
-        place = F.concat_ws("-", "topic", "partition")
-        marked = F.lit(f"{OPEN}{BadRecordError.__name__}]")
-        message = F.concat(marked, place, F.lit(" offset "), "offset", F.lit(": "), reason, F.lit(CLOSE))
-        # A filter is never pruned and runs before the user's own; without a misfit it costs one comparison a row.
-        raises = F.when(reason.isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
-        columns = [F.col(f"{_PARSED}.`{one.name}`").cast(one.dataType).alias(one.name) for one in self._struct().fields]
-        if self.offset_column is not None:
-            columns.append(F.col("offset").alias(self.offset_column))
-        return checked.where(reason.isNull() if leave_out_bad else raises).select(*columns)
-
-    def _checked(self, records: DataFrame) -> tuple[DataFrame, Column]:
-        """Return Kafka records with their parsed values, and why a record does not fit (null when it does)."""
-        from pyspark.sql import functions as F
-
-        schema = self._struct()
-        text = F.col("value").cast("string")
-        parsed = F.from_json(text, _reading_schema(schema), {"columnNameOfCorruptRecord": _CORRUPT})
-        return records.withColumn(_PARSED, parsed), _misfit(schema, text)
+        values = JsonValues(self._struct(), self.offset_column)
+        stays = values.fits() if leave_out_bad else values.fits_or_raises()
+        return values.parsed(records).where(stays).select(*values.columns())
 
     def _struct(self) -> StructType:
         from pyspark.sql.types import StructType
@@ -234,70 +212,3 @@ class KafkaSource:
         if not isinstance(schema, StructType):
             raise RefusedError(f"schema of KafkaSource({self.topic!r}): {self.schema!r} names no fields")
         return schema
-
-
-def _reading_schema(schema: StructType) -> StructType:
-    """Return the schema to parse with: decimals wide enough to see whether they would be rounded."""
-    from pyspark.sql.types import DecimalType, StringType, StructType
-
-    fields = StructType()
-    for one in schema.fields:
-        wide = DecimalType(38, _WIDE_SCALE) if _is_checked_decimal(one) else one.dataType
-        fields.add(one.name, wide, nullable=True)
-    return fields.add(_CORRUPT, StringType(), nullable=True)
-
-
-def _is_checked_decimal(one: StructField) -> bool:
-    from pyspark.sql.types import DecimalType
-
-    kind = one.dataType
-    return (
-        isinstance(kind, DecimalType) and kind.scale <= _WIDE_SCALE and kind.precision - kind.scale <= 38 - _WIDE_SCALE
-    )
-
-
-def _misfit(schema: StructType, text: Column) -> Column:
-    """Return why a record does not fit, null when it does."""
-    from pyspark.sql import functions as F
-
-    reasons = [
-        F.when(F.col("value").isNull(), F.lit("it has no value (a tombstone)")),
-        # A second parse sees what the first ignores: text after the object, or several objects.
-        F.when(
-            ~F.coalesce(F.json_array_length(F.concat(F.lit("["), text, F.lit("]"))) == 1, F.lit(False)),
-            F.concat(F.lit("it is not one JSON object: "), F.left(text, F.lit(200))),
-        ),
-        F.when(F.col(f"{_PARSED}.{_CORRUPT}").isNotNull(), _wrong_type(schema, text)),
-    ]
-    for one in schema.fields:
-        name = F.col(f"{_PARSED}.`{one.name}`")
-        if not one.nullable:
-            reasons.append(F.when(name.isNull(), F.lit(f"the required field {one.name} is missing or null")))
-        if _is_checked_decimal(one):
-            reasons.append(_rounded(one, one.dataType, name))  # type: ignore[arg-type]
-    return F.coalesce(*reasons)
-
-
-def _wrong_type(schema: StructType, text: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    found = [
-        F.when(
-            F.col(f"{_PARSED}.`{one.name}`").isNull() & F.get_json_object(text, f"$['{one.name}']").isNotNull(),
-            F.concat(
-                F.lit(f"field {one.name} is not {one.dataType.simpleString()}: "),
-                F.left(F.get_json_object(text, f"$['{one.name}']"), F.lit(100)),
-            ),
-        )
-        for one in schema.fields
-    ]
-    return F.coalesce(*found, F.concat(F.lit("it is not a JSON object of the schema: "), F.left(text, F.lit(200))))
-
-
-def _rounded(one: StructField, kind: DecimalType, wide: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    narrow = F.expr(f"try_cast({_PARSED}.`{one.name}` AS {kind.simpleString()})")
-    fits = F.coalesce(narrow == wide, F.lit(False))
-    message = F.concat(F.lit(f"field {one.name} does not fit {kind.simpleString()}: "), wide.cast("string"))
-    return F.when(wide.isNotNull() & ~fits, message)

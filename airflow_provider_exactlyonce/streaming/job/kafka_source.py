@@ -27,6 +27,17 @@ _KAFKA_COLUMNS: Final = (
 #: Options of Spark's source with which the guarantee doesn't hold, and the only values that are accepted.
 _FAIL_ON_LOSS: Final = "failOnDataLoss"
 _FIXED: Final[Mapping[str, str]] = {_FAIL_ON_LOSS: "true", "kafka.isolation.level": "read_committed"}
+#: Options that a parameter of KafkaSource declares.
+_DECLARED: Final[Mapping[str, str]] = {
+    "subscribe": "topic",
+    "startingOffsets": "starting_offsets",
+    "maxOffsetsPerTrigger": "max_offsets_per_trigger",
+}
+#: A task takes one partition's records from its consumer a poll at a time; Kafka's own are 500 and 1 MiB.
+_DEFAULTS: Final[Mapping[str, str]] = {
+    "kafka.max.poll.records": "10000",
+    "kafka.max.partition.fetch.bytes": str(8 * 1024 * 1024),
+}
 
 
 @dataclass(frozen=True)
@@ -103,9 +114,7 @@ class KafkaSource:
     @property
     def columns(self) -> str:
         """The columns of Spark's Kafka source as it is used here, in DDL."""
-        headers = any(
-            name.lower() == "includeheaders" and value.lower() == "true" for name, value in self.options.items()
-        )
+        headers = (_of(self.options, "includeHeaders") or "").lower() == "true"
         return _KAFKA_COLUMNS + (f", headers {_HEADERS}" if headers else "")
 
     def stream_of(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
@@ -140,12 +149,13 @@ class KafkaSource:
         for name in ("subscribe", "maxOffsetsPerTrigger"):
             options.pop(name, None)
         starts, ends = ({self.topic: {str(one): of[end] for one, of in ranges.items()}} for end in (0, 1))
-        options |= {
+        again = {
             "assign": json.dumps({self.topic: sorted(ranges)}),
             "startingOffsets": json.dumps(starts),
             "endingOffsets": json.dumps(ends),
             "includeHeaders": "true",
         }
+        options = _merged(options, again)
         return self.misfits(spark.read.format("kafka").options(**options).load())
 
     def misfits(self, records: DataFrame) -> DataFrame:
@@ -165,30 +175,29 @@ class KafkaSource:
     @property
     def may_lose(self) -> bool:
         """Whether it goes on after records that it had not read yet are gone."""
-        return any(
-            name.lower() == _FAIL_ON_LOSS.lower() and value.lower() == "false" for name, value in self.options.items()
-        )
+        return (_of(self.options, _FAIL_ON_LOSS) or "").lower() == "false"
 
     def spark_options(self, config: Mapping[str, str], *, may_lose: bool = False) -> dict[str, str]:
         """Return the options that Spark's source gets.
 
         :param may_lose: ``failOnDataLoss=false`` is for others to judge
-        :raises SettingRefusedError: when an option would break the guarantee
+        :raises SettingRefusedError: when an option would break the guarantee, or says other than a parameter
         """
         fixed = dict(_FIXED)
         if may_lose and self.may_lose:
             fixed[_FAIL_ON_LOSS] = "false"
+        declared = {
+            option: str(value) for option, name in _DECLARED.items() if (value := getattr(self, name)) is not None
+        }
         for name, value in self.options.items():
-            required = next((value for one, value in fixed.items() if one.lower() == name.lower()), None)
-            if required is not None and value.lower() != required:
-                raise SettingRefusedError(f"option {name} of KafkaSource", value, required, "records would be lost")
+            setting = f"option {name} of KafkaSource"
+            if (required := _of(fixed, name)) is not None and value.lower() != required:
+                raise SettingRefusedError(setting, value, required, "records would be lost")
+            if (required := _of(declared, name)) is not None and value != required:
+                raise SettingRefusedError(setting, value, required, f"use the parameter {_of(_DECLARED, name)}")
             if name.lower() == "kafka.bootstrap.servers":
-                raise SettingRefusedError(
-                    f"option {name} of KafkaSource", value, None, "a pipeline reads and writes one cluster"
-                )
-        limit = {"maxOffsetsPerTrigger": str(self.max_offsets_per_trigger)} if self.max_offsets_per_trigger else {}
-        declared = {"subscribe": self.topic, "startingOffsets": self.starting_offsets, **limit}
-        return {**self.options, **for_spark(config), **declared, **fixed}
+                raise SettingRefusedError(setting, value, None, "a pipeline reads and writes one cluster")
+        return _merged(_DEFAULTS, self.options, for_spark(config), declared, fixed)
 
     def fitted(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
         """Return the schema's columns of Kafka records.
@@ -212,3 +221,13 @@ class KafkaSource:
         if not isinstance(schema, StructType):
             raise RefusedError(f"schema of KafkaSource({self.topic!r}): {self.schema!r} names no fields")
         return schema
+
+
+def _of(options: Mapping[str, str], name: str) -> str | None:
+    """Return an option's value; Spark does not tell upper from lower case."""
+    return next((value for one, value in options.items() if one.lower() == name.lower()), None)
+
+
+def _merged(*layers: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of all layers, of one name those of the last."""
+    return dict({name.lower(): (name, value) for layer in layers for name, value in layer.items()}.values())

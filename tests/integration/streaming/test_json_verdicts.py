@@ -5,7 +5,6 @@ A schema's first expressions parsed each record once for every field. They are k
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import random
@@ -102,6 +101,9 @@ BREAKS: Final[tuple[Callable[[random.Random, str], str], ...]] = (
         ("", " ", "\n", "null", "null}", "[]}", "{}", "{}]", "5", "5]", '"a"', "[", "{", "}")
     ),
 )
+
+#: As Spark reads one, in either kind of quotes.
+STRING: Final = re.compile(r"""(["'])(?:\\.|(?!\1)[^\\])*\1""", re.DOTALL)
 
 
 def text_of(chance: random.Random) -> str:
@@ -208,12 +210,12 @@ def is_followed_by_a_bracket(value: bytes | None) -> bool:
     """
     if value is None:
         return False
-    text = value.decode(errors="replace").lstrip()
-    for one in (text, text.replace("'", '"')):
-        with contextlib.suppress(ValueError):
-            _, end = json.JSONDecoder(strict=False).raw_decode(one)
-            return one[end:].lstrip().startswith("]")
-    return False
+    text = STRING.sub('""', value.decode(errors="replace")).lstrip()
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except ValueError:
+        return False
+    return text[end:].lstrip().startswith("]")
 
 
 def plainly_fits(value: bytes | None, fields: Mapping[str, str]) -> bool | None:

@@ -7,19 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.exceptions import BadRecordError, RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka.config import for_spark
 from airflow_provider_exactlyonce.state import ddl
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import mark
-from airflow_provider_exactlyonce.streaming.spark.typed_errors import CLOSE, OPEN
+from airflow_provider_exactlyonce.streaming.job.json_values import JsonValues
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DecimalType, StructField, StructType
-
-_CORRUPT: Final = "_exactlyonce_corrupt"
-_PARSED: Final = "_exactlyonce_parsed"
-_WIDE_SCALE: Final = 18
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 _STARTS: Final = ("earliest", "latest")
 _HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
@@ -31,6 +27,17 @@ _KAFKA_COLUMNS: Final = (
 #: Options of Spark's source with which the guarantee doesn't hold, and the only values that are accepted.
 _FAIL_ON_LOSS: Final = "failOnDataLoss"
 _FIXED: Final[Mapping[str, str]] = {_FAIL_ON_LOSS: "true", "kafka.isolation.level": "read_committed"}
+#: Options that a parameter of KafkaSource declares.
+_DECLARED: Final[Mapping[str, str]] = {
+    "subscribe": "topic",
+    "startingOffsets": "starting_offsets",
+    "maxOffsetsPerTrigger": "max_offsets_per_trigger",
+}
+#: A task takes one partition's records from its consumer a poll at a time; Kafka's own are 500 and 1 MiB.
+_DEFAULTS: Final[Mapping[str, str]] = {
+    "kafka.max.poll.records": "10000",
+    "kafka.max.partition.fetch.bytes": str(8 * 1024 * 1024),
+}
 
 
 @dataclass(frozen=True)
@@ -107,9 +114,7 @@ class KafkaSource:
     @property
     def columns(self) -> str:
         """The columns of Spark's Kafka source as it is used here, in DDL."""
-        headers = any(
-            name.lower() == "includeheaders" and value.lower() == "true" for name, value in self.options.items()
-        )
+        headers = (_of(self.options, "includeHeaders") or "").lower() == "true"
         return _KAFKA_COLUMNS + (f", headers {_HEADERS}" if headers else "")
 
     def stream_of(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
@@ -144,12 +149,13 @@ class KafkaSource:
         for name in ("subscribe", "maxOffsetsPerTrigger"):
             options.pop(name, None)
         starts, ends = ({self.topic: {str(one): of[end] for one, of in ranges.items()}} for end in (0, 1))
-        options |= {
+        again = {
             "assign": json.dumps({self.topic: sorted(ranges)}),
             "startingOffsets": json.dumps(starts),
             "endingOffsets": json.dumps(ends),
             "includeHeaders": "true",
         }
+        options = _merged(options, again)
         return self.misfits(spark.read.format("kafka").options(**options).load())
 
     def misfits(self, records: DataFrame) -> DataFrame:
@@ -161,38 +167,37 @@ class KafkaSource:
 
         from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import HEADERS_TYPE, origin_headers
 
-        checked, reason = self._checked(records)
+        values = JsonValues(self._struct())
         origin = F.concat(F.concat_ws("-", "topic", "partition"), F.lit(" offset "), "offset")
-        headers = F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), origin_headers(origin, reason))
-        return checked.where(reason.isNotNull()).select("key", "value", headers.alias("headers"))
+        headers = F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), origin_headers(origin, values.misfit()))
+        return values.parsed(records).where(~values.fits()).select("key", "value", headers.alias("headers"))
 
     @property
     def may_lose(self) -> bool:
         """Whether it goes on after records that it had not read yet are gone."""
-        return any(
-            name.lower() == _FAIL_ON_LOSS.lower() and value.lower() == "false" for name, value in self.options.items()
-        )
+        return (_of(self.options, _FAIL_ON_LOSS) or "").lower() == "false"
 
     def spark_options(self, config: Mapping[str, str], *, may_lose: bool = False) -> dict[str, str]:
         """Return the options that Spark's source gets.
 
         :param may_lose: ``failOnDataLoss=false`` is for others to judge
-        :raises SettingRefusedError: when an option would break the guarantee
+        :raises SettingRefusedError: when an option would break the guarantee, or says other than a parameter
         """
         fixed = dict(_FIXED)
         if may_lose and self.may_lose:
             fixed[_FAIL_ON_LOSS] = "false"
+        declared = {
+            option: str(value) for option, name in _DECLARED.items() if (value := getattr(self, name)) is not None
+        }
         for name, value in self.options.items():
-            required = next((value for one, value in fixed.items() if one.lower() == name.lower()), None)
-            if required is not None and value.lower() != required:
-                raise SettingRefusedError(f"option {name} of KafkaSource", value, required, "records would be lost")
+            setting = f"option {name} of KafkaSource"
+            if (required := _of(fixed, name)) is not None and value.lower() != required:
+                raise SettingRefusedError(setting, value, required, "records would be lost")
+            if (required := _of(declared, name)) is not None and value != required:
+                raise SettingRefusedError(setting, value, required, f"use the parameter {_of(_DECLARED, name)}")
             if name.lower() == "kafka.bootstrap.servers":
-                raise SettingRefusedError(
-                    f"option {name} of KafkaSource", value, None, "a pipeline reads and writes one cluster"
-                )
-        limit = {"maxOffsetsPerTrigger": str(self.max_offsets_per_trigger)} if self.max_offsets_per_trigger else {}
-        declared = {"subscribe": self.topic, "startingOffsets": self.starting_offsets, **limit}
-        return {**self.options, **for_spark(config), **declared, **fixed}
+                raise SettingRefusedError(setting, value, None, "a pipeline reads and writes one cluster")
+        return _merged(_DEFAULTS, self.options, for_spark(config), declared, fixed)
 
     def fitted(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
         """Return the schema's columns of Kafka records.
@@ -202,27 +207,9 @@ class KafkaSource:
         """
         if self.schema is None:
             return records
-        from pyspark.sql import functions as F
-
-        checked, reason = self._checked(records)
-        place = F.concat_ws("-", "topic", "partition")
-        marked = F.lit(f"{OPEN}{BadRecordError.__name__}]")
-        message = F.concat(marked, place, F.lit(" offset "), "offset", F.lit(": "), reason, F.lit(CLOSE))
-        # A filter is never pruned and runs before the user's own; without a misfit it costs one comparison a row.
-        raises = F.when(reason.isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
-        columns = [F.col(f"{_PARSED}.`{one.name}`").cast(one.dataType).alias(one.name) for one in self._struct().fields]
-        if self.offset_column is not None:
-            columns.append(F.col("offset").alias(self.offset_column))
-        return checked.where(reason.isNull() if leave_out_bad else raises).select(*columns)
-
-    def _checked(self, records: DataFrame) -> tuple[DataFrame, Column]:
-        """Return Kafka records with their parsed values, and why a record does not fit (null when it does)."""
-        from pyspark.sql import functions as F
-
-        schema = self._struct()
-        text = F.col("value").cast("string")
-        parsed = F.from_json(text, _reading_schema(schema), {"columnNameOfCorruptRecord": _CORRUPT})
-        return records.withColumn(_PARSED, parsed), _misfit(schema, text)
+        values = JsonValues(self._struct(), self.offset_column)
+        stays = values.fits() if leave_out_bad else values.fits_or_raises()
+        return values.parsed(records).where(stays).select(*values.columns())
 
     def _struct(self) -> StructType:
         from pyspark.sql.types import StructType
@@ -236,68 +223,11 @@ class KafkaSource:
         return schema
 
 
-def _reading_schema(schema: StructType) -> StructType:
-    """Return the schema to parse with: decimals wide enough to see whether they would be rounded."""
-    from pyspark.sql.types import DecimalType, StringType, StructType
-
-    fields = StructType()
-    for one in schema.fields:
-        wide = DecimalType(38, _WIDE_SCALE) if _is_checked_decimal(one) else one.dataType
-        fields.add(one.name, wide, nullable=True)
-    return fields.add(_CORRUPT, StringType(), nullable=True)
+def _of(options: Mapping[str, str], name: str) -> str | None:
+    """Return an option's value; Spark does not tell upper from lower case."""
+    return next((value for one, value in options.items() if one.lower() == name.lower()), None)
 
 
-def _is_checked_decimal(one: StructField) -> bool:
-    from pyspark.sql.types import DecimalType
-
-    kind = one.dataType
-    return (
-        isinstance(kind, DecimalType) and kind.scale <= _WIDE_SCALE and kind.precision - kind.scale <= 38 - _WIDE_SCALE
-    )
-
-
-def _misfit(schema: StructType, text: Column) -> Column:
-    """Return why a record does not fit, null when it does."""
-    from pyspark.sql import functions as F
-
-    reasons = [
-        F.when(F.col("value").isNull(), F.lit("it has no value (a tombstone)")),
-        # A second parse sees what the first ignores: text after the object, or several objects.
-        F.when(
-            ~F.coalesce(F.json_array_length(F.concat(F.lit("["), text, F.lit("]"))) == 1, F.lit(False)),
-            F.concat(F.lit("it is not one JSON object: "), F.left(text, F.lit(200))),
-        ),
-        F.when(F.col(f"{_PARSED}.{_CORRUPT}").isNotNull(), _wrong_type(schema, text)),
-    ]
-    for one in schema.fields:
-        name = F.col(f"{_PARSED}.`{one.name}`")
-        if not one.nullable:
-            reasons.append(F.when(name.isNull(), F.lit(f"the required field {one.name} is missing or null")))
-        if _is_checked_decimal(one):
-            reasons.append(_rounded(one, one.dataType, name))  # type: ignore[arg-type]
-    return F.coalesce(*reasons)
-
-
-def _wrong_type(schema: StructType, text: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    found = [
-        F.when(
-            F.col(f"{_PARSED}.`{one.name}`").isNull() & F.get_json_object(text, f"$['{one.name}']").isNotNull(),
-            F.concat(
-                F.lit(f"field {one.name} is not {one.dataType.simpleString()}: "),
-                F.left(F.get_json_object(text, f"$['{one.name}']"), F.lit(100)),
-            ),
-        )
-        for one in schema.fields
-    ]
-    return F.coalesce(*found, F.concat(F.lit("it is not a JSON object of the schema: "), F.left(text, F.lit(200))))
-
-
-def _rounded(one: StructField, kind: DecimalType, wide: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    narrow = F.expr(f"try_cast({_PARSED}.`{one.name}` AS {kind.simpleString()})")
-    fits = F.coalesce(narrow == wide, F.lit(False))
-    message = F.concat(F.lit(f"field {one.name} does not fit {kind.simpleString()}: "), wide.cast("string"))
-    return F.when(wide.isNotNull() & ~fits, message)
+def _merged(*layers: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of all layers, of one name those of the last."""
+    return dict({name.lower(): (name, value) for layer in layers for name, value in layer.items()}.values())

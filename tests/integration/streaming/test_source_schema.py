@@ -41,7 +41,7 @@ def test_a_record_that_fits_is_read_with_its_types(spark: Any) -> None:
 
 
 def test_fields_may_be_absent_or_null_and_unknown_ones_are_ignored(spark: Any) -> None:
-    for text in ('{"id": 1}', '{"id": 1, "price": null, "name": null}', ' {"other": {"x": [1]}, "id": 1} '):
+    for text in ('{"id": 1}', '{"id": 1, "price": null, "name": null}', ' {"other": {"x": [1], "y": "}"}, "id": 1} '):
         (row,) = parsed(spark, text)
         assert (row["id"], row["name"], row["price"]) == (1, None, None)
 
@@ -56,6 +56,10 @@ def test_fields_may_be_absent_or_null_and_unknown_ones_are_ignored(spark: Any) -
         ('{"id": 1} trailing', "it is not one JSON object"),
         ('{"id": 1}{"id": 2}', "it is not one JSON object"),
         ('{"id": 1},{"id": 2}', "it is not one JSON object"),
+        ('{"id": 1}] trailing', "it is not one JSON object"),
+        ('{"id": 1}, 5] trailing', "it is not one JSON object"),
+        ('{"id": 1, "other": {"x": 1}} trailing', "it is not one JSON object"),
+        ('{"id": 1, "other": {"x": 1}}}', "it is not one JSON object"),
         ('[{"id": 1}]', "it is not a JSON object of the schema"),
         ("5", "it is not a JSON object of the schema"),
         ("null", "it is not a JSON object of the schema: null"),
@@ -94,6 +98,37 @@ def test_a_misfit_is_found_even_when_the_jobs_own_filter_would_drop_it(spark: An
     frame = spark.createDataFrame([(None, b'{"id": 1, "price": "x"}', "in", 0, 0)], COLUMNS)
     with pytest.raises(Exception, match="BadRecordError"):
         KafkaSource("in", schema=SCHEMA).fitted(frame).where("id = 2").count()
+
+
+def test_a_misfit_is_found_even_when_the_jobs_filter_on_the_offset_would_drop_it(spark: Any) -> None:
+    frame = spark.createDataFrame([(None, b"bad", "in", 0, 0)], COLUMNS)
+    source = KafkaSource("in", schema=SCHEMA, offset_column="offset")
+    with pytest.raises(Exception, match="BadRecordError"):
+        source.fitted(frame).where("offset > 5").count()
+
+
+def test_a_record_is_parsed_once(spark: Any) -> None:
+    frame = spark.createDataFrame([], COLUMNS)
+    fitted = KafkaSource("in", schema=SCHEMA).fitted(frame).where("price > 1 AND name = 'a'")
+    plan = fitted._jdf.queryExecution().executedPlan().toString()
+    assert plan.count("from_json(") == 1
+
+
+def test_fields_may_have_any_name_also_those_of_kafkas_columns(spark: Any) -> None:
+    schema = "value STRING, topic STRING, offset BIGINT NOT NULL, `a.b` DECIMAL(4,1), `a``b` STRING, `it's` STRING"
+    text = '{"value": "v", "topic": "t", "offset": 7, "a.b": 1.5, "a`b": "x", "it\'s": "y"}'
+    (row,) = parsed(spark, text, schema=schema)
+    assert tuple(row.values()) == ("v", "t", 7, Decimal("1.5"), "x", "y")
+
+
+@pytest.mark.parametrize("schema", ["id BIGINT", "ratio DOUBLE", "id BIGINT, inner STRUCT<ratio: FLOAT>"])
+def test_a_number_that_json_lacks_needs_quotes(spark: Any, schema: str) -> None:
+    numbers = ("NaN", "Infinity", "-INF")
+    texts = [f'{{"{name}": {one}}}' for one in numbers for name in ("ratio", "unnamed")]
+    texts += [f'{{"ratio": "{one}"}}' for one in numbers]
+    frame = spark.createDataFrame([(None, text.encode(), "in", 0, at) for at, text in enumerate(texts)], COLUMNS)
+    source = KafkaSource("in", schema=schema, offset_column="at")
+    assert [row["at"] for row in source.fitted(frame, leave_out_bad=True).collect()] == [6, 7, 8]
 
 
 def test_a_schema_that_is_no_ddl_is_refused(spark: Any) -> None:

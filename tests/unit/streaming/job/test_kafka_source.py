@@ -1,4 +1,4 @@
-"""The page about the Kafka source says what the source does."""
+"""The options that Spark's source gets, and what the page about the Kafka source says of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,58 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
 
 PAGE = (Path(__file__).parents[4] / "docs/kafka-source.md").read_text()
 REFUSED = re.findall(r"^\| `((?:KafkaSource|pipeline)\(.*\))` \| `(.*)` \|$", PAGE, re.MULTILINE)
+CLUSTER = {"bootstrap.servers": "a:1"}
+
+
+def test_a_source_takes_more_records_a_poll_than_kafkas_own_default() -> None:
+    found = KafkaSource("in").spark_options(CLUSTER)
+    assert (found["kafka.max.poll.records"], found["kafka.max.partition.fetch.bytes"]) == ("10000", "8388608")
+
+
+def test_the_users_value_of_a_default_wins_however_it_is_spelled() -> None:
+    options = {"Kafka.max.poll.records": "7", "kafka.fetch.min.bytes": "5"}
+    found = {name.lower(): value for name, value in KafkaSource("in", options=options).spark_options(CLUSTER).items()}
+    assert (found["kafka.max.poll.records"], found["kafka.fetch.min.bytes"]) == ("7", "5")
+    assert found["kafka.max.partition.fetch.bytes"] == "8388608"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "parameter"),
+    [
+        ("Subscribe", "other", "topic"),
+        ("startingoffsets", "latest", "starting_offsets"),
+        ("startingOffsets", "latest", "starting_offsets"),
+        ("maxoffsetspertrigger", "5", "max_offsets_per_trigger"),
+    ],
+)
+def test_an_option_that_says_other_than_a_parameter_is_refused_by_name(option: str, value: str, parameter: str) -> None:
+    source = KafkaSource("in", max_offsets_per_trigger=7, options={option: value})
+    with pytest.raises(SettingRefusedError) as caught:
+        source.spark_options(CLUSTER)
+    assert str(caught.value).startswith(f"option {option} of KafkaSource is '{value}'; it must be ")
+    assert str(caught.value).endswith(f": use the parameter {parameter}")
+
+
+def test_an_option_that_says_the_same_is_given_once() -> None:
+    options = {"SUBSCRIBE": "in", "startingoffsets": "earliest", "failondataloss": "TRUE"}
+    found = KafkaSource("in", options=options).spark_options(CLUSTER)
+    assert found == KafkaSource("in").spark_options(CLUSTER)
+
+
+def test_a_limit_may_be_an_option_while_no_parameter_says_one() -> None:
+    found = KafkaSource("in", options={"maxoffsetspertrigger": "5"}).spark_options(CLUSTER)
+    assert {name.lower(): value for name, value in found.items()}["maxoffsetspertrigger"] == "5"
+
+
+def test_what_every_source_sets_is_no_part_of_a_pipelines_version() -> None:
+    assert repr(KafkaSource("in")) == (
+        "KafkaSource(topic='in', schema=None, starting_offsets='earliest', max_offsets_per_trigger=None, options={})"
+    )
 
 
 def test_every_option_is_on_the_page_with_its_default() -> None:

@@ -1,0 +1,189 @@
+"""Records whose values are JSON objects of a schema: each is parsed once, and looked at closely if it may not fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_exactlyonce.exceptions import BadRecordError
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import CLOSE, OPEN
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructField, StructType
+
+_CORRUPT: Final = "_exactlyonce_corrupt"
+_PARSED: Final = "_exactlyonce_parsed"
+_OFFSET: Final = "_exactlyonce_offset"
+_WIDE_SCALE: Final = 18
+
+
+class JsonValues:
+    """What a record's value gives by a schema, and why one does not fit.
+
+    Most records certainly fit, and few cheap comparisons show it. The expressions that tell why one does not are for
+    the others, in code of their own: Spark compiles a filter into one method, and Java leaves a large one slow.
+
+    :param schema: of the stream; a field that is not nullable is required
+    :param offset_column: the name of one more column with the record's offset, None for no such column
+    """
+
+    def __init__(self, schema: StructType, offset_column: str | None = None) -> None:
+        from pyspark.sql import functions as F
+
+        self._schema, self._offset_column = schema, offset_column
+        self._text = F.col("value").cast("string")
+        # Nested ones, too; a field of such a name only costs time.
+        self._has_floats = re.search('"(float|double)"', schema.json()) is not None
+
+    def parsed(self, records: DataFrame) -> DataFrame:
+        """Return records with what the other methods' columns are about.
+
+        :param records: a frame with Spark's Kafka columns
+        """
+        from pyspark.sql import functions as F
+
+        # NaN without quotes is not JSON; Spark reads "NaN" with quotes as a number only if it reads both.
+        options = {"columnNameOfCorruptRecord": _CORRUPT, "allowNonNumericNumbers": str(self._has_floats).lower()}
+        parsed = F.from_json(self._text, self._reading_schema(), options)
+        # Spark moves a filter below a projection, and would parse once more for each field that the filter names. Below
+        # a generator it moves what names none of the generator's columns: so each column that a job gets is one.
+        generated = F.struct(parsed.alias(_PARSED), F.col("offset").alias(_OFFSET))
+        return records.select("*", F.inline(F.array(generated)))
+
+    def columns(self) -> list[Column]:
+        """Return the schema's columns, and the one with the offset."""
+        from pyspark.sql import functions as F
+
+        columns = [_field(one).cast(one.dataType).alias(one.name) for one in self._schema.fields]
+        return columns + ([F.col(_OFFSET).alias(self._offset_column)] if self._offset_column else [])
+
+    def fits(self) -> Column:
+        """Say whether a record fits."""
+        return self._certainly_fits() | self._closely(lambda reason: reason.isNull())
+
+    def fits_or_raises(self) -> Column:
+        """Say that a record fits; for another one the task fails with :class:`BadRecordError`, its place and reason."""
+        from pyspark.sql import functions as F
+
+        start = F.concat(F.lit(f"{OPEN}{BadRecordError.__name__}]"), F.concat_ws("-", "topic", "partition"))
+
+        def judge(reason: Column) -> Column:
+            message = F.concat(start, F.lit(" offset "), "offset", F.lit(": "), reason, F.lit(CLOSE))
+            return F.when(reason.isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
+
+        return self._certainly_fits() | self._closely(judge)
+
+    def misfit(self) -> Column:
+        """Return why a record does not fit, null when it does."""
+        from pyspark.sql import functions as F
+
+        text = self._text
+        reasons = [
+            F.when(F.col("value").isNull(), F.lit("it has no value (a tombstone)")),
+            F.when(
+                ~(self._is_certainly_one_object() | self._is_one_value()),
+                F.concat(F.lit("it is not one JSON object: "), F.left(text, F.lit(200))),
+            ),
+            F.when(~_is_read(), self._wrong_type()),
+        ]
+        for one in self._schema.fields:
+            if not one.nullable:
+                missing = F.lit(f"the required field {one.name} is missing or null")
+                reasons.append(F.when(_field(one).isNull(), missing))
+            if _is_checked_decimal(one):
+                message = F.lit(f"field {one.name} does not fit {one.dataType.simpleString()}: ")
+                reasons.append(F.when(~_keeps_its_digits(one), F.concat(message, _field(one).cast("string"))))
+        return F.coalesce(*reasons)
+
+    def _certainly_fits(self) -> Column:
+        from pyspark.sql import functions as F
+
+        fits = self._is_certainly_one_object()
+        for one in self._schema.fields:
+            if not one.nullable:
+                fits &= _field(one).isNotNull()
+            if _is_checked_decimal(one):
+                fits &= _keeps_its_digits(one)
+        return F.coalesce(fits, F.lit(False))
+
+    def _closely(self, judge: Callable[[Column], Column]) -> Column:
+        """Judge a record by why it does not fit; a lambda function is not compiled into the filter's method."""
+        from pyspark.sql import functions as F
+
+        return F.forall(F.array(self.misfit()), judge)
+
+    def _is_certainly_one_object(self) -> Column:
+        """Say cheaply that nothing follows the object that was parsed; one with others inside may be one, too."""
+        from pyspark.sql import functions as F
+
+        text = self._text
+        all_but_the_last = F.substring("value", F.lit(1), F.octet_length("value") - 1).cast("string")
+        is_one = _is_read() & text.startswith("{") & text.endswith("}") & ~all_but_the_last.contains("}")
+        for not_json in ("NaN", "Infinity", "INF") if self._has_floats else ():
+            is_one &= ~text.contains(not_json)
+        return is_one
+
+    def _is_one_value(self) -> Column:
+        """Say whether the text is one JSON value, which takes a second parse.
+
+        The first ignores what comes after the value. Here something follows that the text can't contain, its own hash,
+        and only the text as one value lets a parser find it in second place.
+        """
+        from pyspark.sql import functions as F
+
+        follows = F.md5(self._text)
+        both = F.concat(F.lit("["), self._text, F.lit(',"'), follows, F.lit('"]'))
+        return F.coalesce(F.get_json_object(both, "$[1]") == follows, F.lit(False))
+
+    def _wrong_type(self) -> Column:
+        from pyspark.sql import functions as F
+
+        found = []
+        for one in self._schema.fields:
+            given = F.get_json_object(self._text, f"$['{one.name}']")
+            message = F.lit(f"field {one.name} is not {one.dataType.simpleString()}: ")
+            found.append(F.when(_field(one).isNull() & given.isNotNull(), F.concat(message, F.left(given, F.lit(100)))))
+        no_object = F.concat(F.lit("it is not a JSON object of the schema: "), F.left(self._text, F.lit(200)))
+        return F.coalesce(*found, no_object)
+
+    def _reading_schema(self) -> StructType:
+        """Return the schema to parse with: decimals wide enough to see whether they would be rounded."""
+        from pyspark.sql.types import DecimalType, StringType, StructType
+
+        fields = StructType()
+        for one in self._schema.fields:
+            wide = DecimalType(38, _WIDE_SCALE) if _is_checked_decimal(one) else one.dataType
+            fields.add(one.name, wide, nullable=True)
+        return fields.add(_CORRUPT, StringType(), nullable=True)
+
+
+def _field(one: StructField) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col(_PARSED).getField(one.name)
+
+
+def _is_read() -> Column:
+    """Say whether the parser found an object and a value of each field's type in it."""
+    from pyspark.sql import functions as F
+
+    return F.col(_PARSED).getField(_CORRUPT).isNull()
+
+
+def _is_checked_decimal(one: StructField) -> bool:
+    from pyspark.sql.types import DecimalType
+
+    kind = one.dataType
+    return (
+        isinstance(kind, DecimalType) and kind.scale <= _WIDE_SCALE and kind.precision - kind.scale <= 38 - _WIDE_SCALE
+    )
+
+
+def _keeps_its_digits(one: StructField) -> Column:
+    """Say whether a decimal is what was parsed: neither rounded nor too large; true for null."""
+    from pyspark.sql import functions as F
+
+    wide = _field(one)
+    return wide.isNull() | F.coalesce(wide.try_cast(one.dataType) == wide, F.lit(False))

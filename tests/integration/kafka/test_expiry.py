@@ -72,6 +72,7 @@ def test_a_batch_that_times_out_in_every_attempt_stops_under_that_name(
     check(kafka_config, f"p-{topic}", topic, batches=1, claims=[1] * 4)
 
 
+@pytest.mark.slow
 def test_a_run_whose_transactional_id_has_expired_goes_on_and_the_doctor_knows_of_it(tmp_path: Path) -> None:
     """The coordinator forgets an id that is idle; what was committed under it stays committed."""
     expiry = {

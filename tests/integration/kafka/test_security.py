@@ -62,8 +62,15 @@ def refusal(config: Mapping[str, str], of: Mapping[str, str]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+@pytest.mark.parametrize(
+    ("mechanism", "protocol"),
+    [
+        ("PLAIN", "SASL_PLAINTEXT"),
+        ("SCRAM-SHA-512", "SASL_SSL"),
+        pytest.param("PLAIN", "SASL_SSL", marks=pytest.mark.slow),
+        pytest.param("SCRAM-SHA-512", "SASL_PLAINTEXT", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_starts_and_commits_with_one_connection_and_no_more_rights_than_the_docs_list(
     secured: SecuredBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, mechanism: str
 ) -> None:

@@ -179,6 +179,7 @@ def miscounted(events: DataFrame) -> DataFrame:
     return SHAPES["windowed"].function(events).withColumn("n", F.expr("IF(k = 'k3', n + 1, n)"))
 
 
+@pytest.mark.slow
 def test_what_is_written_into_the_sink_again_is_marked_and_not_doubled_to_an_audit(bench: Bench) -> None:
     case = prepared(bench, "windowed", rounds=5, saved=2)
     last = case.tail().place.commit

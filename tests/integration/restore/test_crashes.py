@@ -53,7 +53,13 @@ def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(3600)
-def test_a_restore_that_is_killed_at_every_step_loses_and_doubles_nothing(world: World) -> None:
+@pytest.mark.parametrize(
+    "replays",
+    [(f"{REPLAYED}:commit=3",), pytest.param((f"{REPLAYED}:commit=3", "after-begin:batch=3"), marks=pytest.mark.slow)],
+)
+def test_a_restore_that_is_killed_at_every_step_loses_and_doubles_nothing(
+    world: World, replays: tuple[str, ...]
+) -> None:
     world.send(1600)
     killed = world.start(failpoints="after-commit:run=1:batch=1")
     assert killed.wait() == -signal.SIGKILL, killed.output()[-3000:]
@@ -77,7 +83,7 @@ def test_a_restore_that_is_killed_at_every_step_loses_and_doubles_nothing(world:
     left = {directory.name for directory in home.lineages.iterdir()}
     assert left == {original.id, made["lineage"]}, "what was half-made or never started is gone"
 
-    for step in (f"{REPLAYED}:commit=3", "after-begin:batch=3"):
+    for step in replays:
         killed = world.start(failpoints=step)
         assert killed.wait() == -signal.SIGKILL, killed.output()[-3000:]
         check_counts(world)

@@ -7,23 +7,26 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce.exceptions import BadRecordError, RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource
-from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import encode
+from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import HEADERS_TYPE, encode
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import find
 
 SCHEMA = "id BIGINT NOT NULL, name STRING, price DECIMAL(12,2), ok BOOLEAN, at TIMESTAMP, tags ARRAY<STRING>"
 COLUMNS = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT"
 
 
-def parsed(spark: Any, *values: str | None, schema: str = SCHEMA) -> list[dict[str, Any]]:
+def kafka_frame(spark: Any, *values: str | None) -> Any:
     rows = [
         (None, value if value is None else value.encode(), "in", 3, 40 + place) for place, value in enumerate(values)
     ]
-    return [
-        row.asDict() for row in KafkaSource("in", schema=schema).fitted(spark.createDataFrame(rows, COLUMNS)).collect()
-    ]
+    return spark.createDataFrame(rows, COLUMNS)
+
+
+def parsed(spark: Any, *values: str | None, schema: str = SCHEMA) -> list[dict[str, Any]]:
+    return [row.asDict() for row in KafkaSource("in", schema=schema).fitted(kafka_frame(spark, *values)).collect()]
 
 
 def test_a_record_that_fits_is_read_with_its_types(spark: Any) -> None:
@@ -46,46 +49,51 @@ def test_fields_may_be_absent_or_null_and_unknown_ones_are_ignored(spark: Any) -
         assert (row["id"], row["name"], row["price"]) == (1, None, None)
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (None, "it has no value"),
-        ("", "it is not one JSON object"),
-        ("no json", "it is not one JSON object: no json"),
-        ('{"id": 1', "it is not one JSON object"),
-        ('{"id": 1} trailing', "it is not one JSON object"),
-        ('{"id": 1}{"id": 2}', "it is not one JSON object"),
-        ('{"id": 1},{"id": 2}', "it is not one JSON object"),
-        ('{"id": 1}] trailing', "it is not one JSON object"),
-        ('{"id": 1}, 5] trailing', "it is not one JSON object"),
-        ('{"id": 1, "other": {"x": 1}} trailing', "it is not one JSON object"),
-        ('{"id": 1, "other": {"x": 1}}}', "it is not one JSON object"),
-        ('[{"id": 1}]', "it is not a JSON object of the schema"),
-        ("5", "it is not a JSON object of the schema"),
-        ("null", "it is not a JSON object of the schema: null"),
-        ("{}", "required field id is missing or null"),
-        ('{"id": null}', "required field id is missing or null"),
-        ('{"id": "x"}', "field id is not bigint: x"),
-        ('{"id": 1.5}', "field id is not bigint: 1.5"),
-        ('{"id": 99999999999999999999}', "field id is not bigint"),
-        ('{"id": 1, "price": "dear"}', r"field price is not decimal\(12,2\): dear"),
-        ('{"id": 1, "price": 1.234}', r"field price does not fit decimal\(12,2\): 1.234"),
-        ('{"id": 1, "price": 99999999999.99}', r"field price does not fit decimal\(12,2\)"),
-        ('{"id": 1, "ok": "yes"}', "field ok is not boolean: yes"),
-        ('{"id": 1, "at": "yesterday"}', "field at is not timestamp: yesterday"),
-        ('{"id": 1, "tags": "a"}', "field tags is not array<string>: a"),
-    ],
-)
-def test_a_record_that_does_not_fit_is_refused_with_its_place_and_the_reason(
-    spark: Any, value: str | None, reason: str
-) -> None:
+MISFITS = [
+    (None, "it has no value"),
+    ("", "it is not one JSON object"),
+    ("no json", "it is not one JSON object: no json"),
+    ('{"id": 1', "it is not one JSON object"),
+    ('{"id": 1} trailing', "it is not one JSON object"),
+    ('{"id": 1}{"id": 2}', "it is not one JSON object"),
+    ('{"id": 1},{"id": 2}', "it is not one JSON object"),
+    ('{"id": 1}] trailing', "it is not one JSON object"),
+    ('{"id": 1}, 5] trailing', "it is not one JSON object"),
+    ('{"id": 1, "other": {"x": 1}} trailing', "it is not one JSON object"),
+    ('{"id": 1, "other": {"x": 1}}}', "it is not one JSON object"),
+    ('[{"id": 1}]', "it is not a JSON object of the schema"),
+    ("5", "it is not a JSON object of the schema"),
+    ("null", "it is not a JSON object of the schema: null"),
+    ("{}", "required field id is missing or null"),
+    ('{"id": null}', "required field id is missing or null"),
+    ('{"id": "x"}', "field id is not bigint: x"),
+    ('{"id": 1.5}', "field id is not bigint: 1.5"),
+    ('{"id": 99999999999999999999}', "field id is not bigint"),
+    ('{"id": 1, "price": "dear"}', "field price is not decimal(12,2): dear"),
+    ('{"id": 1, "price": 1.234}', "field price does not fit decimal(12,2): 1.234"),
+    ('{"id": 1, "price": 99999999999.99}', "field price does not fit decimal(12,2)"),
+    ('{"id": 1, "ok": "yes"}', "field ok is not boolean: yes"),
+    ('{"id": 1, "at": "yesterday"}', "field at is not timestamp: yesterday"),
+    ('{"id": 1, "tags": "a"}', "field tags is not array<string>: a"),
+]
+
+
+def test_records_that_do_not_fit_are_told_with_their_place_and_the_reason(spark: Any) -> None:
+    records = ['{"id": 0}', *(value for value, _ in MISFITS)]
+    frame = kafka_frame(spark, *records).withColumn("headers", F.lit(None).cast(HEADERS_TYPE))
+    rows = KafkaSource("in", schema=SCHEMA).misfits(frame).collect()
+    told = [{name: bytes(value).decode() for name, value in row["headers"]} for row in rows]
+    assert [one["exactlyonce.origin"] for one in told] == [f"in-3 offset {41 + place}" for place in range(len(MISFITS))]
+    for one, (_, reason) in zip(told, MISFITS, strict=True):
+        assert one["exactlyonce.reason"].startswith(reason)
+
+
+def test_a_record_that_does_not_fit_is_refused_with_its_place_and_the_reason(spark: Any) -> None:
     with pytest.raises(Exception, match="exactlyonce:BadRecordError") as caught:
-        parsed(spark, '{"id": 0}', value)
+        parsed(spark, '{"id": 0}', '{"id": 1, "price": 1.234}')
     error = find(str(caught.value))
     assert isinstance(error, BadRecordError)
-    assert str(error).startswith("in-3 offset 41: ")
-    with pytest.raises(BadRecordError, match=reason):
-        raise error
+    assert str(error).startswith("in-3 offset 41: field price does not fit decimal(12,2): 1.234")
 
 
 def test_a_misfit_is_found_even_when_the_job_reads_no_column(spark: Any) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from demo.processes import adopt_orphans
+from tests import class_archives
 from tests.mariadb import mariadb
 from tests.postgres import database, postgres
 from tests.scheduling import pytest_collection_modifyitems, pytest_xdist_make_scheduler
@@ -26,6 +27,7 @@ from tests.shared_jvm import SharedJvm
 # Before anything imports Airflow, which would make a home of its own where the user's is.
 _AIRFLOW_HOME = tempfile.mkdtemp(prefix="exactlyonce-airflow-")
 os.environ["AIRFLOW_HOME"] = _AIRFLOW_HOME
+os.environ.setdefault("KAFKA_OPTS", class_archives.BROKER_OPTIONS)
 
 __all__ = ["database", "mariadb", "postgres"]  # fixtures
 __all__ += ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]  # hooks
@@ -89,6 +91,7 @@ def orphans_are_reaped() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """Give the session's broker; a test that stops or kills it starts its own instead."""
+    class_archives.ensure_broker()
     with EmbeddedBroker(tmp_path_factory.mktemp("broker")) as running:
         yield running
 
@@ -102,9 +105,7 @@ def kafka_config(broker: EmbeddedBroker) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def spark_classes(kafka_config: dict[str, str]) -> None:
     """Let drivers start faster, all of this session and of later ones."""
-    from tests import spark_classes
-
-    spark_classes.ensure(kafka_config)
+    class_archives.ensure_spark(kafka_config)
 
 
 @pytest.fixture(scope="session")
@@ -119,9 +120,7 @@ def jvm(spark_classes: None) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def shared_jvm(tmp_path_factory: pytest.TempPathFactory, spark_classes: None) -> Iterator[SharedJvm]:
     """Give what runs the drivers that no test kills, one after the other."""
-    from tests.integration.streaming.harness import JAVA_OPTIONS
-
-    jvm = SharedJvm(tmp_path_factory.mktemp("shared-jvm") / "output.log", JAVA_OPTIONS)
+    jvm = SharedJvm(tmp_path_factory.mktemp("shared-jvm") / "output.log", class_archives.SPARK_OPTIONS)
     yield jvm
     jvm.end()
 

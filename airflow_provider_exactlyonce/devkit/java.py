@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -36,13 +37,17 @@ def java_executable() -> Path:
 
 
 def java_command(class_path: str, heap_megabytes: int, *options: str) -> list[str]:
-    """Return the words that start a JVM, up to and without the main class."""
+    """Return the words that start a JVM, up to and without the main class.
+
+    As with Kafka's own scripts, the environment's ``KAFKA_OPTS`` are among them.
+    """
     return [
         str(java_executable()),
         f"-Xmx{heap_megabytes}m",
         "-XX:+ExitOnOutOfMemoryError",
         "-Djava.awt.headless=true",
         *options,
+        *shlex.split(os.environ.get("KAFKA_OPTS", "")),
         *("-cp", class_path),
     ]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.failpoints import NAMES
-from tests import spark_classes
+from tests import class_archives
 from tests.crash_matrix import report, stock
 from tests.crash_matrix.cases import Case, cases, worlds
 from tests.crash_matrix.lane import Result, run_lanes
@@ -55,10 +55,10 @@ def _run(given: argparse.Namespace, wanted: Sequence[Case], results: list[Result
     if not left:
         return
     folder = given.folder / time.strftime("%Y%m%d-%H%M%S")
-    if len(left) >= WORTH_AN_ARCHIVE and not spark_classes.ARCHIVE.exists():
+    if len(left) >= WORTH_AN_ARCHIVE and not class_archives.SPARK.exists():
         print("first Spark's classes are put into an archive, so that drivers start faster", flush=True)
         with EmbeddedBroker(folder / "archive") as broker:
-            spark_classes.ensure({"bootstrap.servers": broker.bootstrap_servers})
+            class_archives.ensure_spark({"bootstrap.servers": broker.bootstrap_servers})
     began = time.monotonic()
 
     def tell(result: Result) -> None:

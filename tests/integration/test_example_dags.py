@@ -18,13 +18,15 @@ from tests.unit.test_conventions import CLASSES
 ROOT = Path(__file__).parents[2]
 DAGS = ROOT / "dags"
 EXAMPLES = sorted(file for file in DAGS.glob("*.py") if re.search(r"^with DAG\(|^@dag", file.read_text(), re.MULTILINE))
-TRIALS = 5
+TRIALS = 3
 
 #: Loads a file as Airflow's DAG processor does, each time in a child of its own that has what Airflow itself loads.
 LOAD = """
 import importlib.util, json, os, sys, time
+began = time.process_time()  # a busy or slow machine is not our cost
 import airflow.sdk, airflow.dag_processing.dagbag, airflow.serialization.serialized_objects
 from airflow.sdk.definitions._internal.contextmanager import DagContext
+print("@" + json.dumps(time.process_time() - began), flush=True)
 def load(file):
     spec = importlib.util.spec_from_file_location("example", file)
     module = importlib.util.module_from_spec(spec)
@@ -38,7 +40,7 @@ for trial in range(int(sys.argv[2])):
         if child := os.fork():
             assert os.waitpid(child, 0)[1] == 0, file
             continue
-        began = time.process_time()  # a busy machine is not our cost
+        began = time.process_time()
         dags = load(file)
         seconds = time.process_time() - began
         tasks = [[type(task).__name__, [field for field in task.template_fields if not hasattr(task, field)]]
@@ -49,8 +51,8 @@ for trial in range(int(sys.argv[2])):
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Load every example some times; gives file, seconds of CPU, DAGs and tasks of each."""
+def loads(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, list[dict[str, Any]]]:
+    """Load every example some times; gives Airflow's own seconds of CPU, and file, seconds, DAGs and tasks of each."""
     files = json.dumps([str(file) for file in EXAMPLES])
     environment = {
         **os.environ,
@@ -61,16 +63,23 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     command = [sys.executable, "-c", LOAD, files, str(TRIALS)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    rows = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
+    airflows, *rows = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
     assert len(rows) == TRIALS * len(EXAMPLES)
-    return [dict(zip(("file", "seconds", "dags", "tasks"), row, strict=True)) for row in rows]
+    return airflows, [dict(zip(("file", "seconds", "dags", "tasks"), row, strict=True)) for row in rows]
 
 
-def test_an_example_loads_within_300_ms_beyond_airflows_own(loaded: list[dict[str, Any]]) -> None:
+@pytest.fixture(scope="module")
+def loaded(loads: tuple[float, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Give what each load of an example found."""
+    return loads[1]
+
+
+def test_an_example_costs_an_eighth_of_what_airflow_itself_loads(loads: tuple[float, list[dict[str, Any]]]) -> None:
+    airflows, loaded = loads
     medians = {
         file.name: statistics.median(one["seconds"] for one in loaded if one["file"] == str(file)) for file in EXAMPLES
     }
-    assert {name: seconds for name, seconds in medians.items() if seconds >= 0.300} == {}, medians
+    assert {name: seconds for name, seconds in medians.items() if seconds >= airflows / 8} == {}, (airflows, medians)
 
 
 def test_every_operator_and_sensor_is_shown_in_an_example(loaded: list[dict[str, Any]]) -> None:

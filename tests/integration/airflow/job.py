@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from tests import spark_classes
+from tests import class_archives
 
 JOB = Path(__file__).parents[1] / "streaming" / "jobs" / "counts.py"
 CONF = {
     "spark.sql.shuffle.partitions": "1",
-    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {spark_classes.JVM_OPTION}",
+    "spark.driver.extraJavaOptions": class_archives.SPARK_OPTIONS,
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }

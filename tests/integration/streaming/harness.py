@@ -25,17 +25,16 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
-from tests import spark_classes
+from tests import class_archives
 from tests.shared_jvm import SharedJvm
 from tests.waiting import HANG_SECONDS
 
 JOBS = Path(__file__).parent / "jobs"
-JAVA_OPTIONS = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {spark_classes.JVM_OPTION}"  # short lives start faster so
 CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
-    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-    # These too are for short lives:
+    "spark.driver.extraJavaOptions": class_archives.SPARK_OPTIONS,
+    # These too let short lives start faster:
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }

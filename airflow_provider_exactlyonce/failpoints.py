@@ -83,7 +83,7 @@ _POLL_SECONDS: Final = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ArmedStep:
     """One armed step.
 
     :param conditions: what must hold of the facts that were noted
@@ -108,7 +108,7 @@ class Step:
             time.sleep(_POLL_SECONDS)
 
 
-def parse(text: str) -> list[Step]:
+def parse(text: str) -> list[ArmedStep]:
     """Read a list of steps.
 
     :raises ValueError: when a name is unknown or a condition is not ``key=value``
@@ -123,7 +123,7 @@ def parse(text: str) -> list[Step]:
             raise ValueError(f"{VARIABLE}: {item!r} is not name[:key=value]*")
         number = signal.Signals[f"SIG{pairs.pop('signal', 'KILL')}"]
         hold = pairs.pop("hold", None)
-        steps.append(Step(name=name, conditions=pairs, number=number, hold=Path(hold) if hold else None))
+        steps.append(ArmedStep(name=name, conditions=pairs, number=number, hold=Path(hold) if hold else None))
     return steps
 
 
@@ -152,7 +152,7 @@ def reach(name: str) -> None:
             return
 
 
-def _armed() -> list[Step]:
+def _armed() -> list[ArmedStep]:
     if _FILE is None:
         return _steps
     try:
@@ -161,7 +161,7 @@ def _armed() -> list[Step]:
         return []
 
 
-def _disarmed(step: Step) -> bool:
+def _disarmed(step: ArmedStep) -> bool:
     """Take the step off, so that it fires once; false when another process was faster."""
     if _FILE is None:
         _steps.remove(step)

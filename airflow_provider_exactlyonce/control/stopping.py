@@ -88,7 +88,7 @@ def _reap(child: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Target:
+class _DriverToStop:
     """The driver that a request is for.
 
     :param token: start token of the driver, None when the pipeline was stopped already
@@ -139,8 +139,8 @@ class StopRequest:
             self._ask(token)
         return self._target().token == token
 
-    def _target(self) -> _Target:
-        target = json_store.load(self._file, _Target) or self._decide()
+    def _target(self) -> _DriverToStop:
+        target = json_store.load(self._file, _DriverToStop) or self._decide()
         if target.token is None or drivers.is_there(self._home, target.token):
             return target
         intent = intents.read(self._home.intent)
@@ -148,24 +148,24 @@ class StopRequest:
             return target
         return self._record(replace(target, token=intent.token))
 
-    def _decide(self) -> _Target:
+    def _decide(self) -> _DriverToStop:
         while True:
             before = intents.read(self._home.intent)
             running = drivers.find(self._home)
             if running is not None:
-                return self._record(_Target(token=running.token, series=running.series))
+                return self._record(_DriverToStop(token=running.token, series=running.series))
             dead = drivers.awaiting_restart(self._home)
             if dead is not None:
-                return self._record(_Target(token=dead.token, series=dead.series))
+                return self._record(_DriverToStop(token=dead.token, series=dead.series))
             intent = intents.read(self._home.intent)
             if intent is None or intent == before:
-                return self._record(_Target(token=None))
+                return self._record(_DriverToStop(token=None))
 
     def _ask(self, token: str) -> None:
         if requests.stop_requested(self._home, token) is None:
             requests.request_stop(self._home, token, reason=self._reason)
 
-    def _record(self, target: _Target) -> _Target:
+    def _record(self, target: _DriverToStop) -> _DriverToStop:
         requests.forget_older(self._home, "stop-*.json")
         json_store.write(self._file, asdict(target))
         return target

@@ -24,7 +24,7 @@ from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
 from airflow_provider_exactlyonce.files import try_lock
 
 
-class Step(StrEnum):
+class UpgradeStep(StrEnum):
     """What is being done. Up to ``stop`` nothing has been touched."""
 
     CHECK = "check"  # the new version is compared with a savepoint
@@ -47,11 +47,20 @@ class Step(StrEnum):
 
 _PLAN: Final = "upgrade.json"
 #: After these nothing follows.
-ENDS: Final = frozenset({Step.DONE, Step.CHECKED, Step.ROLLED_BACK, Step.UNSTABLE, Step.REFUSED, Step.FAILED})
+ENDS: Final = frozenset(
+    {
+        UpgradeStep.DONE,
+        UpgradeStep.CHECKED,
+        UpgradeStep.ROLLED_BACK,
+        UpgradeStep.UNSTABLE,
+        UpgradeStep.REFUSED,
+        UpgradeStep.FAILED,
+    }
+)
 #: Of whatever takes the steps: its next try, after a task's own delay and in a queue, comes within so long.
 _NEXT_TRY_SECONDS: Final = 600.0
 #: While these are taken, nobody else may start a driver.
-_HOLDING: Final = frozenset(Step) - ENDS - {Step.CHECK, Step.COMPARE}
+_HOLDING: Final = frozenset(UpgradeStep) - ENDS - {UpgradeStep.CHECK, UpgradeStep.COMPARE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +116,7 @@ class Plan(Rewritten):
 
     id: str
     pipeline: str
-    step: Step
+    step: UpgradeStep
     options: Options
     application: str | None = None
     job_hash: str | None = None
@@ -148,10 +157,10 @@ class Plan(Rewritten):
         """How long its step may take while nobody is at work on it: it waits for a driver then, or for its next try."""
         options = self.options
         waits = {
-            Step.STOP: options.stop_timeout,
-            Step.WATCH: options.stable_timeout,
-            Step.STOP_NEW: options.stop_timeout,
-            Step.REST: options.stop_timeout,
+            UpgradeStep.STOP: options.stop_timeout,
+            UpgradeStep.WATCH: options.stable_timeout,
+            UpgradeStep.STOP_NEW: options.stop_timeout,
+            UpgradeStep.REST: options.stop_timeout,
         }
         return waits.get(self.step, 0.0) + _NEXT_TRY_SECONDS
 

@@ -33,7 +33,7 @@ def is_unfenced(log_directory: Path, broker_id: int) -> bool:
     for path in [*snapshots[-1:], *sorted(folder.glob("*.log"))]:
         first_offset = end_of_snapshot if path.suffix == ".log" else 0
         for value in _values(path.read_bytes(), first_offset):
-            fenced = _fenced(_Reader(value), broker_id)
+            fenced = _fenced(_RecordReader(value), broker_id)
             unfenced = unfenced if fenced is None else not fenced
     return unfenced
 
@@ -47,13 +47,13 @@ def _values(content: bytes, first_offset: int) -> Iterator[bytes]:
         if length <= 0 or end > len(content):
             return
         if base >= first_offset and not attributes & _CONTROL_BATCH:
-            batch = _Reader(content[position + _BATCH_HEADER.size : end])
+            batch = _RecordReader(content[position + _BATCH_HEADER.size : end])
             for _ in range(count):
-                yield _value(_Reader(batch.take(batch.signed())))
+                yield _value(_RecordReader(batch.take(batch.signed())))
         position = end
 
 
-def _value(record: _Reader) -> bytes:
+def _value(record: _RecordReader) -> bytes:
     record.number("b")  # attributes
     record.signed()  # timestamp
     record.signed()  # offset
@@ -61,7 +61,7 @@ def _value(record: _Reader) -> bytes:
     return record.take(record.signed())
 
 
-def _fenced(record: _Reader, broker_id: int) -> bool | None:
+def _fenced(record: _RecordReader, broker_id: int) -> bool | None:
     """Return what a record makes of the broker, None if it says nothing about it."""
     record.unsigned()  # version of the frame
     kind, version = record.unsigned(), record.unsigned()
@@ -86,7 +86,7 @@ def _fenced(record: _Reader, broker_id: int) -> bool | None:
     return bool(record.number("b"))
 
 
-def _fenced_by_change(record: _Reader) -> bool | None:
+def _fenced_by_change(record: _RecordReader) -> bool | None:
     for _ in range(record.unsigned()):
         tag, content = record.unsigned(), record.take(record.unsigned())
         if tag == _FENCED_TAG and content != b"\0":
@@ -94,7 +94,7 @@ def _fenced_by_change(record: _Reader) -> bool | None:
     return None
 
 
-class _Reader:
+class _RecordReader:
     """Takes values off a record, in the protocol's newer encoding (variable lengths)."""
 
     def __init__(self, content: bytes) -> None:

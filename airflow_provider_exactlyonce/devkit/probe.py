@@ -28,7 +28,7 @@ def why_not_ready(host: str, port: int, cluster_id: str, timeout_seconds: float 
             (size,) = struct.unpack(">i", _receive(connection, 4))
             if not 0 < size <= _MAXIMUM_RESPONSE_BYTES:
                 return f"{host}:{port} does not speak the Kafka protocol"
-            return _judge(_Reader(_receive(connection, size)), cluster_id)
+            return _judge(_ResponseReader(_receive(connection, size)), cluster_id)
     except (OSError, struct.error) as error:
         return f"{host}:{port} does not answer ({error})"
 
@@ -49,7 +49,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     return bytes(received)
 
 
-class _Reader:
+class _ResponseReader:
     """Takes values off a response, in the protocol's older encoding (fixed lengths)."""
 
     def __init__(self, content: bytes) -> None:
@@ -71,7 +71,7 @@ class _Reader:
         self._position += 4 * count
 
 
-def _judge(reader: _Reader, cluster_id: str) -> str | None:
+def _judge(reader: _ResponseReader, cluster_id: str) -> str | None:
     reader.number("i")  # correlation id
     broker_count = reader.number("i")
     for _ in range(broker_count):

@@ -47,7 +47,7 @@ class Submission:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class CommandLine:
     """A command line.
 
     :param printable: the same with secrets masked
@@ -57,7 +57,7 @@ class Command:
     printable: str
 
 
-def build_command(conn_id: str, submission: Submission) -> Command:
+def build_command(conn_id: str, submission: Submission) -> CommandLine:
     """Build the spark-submit command of a submission, with the settings that the protocol needs.
 
     :param conn_id: connection of type ``spark``
@@ -90,7 +90,7 @@ def build_command(conn_id: str, submission: Submission) -> Command:
         application_args=[*job, *submission.arguments],
     )
     program, *rest = hook._build_spark_submit_command(application)
-    return Command(arguments=(_executable(program), *rest), printable=hook._mask_cmd([program, *rest]))
+    return CommandLine(arguments=(_executable(program), *rest), printable=hook._mask_cmd([program, *rest]))
 
 
 def cluster_of(conn_id: str) -> Cluster | None:

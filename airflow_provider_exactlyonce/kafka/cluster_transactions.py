@@ -80,7 +80,7 @@ class Hanging:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class HeldPartition:
     """How far readers of committed records get in a partition."""
 
     topic: str
@@ -133,12 +133,12 @@ class Transactions:
             partitions=tuple(sorted((place.topic, place.partition) for place in described.topic_partitions)),
         )
 
-    def held(self, places: Iterable[Place]) -> list[Held]:
+    def held(self, places: Iterable[Place]) -> list[HeldPartition]:
         """Return how far readers get in these partitions."""
         wanted = sorted(set(places))
         stable = self._offsets.last_stable(wanted)
         return [
-            Held(topic=place[0], partition=place[1], last_stable_offset=stable[place], high_watermark=end)
+            HeldPartition(topic=place[0], partition=place[1], last_stable_offset=stable[place], high_watermark=end)
             for place, end in self._offsets.ends(wanted).items()
         ]
 

@@ -114,14 +114,14 @@ class WrittenOffsets:
         self._older = _Older(below=self._start, first=window.first, topics=topics, held=held, before=before)
         return self._older
 
-    def _held(self, topics: Iterable[str]) -> _Held:
+    def _held(self, topics: Iterable[str]) -> _Hidden:
         """Look which partitions of topics are held; one that does not exist any more holds nothing."""
         described = self._offsets.describe(topics)
         places = [(name, number) for name, topic in described.items() for number in topic.partitions]
         # The ends first: what was there then is readable when the last stable offset has come as far, be it later.
         ends = self._offsets.ends(places)
         stable = self._offsets.last_stable(places)
-        return _Held(
+        return _Hidden(
             asked=frozenset(places),
             ends={place: end for place, end in ends.items() if stable[place] < end},
             topic_ids={name: topic.topic_id for name, topic in described.items()},
@@ -187,7 +187,7 @@ class _Window:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Held:
+class _Hidden:
     """Which partitions hid something from readers at one moment.
 
     :param asked: all that were looked at
@@ -210,7 +210,7 @@ class _Older:
     :param before: the same of a lower offset
     """
 
-    def __init__(self, *, below: int, first: int, topics: set[str], held: _Held, before: _Older | None) -> None:
+    def __init__(self, *, below: int, first: int, topics: set[str], held: _Hidden, before: _Older | None) -> None:
         self.below, self.first, self.topics, self._held = below, first, topics, held
         self._before: _Older | None = before
         if before is not None:

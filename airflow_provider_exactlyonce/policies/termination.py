@@ -53,7 +53,7 @@ class Bound(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class RunTarget:
     """A bound and how far it is; the unit is the bound's."""
 
     bound: Bound
@@ -72,7 +72,7 @@ def text_of(until: str | Commits | Watermark | timedelta) -> str:
     return text
 
 
-def target_of(text: str) -> Target | None:
+def target_of(text: str) -> RunTarget | None:
     """Return what ends a run, None for one that ends with what is available, or never.
 
     :param text: as the driver's ``--until`` takes it
@@ -89,7 +89,7 @@ def target_of(text: str) -> Target | None:
         good = False
     if not colon or not good:
         raise ValueError(f"until={text!r}: one of {FORMS}")
-    return Target(bound=bound, value=value)
+    return RunTarget(bound=bound, value=value)
 
 
 def _milliseconds(text: str) -> float:

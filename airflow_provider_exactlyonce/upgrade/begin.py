@@ -12,7 +12,7 @@ from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import releases, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, Step
+from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 
 _ON_UNSTABLE = ("rollback", "fail")
@@ -47,7 +47,7 @@ def begin_upgrade(
         plan = Plan(
             id=request,
             pipeline=pipeline,
-            step=Step.CHECK,
+            step=UpgradeStep.CHECK,
             options=options,
             application=str(file.resolve()),
             job_hash=job_hash,
@@ -93,7 +93,7 @@ def begin_rollback(
         plan = Plan(
             id=request,
             pipeline=pipeline,
-            step=Step.STOP_NEW,
+            step=UpgradeStep.STOP_NEW,
             options=options,
             old=version,
             savepoint=savepoint,

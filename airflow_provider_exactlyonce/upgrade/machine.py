@@ -1,8 +1,8 @@
 """Takes the steps of an upgrade's plan. Operators, the retries of their tasks and the command all call this.
 
 Every step is on disk before it is taken and may be taken twice; see
-:class:`~airflow_provider_exactlyonce.control.upgrade_plan.Step`. What a step finds out is written with the next one,
-which :data:`~airflow_provider_exactlyonce.upgrade.transitions.TRANSITIONS` has.
+:class:`~airflow_provider_exactlyonce.control.upgrade_plan.UpgradeStep`. What a step finds out is written with the next
+one, which :data:`~airflow_provider_exactlyonce.upgrade.transitions.TRANSITIONS` has.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from airflow_provider_exactlyonce.control.processes import ChildDriver
 from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.requests import WaitCondition
 from airflow_provider_exactlyonce.control.status import DriverState
-from airflow_provider_exactlyonce.control.upgrade_plan import Plan, Step
+from airflow_provider_exactlyonce.control.upgrade_plan import Plan, UpgradeStep
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     ExactlyOnceError,
@@ -74,17 +74,17 @@ class Upgrade:
         self._tools: Final = tools
         self._dry_run: Final = dry_run
         self._child: ChildDriver | None = None  # it is reaped when this object is asked again, or our process ends
-        self._steps: Final[Mapping[Step, Callable[[Plan], Plan | WaitCondition]]] = {
-            Step.CHECK: self._check,
-            Step.COMPARE: self._compare,
-            Step.STOP: self._stop,
-            Step.START: self._start,
-            Step.WATCH: self._watch,
-            Step.STOP_NEW: self._stop_new,
-            Step.RESTORE: self._restore,
-            Step.START_OLD: self._start_old,
-            Step.WATCH_OLD: self._watch_old,
-            Step.REST: self._rest,
+        self._steps: Final[Mapping[UpgradeStep, Callable[[Plan], Plan | WaitCondition]]] = {
+            UpgradeStep.CHECK: self._check,
+            UpgradeStep.COMPARE: self._compare,
+            UpgradeStep.STOP: self._stop,
+            UpgradeStep.START: self._start,
+            UpgradeStep.WATCH: self._watch,
+            UpgradeStep.STOP_NEW: self._stop_new,
+            UpgradeStep.RESTORE: self._restore,
+            UpgradeStep.START_OLD: self._start_old,
+            UpgradeStep.WATCH_OLD: self._watch_old,
+            UpgradeStep.REST: self._rest,
         }
 
     def advance(self) -> Plan | WaitCondition:
@@ -402,17 +402,19 @@ def raise_outcome(plan: Plan) -> None:
     :raises RefusedError: when it was refused; nothing was touched
     :raises UpgradeUnstableError: when the new version was not stable, or the rollback failed
     """
-    if plan.step in (Step.DONE, Step.CHECKED) or (plan.step is Step.ROLLED_BACK and plan.application is None):
+    if plan.step in (UpgradeStep.DONE, UpgradeStep.CHECKED) or (
+        plan.step is UpgradeStep.ROLLED_BACK and plan.application is None
+    ):
         return
     error = _ERRORS.get(str(plan.error), UpgradeUnstableError)
-    was_started = plan.application is not None and plan.step is not Step.REFUSED
+    was_started = plan.application is not None and plan.step is not UpgradeStep.REFUSED
     what = f"version {plan.new} of pipeline {plan.pipeline} was not stable: " if was_started else ""
     now = {
-        Step.REFUSED: "",
-        Step.ROLLED_BACK: f". Version {plan.old} is in use again, from savepoint {plan.savepoint}; what version "
+        UpgradeStep.REFUSED: "",
+        UpgradeStep.ROLLED_BACK: f". Version {plan.old} is in use again, from savepoint {plan.savepoint}; what version "
         f"{plan.new} has committed stays committed",
-        Step.UNSTABLE: f". It is left as it is; to go back: exactlyonce rollback {plan.pipeline}",
-        Step.FAILED: ". No driver runs: a person has to decide",
+        UpgradeStep.UNSTABLE: f". It is left as it is; to go back: exactlyonce rollback {plan.pipeline}",
+        UpgradeStep.FAILED: ". No driver runs: a person has to decide",
     }[plan.step]
     first, *more = str(plan.reason).split("\n", 1)
     raise error("\n".join([f"{what}{first}{now}", *more]))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.control.upgrade_plan import Plan, Step
+from airflow_provider_exactlyonce.control.upgrade_plan import Plan, UpgradeStep
 from airflow_provider_exactlyonce.exceptions import InvariantError
 
 
@@ -31,31 +31,31 @@ class Event(Enum):
     ROLLBACK_AT_REST = "stopped after a rollback"
 
 
-TRANSITIONS: Final[Mapping[tuple[Step, Event], Step]] = {
-    (Step.CHECK, Event.REFUSED): Step.REFUSED,
-    (Step.CHECK, Event.IN_USE): Step.DONE,
-    (Step.CHECK, Event.COMPATIBLE): Step.COMPARE,
-    (Step.COMPARE, Event.REFUSED): Step.REFUSED,
-    (Step.COMPARE, Event.AS_INTENDED_DRY): Step.CHECKED,
-    (Step.COMPARE, Event.AS_INTENDED): Step.STOP,
-    (Step.STOP, Event.STOPPED): Step.START,
-    (Step.START, Event.STARTED): Step.WATCH,
-    (Step.START, Event.UNSTABLE): Step.STOP_NEW,
-    (Step.START, Event.UNSTABLE_TO_LEAVE): Step.UNSTABLE,
-    (Step.WATCH, Event.SETTLED): Step.DONE,
-    (Step.WATCH, Event.SETTLED_TO_REST): Step.REST,
-    (Step.WATCH, Event.UNSTABLE): Step.STOP_NEW,
-    (Step.WATCH, Event.UNSTABLE_TO_LEAVE): Step.UNSTABLE,
-    (Step.STOP_NEW, Event.STOPPED): Step.RESTORE,
-    (Step.RESTORE, Event.RESTORED): Step.START_OLD,
-    (Step.RESTORE, Event.FAILED): Step.FAILED,
-    (Step.START_OLD, Event.STARTED): Step.WATCH_OLD,
-    (Step.START_OLD, Event.FAILED): Step.FAILED,
-    (Step.WATCH_OLD, Event.SETTLED): Step.ROLLED_BACK,
-    (Step.WATCH_OLD, Event.SETTLED_TO_REST): Step.REST,
-    (Step.WATCH_OLD, Event.FAILED): Step.FAILED,
-    (Step.REST, Event.UPGRADE_AT_REST): Step.DONE,
-    (Step.REST, Event.ROLLBACK_AT_REST): Step.ROLLED_BACK,
+TRANSITIONS: Final[Mapping[tuple[UpgradeStep, Event], UpgradeStep]] = {
+    (UpgradeStep.CHECK, Event.REFUSED): UpgradeStep.REFUSED,
+    (UpgradeStep.CHECK, Event.IN_USE): UpgradeStep.DONE,
+    (UpgradeStep.CHECK, Event.COMPATIBLE): UpgradeStep.COMPARE,
+    (UpgradeStep.COMPARE, Event.REFUSED): UpgradeStep.REFUSED,
+    (UpgradeStep.COMPARE, Event.AS_INTENDED_DRY): UpgradeStep.CHECKED,
+    (UpgradeStep.COMPARE, Event.AS_INTENDED): UpgradeStep.STOP,
+    (UpgradeStep.STOP, Event.STOPPED): UpgradeStep.START,
+    (UpgradeStep.START, Event.STARTED): UpgradeStep.WATCH,
+    (UpgradeStep.START, Event.UNSTABLE): UpgradeStep.STOP_NEW,
+    (UpgradeStep.START, Event.UNSTABLE_TO_LEAVE): UpgradeStep.UNSTABLE,
+    (UpgradeStep.WATCH, Event.SETTLED): UpgradeStep.DONE,
+    (UpgradeStep.WATCH, Event.SETTLED_TO_REST): UpgradeStep.REST,
+    (UpgradeStep.WATCH, Event.UNSTABLE): UpgradeStep.STOP_NEW,
+    (UpgradeStep.WATCH, Event.UNSTABLE_TO_LEAVE): UpgradeStep.UNSTABLE,
+    (UpgradeStep.STOP_NEW, Event.STOPPED): UpgradeStep.RESTORE,
+    (UpgradeStep.RESTORE, Event.RESTORED): UpgradeStep.START_OLD,
+    (UpgradeStep.RESTORE, Event.FAILED): UpgradeStep.FAILED,
+    (UpgradeStep.START_OLD, Event.STARTED): UpgradeStep.WATCH_OLD,
+    (UpgradeStep.START_OLD, Event.FAILED): UpgradeStep.FAILED,
+    (UpgradeStep.WATCH_OLD, Event.SETTLED): UpgradeStep.ROLLED_BACK,
+    (UpgradeStep.WATCH_OLD, Event.SETTLED_TO_REST): UpgradeStep.REST,
+    (UpgradeStep.WATCH_OLD, Event.FAILED): UpgradeStep.FAILED,
+    (UpgradeStep.REST, Event.UPGRADE_AT_REST): UpgradeStep.DONE,
+    (UpgradeStep.REST, Event.ROLLBACK_AT_REST): UpgradeStep.ROLLED_BACK,
 }
 
 

@@ -35,7 +35,7 @@ from airflow_provider_exactlyonce.control.stopping import StopRequest
 from airflow_provider_exactlyonce.control.upgrade_plan import Plan
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger import ranges, records
-from airflow_provider_exactlyonce.policies.termination import Bound, Target
+from airflow_provider_exactlyonce.policies.termination import Bound, RunTarget
 from airflow_provider_exactlyonce.streaming.driver.stop_condition import Goal
 from airflow_provider_exactlyonce.streaming.sinks.files.log import FileLog
 from airflow_provider_exactlyonce.streaming.sinks.files.storage import LocalStorage
@@ -113,7 +113,7 @@ def stop_target(of: Path) -> str | None:
 
 
 def goal(of: Path) -> str | None:
-    found = Goal(home(of), Target(bound=Bound.COMMITS, value=1.0), "aa11")
+    found = Goal(home(of), RunTarget(bound=Bound.COMMITS, value=1.0), "aa11")
     found.begin(0)
     return found.reached(27, 0)
 
@@ -429,7 +429,7 @@ LOADED: Mapping[str, str | None] = {
     "Status": "status.json",
     "Restart": "restarts.json",
     "Plan": "upgrade.json",
-    "_Target": "stop-",
+    "_DriverToStop": "stop-",
     "Release": "home/release.json",
     "Lease": "lease.json",
     "JobDescription": "jobs/",

@@ -12,7 +12,7 @@ from typing import Final
 
 from airflow_provider_exactlyonce.control import json_store, requests
 from airflow_provider_exactlyonce.control.home import Home
-from airflow_provider_exactlyonce.policies.termination import Bound, Target
+from airflow_provider_exactlyonce.policies.termination import Bound, RunTarget
 
 
 class Goal:
@@ -22,7 +22,7 @@ class Goal:
     :param name: what all starts of the run share, None when there will be no other
     """
 
-    def __init__(self, home: Home, target: Target | None, name: str | None) -> None:
+    def __init__(self, home: Home, target: RunTarget | None, name: str | None) -> None:
         self._home: Final = home
         self._target: Final = target
         self._name: Final = name

@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
-from airflow_provider_exactlyonce.control.upgrade_plan import Step
+from airflow_provider_exactlyonce.control.upgrade_plan import UpgradeStep
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 from tests.unit.control.test_releases import plan_at
 
@@ -30,7 +30,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def test_a_supervisor_starts_nothing_while_an_upgrade_is_under_way_and_goes_on_after_it(home: Home) -> None:
-    upgrade_plan.write(home, plan_at(Step.START))
+    upgrade_plan.write(home, plan_at(UpgradeStep.START))
     launch = Launch(command=["true"], printable="true", environment={})
     supervisor = Supervisor(
         home, launch, Supervision(owner="o", until="forever", strategy=RestartStrategy.none(), poll_seconds=0.05)
@@ -48,7 +48,7 @@ def test_a_supervisor_starts_nothing_while_an_upgrade_is_under_way_and_goes_on_a
     time.sleep(0.5)
     assert not home.intent.exists()
     assert list(home.logs.glob("*")) == []
-    upgrade_plan.write(home, plan_at(Step.DONE))
+    upgrade_plan.write(home, plan_at(UpgradeStep.DONE))
     thread.join()
     assert not thread.is_alive()
     [error] = errors
@@ -56,7 +56,7 @@ def test_a_supervisor_starts_nothing_while_an_upgrade_is_under_way_and_goes_on_a
 
 
 def test_a_supervisor_takes_over_the_driver_that_an_upgrade_has_started(home: Home) -> None:
-    upgrade_plan.write(home, plan_at(Step.WATCH))
+    upgrade_plan.write(home, plan_at(UpgradeStep.WATCH))
     command = [
         sys.executable,
         str(DRIVER),

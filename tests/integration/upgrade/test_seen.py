@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_provider_exactlyonce.control import lease, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
-from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, Step
+from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.upgrade import delivered, stability
@@ -23,7 +23,7 @@ from tests.integration.ledger.crafted import CraftedPipeline, rows_of
 PLAN = Plan(
     id="a1",
     pipeline="p",
-    step=Step.WATCH,
+    step=UpgradeStep.WATCH,
     options=Options(stable_after=2, stable_timeout=60.0),
     token="t",
     log="/nowhere/driver.log",

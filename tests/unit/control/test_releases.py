@@ -14,12 +14,12 @@ from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
-from airflow_provider_exactlyonce.control.upgrade_plan import ENDS, Options, Plan, Step
+from airflow_provider_exactlyonce.control.upgrade_plan import ENDS, Options, Plan, UpgradeStep
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, VersionRefusedError
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
 
 
-def plan_at(step: Step) -> Plan:
+def plan_at(step: UpgradeStep) -> Plan:
     """Return an upgrade whose step has just begun."""
     return Plan(id="a1", pipeline="p", step=step, options=Options(), application="/jobs/new.py", token="mine")
 
@@ -48,14 +48,14 @@ def test_an_older_version_never_undoes_an_upgrade(home: Home) -> None:
         releases.check_start(home, "old", "token")
 
 
-@pytest.mark.parametrize("step", list(Step))
-def test_while_an_upgrade_is_under_way_only_its_own_driver_may_start(home: Home, step: Step) -> None:
+@pytest.mark.parametrize("step", list(UpgradeStep))
+def test_while_an_upgrade_is_under_way_only_its_own_driver_may_start(home: Home, step: UpgradeStep) -> None:
     upgrade_plan.write(home, plan_at(step))
     releases.write(home, Release(version="new", since=1, previous="old", savepoint="1-a"))
     releases.check_start(home, "new", "mine")
     with pytest.raises(VersionRefusedError):
         releases.check_start(home, "old", "mine")
-    if step in ENDS or step in (Step.CHECK, Step.COMPARE):
+    if step in ENDS or step in (UpgradeStep.CHECK, UpgradeStep.COMPARE):
         releases.check_start(home, "new", "another")
         return
     with pytest.raises(AlreadyRunningError, match=rf"at step {step}.*exactlyonce rollback p"):
@@ -92,8 +92,8 @@ def test_what_runs_is_the_version_in_use_whatever_file_is_asked_for(home: Home, 
     assert releases.application_to_run(home, "s3://jobs/job.py") == "s3://jobs/job.py"
 
 
-@pytest.mark.parametrize("step", [step for step in Step if plan_at(step).holds_starts])
-def test_a_supervisor_waits_no_longer_for_an_upgrade_whose_task_is_gone_for_good(home: Home, step: Step) -> None:
+@pytest.mark.parametrize("step", [step for step in UpgradeStep if plan_at(step).holds_starts])
+def test_a_supervisor_waits_no_longer_for_an_upgrade_whose_task_is_gone_for_good(home: Home, step: UpgradeStep) -> None:
     plan = plan_at(step)
     plan = replace(plan, entered=time.time() - plan.step_seconds - 1)
     upgrade_plan.write(home, plan)
@@ -107,12 +107,17 @@ def test_a_supervisor_waits_no_longer_for_an_upgrade_whose_task_is_gone_for_good
     assert list(home.logs.glob("*")) == []
 
 
-@pytest.mark.parametrize("step", [step for step in Step if plan_at(step).holds_starts])
+@pytest.mark.parametrize("step", [step for step in UpgradeStep if plan_at(step).holds_starts])
 def test_an_upgrade_is_not_given_up_while_somebody_works_on_it_or_its_step_may_take_longer(
-    home: Home, step: Step
+    home: Home, step: UpgradeStep
 ) -> None:
     plan = replace(plan_at(step), entered=1_000_000.0, options=Options(stop_timeout=5000.0, stable_timeout=7000.0))
-    longest = {Step.STOP: 5000.0, Step.STOP_NEW: 5000.0, Step.REST: 5000.0, Step.WATCH: 7000.0}.get(step, 0.0)
+    longest = {
+        UpgradeStep.STOP: 5000.0,
+        UpgradeStep.STOP_NEW: 5000.0,
+        UpgradeStep.REST: 5000.0,
+        UpgradeStep.WATCH: 7000.0,
+    }.get(step, 0.0)
     over = plan.entered + longest + 600.0
     upgrade_plan.write(home, plan)
     assert not upgrade_plan.is_left(home, plan, over)
@@ -121,4 +126,4 @@ def test_an_upgrade_is_not_given_up_while_somebody_works_on_it_or_its_step_may_t
         assert not upgrade_plan.is_left(home, plan, over + 1)
     upgrade_plan.write(home, replace(plan, entered=over))
     assert not upgrade_plan.is_left(home, plan, over + 1), "it has just gone on"
-    assert not upgrade_plan.is_left(home, replace(plan, step=Step.FAILED), over + 1)
+    assert not upgrade_plan.is_left(home, replace(plan, step=UpgradeStep.FAILED), over + 1)

@@ -26,7 +26,7 @@ from airflow_provider_exactlyonce.control import lease, releases, requests, stat
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.releases import Release
 from airflow_provider_exactlyonce.control.status import DriverState, ReplayReport, Status
-from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, Step
+from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
 from airflow_provider_exactlyonce.exceptions import (
     AlreadyRunningError,
     ExactlyOnceError,
@@ -79,7 +79,7 @@ def upgrade(home: Home, job: str, **options: Any) -> UpgradePipelineOperator:
     return UpgradePipelineOperator(task_id="upgrade", checkpoint=str(home.path), application=job, **options)
 
 
-def begun(home: Home, job: str, step: Step, **changes: Any) -> Plan:
+def begun(home: Home, job: str, step: UpgradeStep, **changes: Any) -> Plan:
     """Let the task write its plan, and bring that to a step."""
     with pytest.raises(ExactlyOnceError, match="is asked"):
         execute(upgrade(home, job))
@@ -138,7 +138,9 @@ def test_what_the_task_was_told_is_in_the_plan(home: Home, job: str) -> None:
 
 
 def test_a_plan_that_is_done_is_the_result_of_every_try_and_a_clear_makes_another(home: Home, job: str) -> None:
-    plan = begun(home, job, Step.DONE, old="v1", new="v2", token="t", savepoint="3-ab", reason="stable after 3 commits")
+    plan = begun(
+        home, job, UpgradeStep.DONE, old="v1", new="v2", token="t", savepoint="3-ab", reason="stable after 3 commits"
+    )
     for _ in range(2):
         found = execute(upgrade(home, job))
         assert (found["outcome"], found["changed"], found["old"], found["new"]) == ("done", True, "v1", "v2")
@@ -146,24 +148,24 @@ def test_a_plan_that_is_done_is_the_result_of_every_try_and_a_clear_makes_anothe
         execute(upgrade(home, job), clears=1)
     again = upgrade_plan.read(home)
     assert again is not None
-    assert (again.id != plan.id, again.step) == (True, Step.CHECK)
+    assert (again.id != plan.id, again.step) == (True, UpgradeStep.CHECK)
 
 
 @pytest.mark.parametrize(
     ("step", "error", "said"),
     [
         (
-            Step.ROLLED_BACK,
+            UpgradeStep.ROLLED_BACK,
             UpgradeUnstableError,
             "version v2 of pipeline p was not stable: boom. Version v1 is in use again",
         ),
-        (Step.UNSTABLE, UpgradeUnstableError, "boom. It is left as it is; to go back: exactlyonce rollback p"),
-        (Step.FAILED, UpgradeUnstableError, "boom. No driver runs"),
-        (Step.REFUSED, IncompatibleVersionError, "^boom"),
+        (UpgradeStep.UNSTABLE, UpgradeUnstableError, "boom. It is left as it is; to go back: exactlyonce rollback p"),
+        (UpgradeStep.FAILED, UpgradeUnstableError, "boom. No driver runs"),
+        (UpgradeStep.REFUSED, IncompatibleVersionError, "^boom"),
     ],
 )
 def test_a_plan_that_ended_badly_fails_every_try_with_its_error_and_no_retry_is_spent(
-    home: Home, job: str, step: Step, error: type[Exception], said: str
+    home: Home, job: str, step: UpgradeStep, error: type[Exception], said: str
 ) -> None:
     begun(home, job, step, old="v1", new="v2", token="t", reason="boom\nits log", error=error.__name__)
     for _ in range(2):
@@ -179,7 +181,7 @@ def test_a_plan_that_ended_badly_fails_every_try_with_its_error_and_no_retry_is_
 def test_a_task_that_waits_gives_its_slot_back_and_the_retry_goes_on_where_it_was(
     home: Home, job: str, driver: None
 ) -> None:
-    begun(home, job, Step.WATCH_OLD, old="v1", token="t", savepoint="3-ab")
+    begun(home, job, UpgradeStep.WATCH_OLD, old="v1", token="t", savepoint="3-ab")
     with pytest.raises(TaskDeferred) as deferred:
         execute(upgrade(home, job, deferrable=True, poll_interval=0.1))
     trigger = deferred.value.trigger
@@ -200,15 +202,15 @@ def test_a_task_that_waits_gives_its_slot_back_and_the_retry_goes_on_where_it_wa
 @pytest.mark.parametrize(
     ("changes", "end"),
     [
-        ({"new": "v2", "reason": "stable after 3 commits"}, Step.DONE),
-        ({"new": "v2", "reason": "boom", "error": "UpgradeUnstableError"}, Step.ROLLED_BACK),
-        ({"application": None}, Step.ROLLED_BACK),
+        ({"new": "v2", "reason": "stable after 3 commits"}, UpgradeStep.DONE),
+        ({"new": "v2", "reason": "boom", "error": "UpgradeUnstableError"}, UpgradeStep.ROLLED_BACK),
+        ({"application": None}, UpgradeStep.ROLLED_BACK),
     ],
 )
 def test_a_pipeline_that_was_stopped_is_stopped_again(
-    home: Home, job: str, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], end: Step
+    home: Home, job: str, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], end: UpgradeStep
 ) -> None:
-    plan = begun(home, job, Step.REST, old="v1", token="t", was_stopped=True, **changes)
+    plan = begun(home, job, UpgradeStep.REST, old="v1", token="t", was_stopped=True, **changes)
     task = upgrade(home, job, deferrable=True)
     held = lease.acquire(home.lease, "p", "t")
     clock = StandingClock(meanwhile=lambda: lease.renew(home.lease, held))
@@ -252,7 +254,7 @@ def test_the_trigger_fires_when_the_driver_has_made_its_commits_or_is_gone_and_a
 
 
 def test_a_task_whose_plan_somebody_has_replaced_says_so(home: Home, job: str) -> None:
-    begun(home, job, Step.WATCH, token="t")
+    begun(home, job, UpgradeStep.WATCH, token="t")
     releases.keep(home, "v1", Path(job), Path(job).read_bytes())
     rollback = RollbackPipelineOperator(task_id="back", checkpoint=str(home.path), version="v1", savepoint="3-ab")
     ti = TaskInstance()
@@ -261,7 +263,7 @@ def test_a_task_whose_plan_somebody_has_replaced_says_so(home: Home, job: str) -
         execute(rollback, ti)
     found = upgrade_plan.read(home)
     assert found is not None
-    assert found.step is Step.WATCH, "a rollback looks at the way back before it replaces anything"
+    assert found.step is UpgradeStep.WATCH, "a rollback looks at the way back before it replaces anything"
     begin_rollback(home, "p", Options(), request="b2", check=lambda _: None, version="v1", savepoint="3-ab")
     with pytest.raises(AlreadyRunningError, match="a rollback to version v1 of pipeline p is under way, at step"):
         execute(upgrade(home, job))

@@ -10,7 +10,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_exactlyonce.operators.streaming import StreamingPipelineOperator
 from airflow_provider_exactlyonce.policies.health_rules import HealthRules
-from airflow_provider_exactlyonce.policies.termination import Bound, Commits, Target, Watermark, target_of, text_of
+from airflow_provider_exactlyonce.policies.termination import Bound, Commits, RunTarget, Watermark, target_of, text_of
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -20,20 +20,20 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
     [
         ("available", None),
         ("forever", None),
-        (Commits(7), Target(bound=Bound.COMMITS, value=7)),
-        (Commits("7"), Target(bound=Bound.COMMITS, value=7)),
-        (" commits:7 ", Target(bound=Bound.COMMITS, value=7)),
-        (Watermark(NOON), Target(bound=Bound.WATERMARK, value=1795262400000)),
-        (Watermark("2026-11-21T12:00:00Z"), Target(bound=Bound.WATERMARK, value=1795262400000)),
-        (Watermark("2026-11-21 12:00:00"), Target(bound=Bound.WATERMARK, value=1795262400000)),
-        ("watermark:2026-11-21T13:00:00+01:00", Target(bound=Bound.WATERMARK, value=1795262400000)),
-        (timedelta(minutes=90), Target(bound=Bound.DURATION, value=5400)),
-        (pendulum.duration(hours=1, seconds=0.5), Target(bound=Bound.DURATION, value=3600.5)),
-        ("duration:0.25", Target(bound=Bound.DURATION, value=0.25)),
+        (Commits(7), RunTarget(bound=Bound.COMMITS, value=7)),
+        (Commits("7"), RunTarget(bound=Bound.COMMITS, value=7)),
+        (" commits:7 ", RunTarget(bound=Bound.COMMITS, value=7)),
+        (Watermark(NOON), RunTarget(bound=Bound.WATERMARK, value=1795262400000)),
+        (Watermark("2026-11-21T12:00:00Z"), RunTarget(bound=Bound.WATERMARK, value=1795262400000)),
+        (Watermark("2026-11-21 12:00:00"), RunTarget(bound=Bound.WATERMARK, value=1795262400000)),
+        ("watermark:2026-11-21T13:00:00+01:00", RunTarget(bound=Bound.WATERMARK, value=1795262400000)),
+        (timedelta(minutes=90), RunTarget(bound=Bound.DURATION, value=5400)),
+        (pendulum.duration(hours=1, seconds=0.5), RunTarget(bound=Bound.DURATION, value=3600.5)),
+        ("duration:0.25", RunTarget(bound=Bound.DURATION, value=0.25)),
     ],
     ids=str,
 )
-def test_all_forms_come_to_one_text_that_the_driver_understands(until: object, target: Target | None) -> None:
+def test_all_forms_come_to_one_text_that_the_driver_understands(until: object, target: RunTarget | None) -> None:
     assert target_of(text_of(until)) == target  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest
 from airflow_provider_exactlyonce.control import releases, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.releases import Release
-from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, Step
+from airflow_provider_exactlyonce.control.upgrade_plan import Options, Plan, UpgradeStep
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.upgrade.begin import begin_rollback, begin_upgrade, what_to_compare
 
@@ -38,7 +38,7 @@ def begin(home: Home, job: str, request: str = "a1", **options: object) -> Plan:
 def test_the_plan_is_on_disk_and_the_same_request_finds_it(home: Home, job: str) -> None:
     plan = begin(home, job, savepoint="night", compare=("a", "b"), allow={"missing": 3})
     assert upgrade_plan.read(home) == plan
-    assert (plan.step, plan.options.compare) == (Step.CHECK, ("a", "b"))
+    assert (plan.step, plan.options.compare) == (UpgradeStep.CHECK, ("a", "b"))
     Path(job).unlink()
     assert begin(home, job) == plan, "also when the file is gone meanwhile"
 
@@ -49,7 +49,7 @@ def test_another_request_for_the_same_file_goes_on_and_for_another_file_is_refus
     Path(job).write_text("newer")
     with pytest.raises(AlreadyRunningError, match=r"at step check.*exactlyonce rollback p"):
         begin(home, job, "b2")
-    upgrade_plan.write(home, replace(plan, step=Step.ROLLED_BACK))
+    upgrade_plan.write(home, replace(plan, step=UpgradeStep.ROLLED_BACK))
     assert begin(home, job, "b2").id == "b2"
 
 
@@ -99,7 +99,7 @@ def test_a_rollback_goes_to_what_the_last_upgrade_has_replaced(home: Home, tmp_p
         roll_back(home)
     keep(home, tmp_path, "old")
     plan = roll_back(home)
-    assert (plan.step, plan.old, plan.savepoint, plan.unpin) == (Step.STOP_NEW, "old", "7-ab", ("7-ab",))
+    assert (plan.step, plan.old, plan.savepoint, plan.unpin) == (UpgradeStep.STOP_NEW, "old", "7-ab", ("7-ab",))
     assert roll_back(home) == plan
     assert roll_back(home, "d4") == plan, "of one that was lost"
 
@@ -109,7 +109,7 @@ def test_a_rollback_in_the_midst_of_an_upgrade_goes_to_where_that_has_begun(
 ) -> None:
     keep(home, tmp_path, "old")
     plan = begin(home, job)
-    upgrade_plan.write(home, replace(plan, step=Step.WATCH, old="old", savepoint="9-cd", pinned=True))
+    upgrade_plan.write(home, replace(plan, step=UpgradeStep.WATCH, old="old", savepoint="9-cd", pinned=True))
     back = roll_back(home)
     assert (back.old, back.savepoint, back.unpin) == ("old", "9-cd", ("9-cd",))
 

@@ -13,7 +13,7 @@ from airflow_provider_exactlyonce.control import releases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.releases import Release
-from airflow_provider_exactlyonce.control.upgrade_plan import Options, Step
+from airflow_provider_exactlyonce.control.upgrade_plan import Options, UpgradeStep
 from airflow_provider_exactlyonce.upgrade.begin import begin_upgrade
 from airflow_provider_exactlyonce.upgrade.environment import UpgradeEnvironment
 from airflow_provider_exactlyonce.upgrade.machine import Upgrade
@@ -65,7 +65,7 @@ def upgrade(home: Home, **options: object) -> Upgrade:
 
 def test_a_way_back_that_would_give_other_rows_is_refused_before_anything_is_touched(home: Home) -> None:
     plan = upgrade(home, savepoint=False).run()
-    assert plan.step is Step.REFUSED
+    assert plan.step is UpgradeStep.REFUSED
     assert "a rollback would replay commits of version old" in str(plan.reason)
     assert RANDOM[0] in str(plan.reason)
     assert "accept_nondeterminism=True" in str(plan.reason)

@@ -77,10 +77,10 @@ class SavepointTaker:
         if taken is not None:
             self.forget()
             return taken
-        driver = drivers.find(self._home)
-        if driver is None:
-            if drivers.restarts_soon(self._home):  # it would fail if we held the pipeline meanwhile
-                return WaitCondition(token=None, request=self._request)
+        driver = drivers.find_or_awaited(self._home)
+        if isinstance(driver, drivers.Death) and drivers.is_restarted_soon(driver):
+            return WaitCondition(token=None, request=self._request)  # the next one would fail if we held the pipeline
+        if driver is None or isinstance(driver, drivers.Death):
             return self._take_without_driver()
         if driver.stale and driver.token == self._holder:  # an earlier try of ours, on a host that is lost
             return self._take_without_driver()

@@ -19,6 +19,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.lease import Lease, Life
 from airflow_provider_exactlyonce.control.requests import WaitCondition
+from airflow_provider_exactlyonce.control.restarts import Restart
 from airflow_provider_exactlyonce.control.status import ENDED, DriverState
 
 _START_GRACE_SECONDS: Final = 120.0  # from intent to lease on another host: submit, JVM, Spark session
@@ -53,6 +54,19 @@ def find(home: Home) -> RunningDriver | None:
     if intent is not None and is_starting(home):
         return RunningDriver(token=intent.token, series=intent.series)
     return None
+
+
+def find_or_awaited(home: Home) -> RunningDriver | Death | None:
+    """Return what :func:`find` or :func:`awaiting_restart` has, None when there is certainly neither.
+
+    A driver may start and die between two looks, each of which sees none. So there is none only if no driver was
+    started and no death was recorded meanwhile.
+    """
+    while True:
+        before = _starts_and_deaths(home)
+        there = find(home) or awaiting_restart(home)
+        if there is not None or _starts_and_deaths(home) == before:
+            return there
 
 
 def is_there(home: Home, token: str) -> bool:
@@ -120,10 +134,9 @@ def awaiting_restart(home: Home) -> Death | None:
     return dead if requests.stop_requested(home, dead.token) is None else None
 
 
-def restarts_soon(home: Home) -> bool:
-    """Whether a supervisor is about to start the next driver, and no other may hold the pipeline meanwhile."""
-    dead = awaiting_restart(home)
-    return dead is not None and time.time() - dead.died < RESTART_GRACE_SECONDS
+def is_restarted_soon(dead: Death) -> bool:
+    """Whether the next driver is about to be started, and nobody else may hold the pipeline meanwhile."""
+    return time.time() - dead.died < RESTART_GRACE_SECONDS
 
 
 def has_happened(home: Home, wait: WaitCondition) -> bool:
@@ -131,12 +144,17 @@ def has_happened(home: Home, wait: WaitCondition) -> bool:
     if wait.request is not None and requests.savepoint_answer(home, wait.request) is not None:
         return True
     if wait.token is None:
-        return not restarts_soon(home)
+        dead = awaiting_restart(home)
+        return dead is None or not is_restarted_soon(dead)
     status = exit_classification.status_of(home, wait.token)
     if wait.commits is not None and status is not None and status.state is DriverState.RUNNING:
         replays = status.replay is not None and status.replay.pending
         return not replays and status.commits_of_run >= wait.commits
     return not is_there(home, wait.token)
+
+
+def _starts_and_deaths(home: Home) -> tuple[Intent | None, tuple[Restart, ...]]:
+    return intents.read(home.intent), restarts.read(home.restarts)[-1:]
 
 
 def _unnoticed(home: Home) -> Death | None:

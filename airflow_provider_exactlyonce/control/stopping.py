@@ -149,17 +149,10 @@ class StopRequest:
         return self._record(replace(target, token=intent.token))
 
     def _decide(self) -> _DriverToStop:
-        while True:
-            before = intents.read(self._home.intent)
-            running = drivers.find(self._home)
-            if running is not None:
-                return self._record(_DriverToStop(token=running.token, series=running.series))
-            dead = drivers.awaiting_restart(self._home)
-            if dead is not None:
-                return self._record(_DriverToStop(token=dead.token, series=dead.series))
-            intent = intents.read(self._home.intent)
-            if intent is None or intent == before:
-                return self._record(_DriverToStop(token=None))
+        there = drivers.find_or_awaited(self._home)
+        if there is None:
+            return self._record(_DriverToStop(token=None))
+        return self._record(_DriverToStop(token=there.token, series=there.series))
 
     def _ask(self, token: str) -> None:
         if requests.stop_requested(self._home, token) is None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_exactlyonce.control import drivers, processes, restarts
 from airflow_provider_exactlyonce.control import intent as intents
-from airflow_provider_exactlyonce.control import processes, restarts
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.launching import Launch
@@ -157,6 +157,30 @@ def test_a_stop_after_a_drivers_death_reaches_its_supervisor(
         stop(home, request)
         check_ending(ending, "maintenance")
     assert len(logs(home)) <= 2 or not waits, "nothing is started after the driver that was announced"
+
+
+def test_a_stop_is_not_done_because_a_driver_started_and_died_between_two_looks(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second, third = Hold(), Hold()
+    look, looks = drivers.awaiting_restart, iter(range(1, 1000))
+
+    def look_while_the_second_lives(home: Home) -> drivers.Death | None:
+        if next(looks) > 1:
+            return look(home)
+        second.let_go()
+        assert third.reached.wait(HANG_SECONDS)
+        return None
+
+    monkeypatch.setattr(drivers, "awaiting_restart", look_while_the_second_lives)
+    launching = {2: second, 3: third}
+    with supervising(home, DIES, DIES, LIVES, launching=lambda start: launching.get(start, lambda: None)()) as ending:
+        assert second.reached.wait(HANG_SECONDS)
+        request = StopRequest(home, "abc", reason="maintenance")
+        assert request.target() is not None, "a driver is to come"
+        third.let_go()
+        stop(home, request)
+        check_ending(ending, "maintenance")
 
 
 @pytest.mark.parametrize("plan", [LIVES, DIES], ids=["lives", "dies"])

@@ -133,6 +133,7 @@ def test_keyed_state_goes_through_a_savepoint_a_rescale_and_a_restore(bench: Ben
     check_clean(case)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_what_can_not_be_rescaled_is_refused_by_name_and_nothing_is_changed(bench: Bench, configure: Configure) -> None:
     topics, rounds = bench.topics("update"), bench.input()

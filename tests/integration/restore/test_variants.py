@@ -167,6 +167,7 @@ def test_an_added_partition_is_replayed_one_start_per_batch_where_spark_can_not_
     check_clean(case)
 
 
+@pytest.mark.slow  # that they are found and named is a test of its own
 @pytest.mark.timeout(3600)
 def test_random_rows_are_refused_by_name_unless_they_are_accepted_and_then_told(bench: Bench) -> None:
     topics, rounds = bench.topics("update"), bench.input()

@@ -355,6 +355,7 @@ def test_a_driver_that_no_task_started_is_left_alone(home: Home) -> None:
         list(supervisor(home, "exit=1").run())
     assert process.ended() is None
     stopping.ask_and_enforce(home, "of-a-person", reason="test", timeout_seconds=HANG_SECONDS)
+    wait_for(process.ended)  # it has no name any more before it has an exit code
     assert process.ended() == processes.Ended(exit_code=0)
 
 

@@ -85,7 +85,17 @@ ROOMS: dict[str, set[str]] = {
     },
 }
 #: Modules at the top that everybody may import; they import each other only.
-PLAIN = {"_moved", "codec", "exceptions", "failpoints", "files", "polling", "process_identity", "text_tables"}
+PLAIN = {
+    "_moved",
+    "codec",
+    "exceptions",
+    "failpoints",
+    "files",
+    "moments",
+    "polling",
+    "process_identity",
+    "text_tables",
+}
 #: Modules at the top that nobody imports; the last three are old names.
 ENTRIES = {"get_provider_info", "health", "restart", "until"}
 

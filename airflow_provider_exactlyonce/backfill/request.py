@@ -7,11 +7,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Self
 
-from airflow_provider_exactlyonce import codec
+from airflow_provider_exactlyonce import codec, moments
 from airflow_provider_exactlyonce.exceptions import RefusedError
 
 _COMMITS: Final = re.compile(r"\s*(\d+)\s*\.\.\s*(\d+)\s*")
@@ -85,7 +85,8 @@ class BackfillRequest:
         for what, span in (("watermark", self.watermark), ("time", self.time)):
             if span is not None and not span[0] < span[1]:
                 raise RefusedError(
-                    f"the range of {what} from {instant(span[0])} to {instant(span[1])} is empty: its end must be later"
+                    f"the range of {what} from {moments.text(span[0])} to {moments.text(span[1])} is empty: its end "
+                    "must be later"
                 )
         for topic, partitions in (self.offsets or {}).items():
             for partition, (start, end) in partitions.items():
@@ -173,7 +174,7 @@ class BackfillRequest:
             commits=_commits(commits) if commits is not None else None,
             offsets=_offsets(offsets) if offsets is not None else None,
             watermark=_times("watermark", watermark) if watermark is not None else None,
-            time=(milliseconds("start", start), milliseconds("end", end))
+            time=(_milliseconds("start", start), _milliseconds("end", end))
             if start is not None and end is not None
             else None,
             state=BackfillState(state) if state in list(BackfillState) else _refuse_state(state),
@@ -196,21 +197,11 @@ def ranges_to_json(ranges: Offsets) -> dict[str, dict[str, list[int]]]:
     }
 
 
-def milliseconds(name: str, value: datetime | str) -> int:
-    """Return a moment in milliseconds since the epoch; without a zone it is UTC.
-
-    :raises RefusedError: when it can't be read
-    """
+def _milliseconds(name: str, value: datetime | str) -> int:
     try:
-        moment = value if isinstance(value, datetime) else datetime.fromisoformat(value.strip())
+        return moments.milliseconds(value)
     except ValueError:
         raise RefusedError(f"{name}={value!r} is no time as 2026-01-31T12:00:00+00:00") from None
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-
-
-def instant(value: int) -> str:
-    """Return milliseconds since the epoch as people write it."""
-    return datetime.fromtimestamp(value / 1000, UTC).isoformat()
 
 
 def _refuse_state(state: str) -> BackfillState:
@@ -245,7 +236,7 @@ def _times(name: str, value: tuple[datetime | str, datetime | str] | str) -> tup
     parts = value.split("..") if isinstance(value, str) else list(value)
     if len(parts) != 2:
         raise RefusedError(f"{name}={value!r} is not FROM..TO, two times")
-    return milliseconds(name, parts[0]), milliseconds(name, parts[1])
+    return _milliseconds(name, parts[0]), _milliseconds(name, parts[1])
 
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final, Self
 
-from airflow_provider_exactlyonce import codec
-from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output, instant
+from airflow_provider_exactlyonce import codec, moments
+from airflow_provider_exactlyonce.backfill.request import BackfillRequest, BackfillState, Output
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -223,7 +223,7 @@ class _Resolver:
         for record in self._records():
             if before == 0 and record.watermark >= after:
                 if 1 < record.commit == self._oldest:
-                    raise self._forgotten(f"the commit that took the watermark to {instant(after)}")
+                    raise self._forgotten(f"the commit that took the watermark to {moments.text(after)}")
                 before = record.commit
             if record.watermark >= to:
                 last = record.commit
@@ -231,13 +231,13 @@ class _Resolver:
         else:
             newest = self._newest_watermark()
             raise RefusedError(
-                f"the watermark of {self._reader.pipeline} has not reached {instant(to)}: it is at "
-                f"{instant(newest) if newest else 'no time yet'}"
+                f"the watermark of {self._reader.pipeline} has not reached {moments.text(to)}: it is at "
+                f"{moments.text(newest) if newest else 'no time yet'}"
             )
         if before == last:
             raise RefusedError(
-                f"commit {last} took the watermark past {instant(after)} and {instant(to)} at once: no commit lies "
-                "between"
+                f"commit {last} took the watermark past {moments.text(after)} and {moments.text(to)} at once: no "
+                "commit lies between"
             )
         return before + 1, last
 
@@ -260,14 +260,17 @@ class _Resolver:
             return {place: span[0] for place, span in spans.items()}, {place: span[1] for place, span in spans.items()}
         start, end = request.time or (0, 0)
         if end > time.time() * 1000:
-            raise RefusedError(f"the range ends at {instant(end)}, in the future: what belongs to it is not known yet")
+            raise RefusedError(
+                f"the range ends at {moments.text(end)}, in the future: what belongs to it is not known yet"
+            )
         stable = self._stable()
         starts = self._at(start, stable)
         for place, begin in self._offsets.starts(self._places).items():
             if 0 < begin == starts[place]:
                 raise RefusedError(
                     f"the log of {place[0]}-{place[1]} begins at offset {begin}, and what was before it may have been "
-                    f"of {instant(start)} or later: records of the range may be gone. Choose a later start, or offsets"
+                    f"of {moments.text(start)} or later: records of the range may be gone. Choose a later start, or "
+                    "offsets"
                 )
         return starts, self._at(end, stable)
 

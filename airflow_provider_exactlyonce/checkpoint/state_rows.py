@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_exactlyonce import moments
 from airflow_provider_exactlyonce.checkpoint.state import StatefulOperator
 from airflow_provider_exactlyonce.checkpoint.state_reader import TIMERS, cause, read_view, views
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
+_time: Final = partial(moments.text, timespec="milliseconds")
 _KEY: Final = "key"
 _PARTITION: Final = "partition_id"
 _EXPIRES: Final = "ttlExpirationMs"
@@ -206,10 +209,6 @@ def _simple(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         return value.hex()
     return value.isoformat() if isinstance(value, date) else str(value)
-
-
-def _time(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _at(place: int) -> Plain:

@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from airflow_provider_exactlyonce import moments
 from airflow_provider_exactlyonce.cli.arguments import CLUSTER, declare
 from airflow_provider_exactlyonce.cli.command import Command
-from airflow_provider_exactlyonce.cli.output import print_answer, time_of
+from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.pipeline_state import state_of
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
@@ -74,7 +75,7 @@ def _facts(connections: LedgerConnections, name: str) -> dict[str, Any]:
         "state": _state(claim) if claim is not None else None,
         "run": claim.run if claim is not None else None,
         "commit": tail.place.commit if tail is not None else None,
-        "committed": time_of(commit.committed) if commit is not None else None,
+        "committed": moments.text(commit.committed, "seconds") if commit is not None else None,
         "guarantee": claim.guarantee if claim is not None else None,
         "version": claim.version if claim is not None else None,
         "home": claim.home_path if claim is not None else None,

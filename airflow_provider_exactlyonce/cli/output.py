@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from datetime import UTC, datetime
 
 
 def print_answer(given: argparse.Namespace, body: object, text: str) -> None:
@@ -16,11 +15,3 @@ def print_answer(given: argparse.Namespace, body: object, text: str) -> None:
 def tell(text: str) -> None:
     """Tell people at once what is going on; what programs read is the answer only."""
     print(text, file=sys.stderr, flush=True)
-
-
-def time_of(milliseconds: int, timespec: str = "seconds") -> str:
-    """Return a time since 1970 as text, in UTC.
-
-    :param timespec: how exact, as :meth:`datetime.datetime.isoformat` takes it
-    """
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec=timespec)

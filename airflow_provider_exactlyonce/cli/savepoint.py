@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import uuid
+from functools import partial
 from typing import Any, Final
 
+from airflow_provider_exactlyonce import moments
 from airflow_provider_exactlyonce.checkpoint import lineages, request
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint, encode
 from airflow_provider_exactlyonce.checkpoint.savepoints import DEFAULT_RETENTION, SavepointRetention, Savepoints
 from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare, home_of
 from airflow_provider_exactlyonce.cli.command import Command
-from airflow_provider_exactlyonce.cli.output import print_answer, tell, time_of
+from airflow_provider_exactlyonce.cli.output import print_answer, tell
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import config as kafka_config
@@ -148,13 +150,14 @@ def _clean_up(given: argparse.Namespace) -> int:
 
 def _summary(savepoint: Savepoint) -> dict[str, Any]:
     body = encode(savepoint)
-    return {**{name: body[name] for name in body if name not in _LONG}, "created": time_of(savepoint.created)}
+    return {**{name: body[name] for name in body if name not in _LONG}, "created": _time(savepoint.created)}
 
 
+_time: Final = partial(moments.text, timespec="seconds")
 _LONG: Final = ("schema", "files", "operators", "source_schemas", "result_schema", "plan")
 
 
 def _sentence(savepoint: Savepoint) -> str:
     label = f", {savepoint.label!r}" if savepoint.label else ""
     pinned = ", pinned" if savepoint.pinned else ""
-    return f"commit {savepoint.commit}, {savepoint.size:,} bytes, {time_of(savepoint.created)}{label}{pinned}"
+    return f"commit {savepoint.commit}, {savepoint.size:,} bytes, {_time(savepoint.created)}{label}{pinned}"

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
+from airflow_provider_exactlyonce import moments
 from airflow_provider_exactlyonce.cli.arguments import PIPELINE, declare
 from airflow_provider_exactlyonce.cli.command import Command
-from airflow_provider_exactlyonce.cli.output import print_answer, time_of
+from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.control import lease, restarts, status, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.pipeline_state import outlook, state_of
@@ -21,7 +22,7 @@ from airflow_provider_exactlyonce.ledger.records import EXACTLY_ONCE, ClaimRecor
 from airflow_provider_exactlyonce.text_tables import pairs, table
 
 _RESTARTS_SHOWN: Final = 5
-_time: Final = partial(time_of, timespec="milliseconds")
+_time: Final = partial(moments.text, timespec="milliseconds")
 
 
 def add_to(program: Command) -> None:

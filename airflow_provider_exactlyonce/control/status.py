@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
+from airflow_provider_exactlyonce import moments
 from airflow_provider_exactlyonce.control import json_store
 
 
@@ -198,7 +198,7 @@ def progress_line(status: Status) -> str:
     if status.late_rows:
         parts.append(f"{status.late_rows:,} late rows left out")
     if status.watermark:
-        parts.append(f"watermark {datetime.fromtimestamp(status.watermark / 1000, UTC).isoformat()}")
+        parts.append(f"watermark {moments.text(status.watermark)}")
     end = "" if status.state is DriverState.RUNNING else f" ({status.state.value})"
     return f"{status.pipeline}: {', '.join(parts)}{end}"
 

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from airflow_provider_exactlyonce import moments
+
 if TYPE_CHECKING:  # a DAG file imports this module, and the records are dear to import
     from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
@@ -139,12 +141,11 @@ def _number(name: str, value: object) -> int:
 def _milliseconds(name: str, value: datetime | str | int) -> int:
     if isinstance(value, str) and not value.strip().isdigit():
         try:
-            value = datetime.fromisoformat(value.strip())
+            return moments.milliseconds(value)
         except ValueError:
             raise ValueError(f"{name}={value!r} is neither a time in ISO 8601 nor a number") from None
     if isinstance(value, datetime):
-        aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-        return round(aware.timestamp() * 1000)
+        return moments.milliseconds(value)
     number = _number(name, value)
     if number < _EARLIEST_MILLISECONDS:
         raise ValueError(f"{name}={value!r} must be milliseconds since the epoch; {number} would be {moment(number)}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
-from airflow_provider_exactlyonce import codec
+from airflow_provider_exactlyonce import codec, moments
 from airflow_provider_exactlyonce.exceptions import (
     ExactlyOnceError,
     RefusedError,
@@ -442,14 +442,13 @@ class _TaskSupervision:
         raise AssertionError("defer() raises")
 
     def _result(self, last: Status | None) -> dict[str, Any]:
-        from datetime import UTC, datetime
 
         from airflow_provider_exactlyonce.control import restarts
 
         if last is None:
             raise RefusedError("the driver ended in order and without an account")
         earlier = restarts.of_series(self._home.restarts, self._supervisor.series)
-        watermark = datetime.fromtimestamp(last.watermark / 1000, UTC).isoformat() if last.watermark else None
+        watermark = moments.text(last.watermark) if last.watermark else None
         return {
             "pipeline": last.pipeline,
             "run": last.run,

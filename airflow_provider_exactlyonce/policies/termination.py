@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import ClassVar, Final
+
+from airflow_provider_exactlyonce import moments
 
 AVAILABLE: Final = "available"
 FOREVER: Final = "forever"
@@ -83,15 +85,10 @@ def target_of(text: str) -> RunTarget | None:
     name, colon, rest = text.partition(":")
     try:
         bound = Bound(name)
-        value = _milliseconds(rest) if bound is Bound.WATERMARK else float(rest)
+        value = float(moments.milliseconds(rest)) if bound is Bound.WATERMARK else float(rest)
         good = value.is_integer() and value >= 1 if bound is Bound.COMMITS else value > 0
     except ValueError:
         good = False
     if not colon or not good:
         raise ValueError(f"until={text!r}: one of {FORMS}")
     return RunTarget(bound=bound, value=value)
-
-
-def _milliseconds(text: str) -> float:
-    time = datetime.fromisoformat(text.strip())
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000

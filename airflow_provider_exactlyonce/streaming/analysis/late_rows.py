@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_exactlyonce import moments
 from airflow_provider_exactlyonce.exceptions import LateRowsError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import LateRows
 from airflow_provider_exactlyonce.streaming.analysis.logical_plans import text
@@ -15,6 +16,7 @@ from airflow_provider_exactlyonce.streaming.spark.jvm import elements
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_time: Final = partial(moments.text, timespec="milliseconds")
 _JOIN: Final = "Join"
 #: Names of the operators of an analysed plan that have state when they are given a stream.
 _STATEFUL: Final = frozenset(
@@ -134,7 +136,3 @@ def as_records(rows: DataFrame, late: LateRows, topic: str) -> DataFrame:
         F.lit(topic).alias("topic"),
     )
     return with_digest(records)
-
-
-def _time(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

@@ -19,11 +19,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce import failpoints, moments
 from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.audit.findings import Report
 from airflow_provider_exactlyonce.backfill import workspace
-from airflow_provider_exactlyonce.backfill.request import BackfillRequest, instant
+from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
@@ -238,10 +238,10 @@ def source_ends(case: Case) -> dict[int, int]:
 @pytest.mark.slow
 def test_ranges_of_the_watermark_follow_each_other(windowed: Case) -> None:
     commits = [record for record in windowed.commits() if record.watermark]
-    marks = [instant(commits[number].watermark) for number in (0, len(commits) // 2, len(commits) - 1)]
+    marks = [moments.text(commits[number].watermark) for number in (0, len(commits) // 2, len(commits) - 1)]
     spans = [backfill(windowed, watermark=f"{first}..{last}")["commits"] for first, last in itertools.pairwise(marks)]
     assert spans[0][1] + 1 == spans[1][0]
-    reached = next(record.commit for record in windowed.commits() if instant(record.watermark) == marks[2])
+    reached = next(record.commit for record in windowed.commits() if moments.text(record.watermark) == marks[2])
     assert spans[1][1] == reached
     told = backfill(windowed, expected=64, watermark=f"{marks[2]}..2200-01-01T00:00:00")
     assert told == {}

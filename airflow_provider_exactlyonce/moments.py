@@ -1,0 +1,24 @@
+"""Moments: milliseconds since the epoch between the parts, ISO 8601 for people."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def milliseconds(moment: datetime | str) -> int:
+    """Return a moment in milliseconds since the epoch.
+
+    :param moment: as ISO 8601 if it is text; without a zone it is UTC
+    :raises ValueError: when the text is no time
+    """
+    time = moment if isinstance(moment, datetime) else datetime.fromisoformat(moment.strip())
+    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def text(milliseconds: float, timespec: str = "auto") -> str:
+    """Return a moment as ISO 8601 in UTC.
+
+    :param milliseconds: since the epoch
+    :param timespec: how exact, as :meth:`datetime.datetime.isoformat` takes it
+    """
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec=timespec)

@@ -1,0 +1,38 @@
+"""Moments as the parts exchange them and as people write them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pendulum
+import pytest
+
+from airflow_provider_exactlyonce import moments
+
+NOON = 1_795_262_400_000
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "2026-11-21T12:00:00",
+        " 2026-11-21 12:00:00Z ",
+        "2026-11-21T13:00:00+01:00",
+        datetime(2026, 11, 21, 12),
+        datetime(2026, 11, 21, 12, tzinfo=UTC),
+        pendulum.datetime(2026, 11, 21, 7, tz="America/New_York"),
+    ],
+)
+def test_a_moment_without_a_zone_is_utc(moment: datetime | str) -> None:
+    assert moments.milliseconds(moment) == NOON
+
+
+def test_a_text_that_is_no_time_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="noon"):
+        moments.milliseconds("noon")
+
+
+def test_people_read_iso_8601_in_utc() -> None:
+    assert moments.text(NOON) == "2026-11-21T12:00:00+00:00"
+    assert moments.text(NOON + 5, "milliseconds") == "2026-11-21T12:00:00.005+00:00"
+    assert moments.milliseconds(moments.text(NOON + 5)) == NOON + 5

@@ -50,13 +50,14 @@ class SettingRefusedError(RefusedError):
 
     :param name: the setting, as its owner spells it
     :param value: what it is, None when it is not set
-    :param required: what it must be
+    :param required: what it must be, None when it must not be set
     :param why: one clause on what would break
     """
 
     def __init__(self, name: str, value: object, required: object, why: str) -> None:
         found = "not set" if value is None else f"{value!r}"
-        super().__init__(f"{name} is {found}; it must be {required!r}: {why}")
+        demanded = "not be set" if required is None else f"be {required!r}"
+        super().__init__(f"{name} is {found}; it must {demanded}: {why}")
         self.name, self.value, self.required = name, value, required
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_exactlyonce import moments
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka.config import for_spark
 from airflow_provider_exactlyonce.state import ddl
@@ -27,11 +29,15 @@ _KAFKA_COLUMNS: Final = (
 #: Options of Spark's source with which the guarantee doesn't hold, and the only values that are accepted.
 _FAIL_ON_LOSS: Final = "failOnDataLoss"
 _FIXED: Final[Mapping[str, str]] = {_FAIL_ON_LOSS: "true", "kafka.isolation.level": "read_committed"}
+_LIMIT: Final = "maxOffsetsPerTrigger"
 #: Options that a parameter of KafkaSource declares.
 _DECLARED: Final[Mapping[str, str]] = {
     "subscribe": "topic",
     "startingOffsets": "starting_offsets",
-    "maxOffsetsPerTrigger": "max_offsets_per_trigger",
+    "startingTimestamp": "starting_offsets",
+    "startingOffsetsByTimestamp": "starting_offsets",
+    "startingOffsetsByTimestampStrategy": "starting_offsets",
+    _LIMIT: "max_offsets_per_trigger",
 }
 #: A task takes one partition's records from its consumer a poll at a time; Kafka's own are 500 and 1 MiB.
 _DEFAULTS: Final[Mapping[str, str]] = {
@@ -52,7 +58,9 @@ class KafkaSource:
 
     :param topic: the topic
     :param schema: columns in Spark's DDL, for example ``"id STRING NOT NULL, price DECIMAL(12,2)"``
-    :param starting_offsets: ``"earliest"`` or ``"latest"``, where a new pipeline begins
+    :param starting_offsets: where a new pipeline begins: ``"earliest"``, ``"latest"``, or a time, from which on records
+        are read, by the timestamps that Kafka has of them; a partition without later ones is read from its end. A
+        ``datetime``, or text in ISO 8601; without a zone it is UTC
     :param max_offsets_per_trigger: at most so many records a batch, None for no limit
     :param offset_column: beside the schema's columns, one of this name with the record's offset: the order of records
         that have one key, which are in one partition
@@ -61,7 +69,7 @@ class KafkaSource:
 
     topic: str
     schema: str | None = None
-    starting_offsets: str = "earliest"
+    starting_offsets: str | datetime = "earliest"
     max_offsets_per_trigger: int | None = None
     offset_column: str | None = field(default=None, repr=False)  # the version of a pipeline without it stays
     options: Mapping[str, str] = field(default_factory=dict)
@@ -70,7 +78,11 @@ class KafkaSource:
         if not self.topic or not isinstance(self.topic, str):
             raise RefusedError(f"KafkaSource({self.topic!r}): the name of a topic")
         if self.starting_offsets not in _STARTS:
-            raise self._refused("starting_offsets", " or ".join(_STARTS))
+            try:
+                start = moments.text(moments.milliseconds(self.starting_offsets))
+            except (ValueError, AttributeError):
+                raise self._refused("starting_offsets", f"{', '.join(_STARTS)}, or a time in ISO 8601") from None
+            object.__setattr__(self, "starting_offsets", start)  # one text for a time, in a pipeline's version, too
         if self.max_offsets_per_trigger is not None and (
             not isinstance(self.max_offsets_per_trigger, int) or self.max_offsets_per_trigger < 1
         ):
@@ -146,8 +158,7 @@ class KafkaSource:
         if self.schema is None:
             return None
         options = self.spark_options(config, may_lose=True)
-        for name in ("subscribe", "maxOffsetsPerTrigger"):
-            options.pop(name, None)
+        options = {name: value for name, value in options.items() if _of(_DECLARED, name) is None}
         starts, ends = ({self.topic: {str(one): of[end] for one, of in ranges.items()}} for end in (0, 1))
         again = {
             "assign": json.dumps({self.topic: sorted(ranges)}),
@@ -186,18 +197,28 @@ class KafkaSource:
         fixed = dict(_FIXED)
         if may_lose and self.may_lose:
             fixed[_FAIL_ON_LOSS] = "false"
-        declared = {
-            option: str(value) for option, name in _DECLARED.items() if (value := getattr(self, name)) is not None
-        }
+        declared = self._declared()
         for name, value in self.options.items():
             setting = f"option {name} of KafkaSource"
             if (required := _of(fixed, name)) is not None and value.lower() != required:
                 raise SettingRefusedError(setting, value, required, "records would be lost")
-            if (required := _of(declared, name)) is not None and value != required:
-                raise SettingRefusedError(setting, value, required, f"use the parameter {_of(_DECLARED, name)}")
+            parameter, required = _of(_DECLARED, name), _of(declared, name)
+            if parameter is not None and getattr(self, parameter) is not None and value != required:
+                raise SettingRefusedError(setting, value, required, f"use the parameter {parameter}")
             if name.lower() == "kafka.bootstrap.servers":
                 raise SettingRefusedError(setting, value, None, "a pipeline reads and writes one cluster")
         return _merged(_DEFAULTS, self.options, for_spark(config), declared, fixed)
+
+    def _declared(self) -> dict[str, str]:
+        declared = {"subscribe": self.topic}
+        if self.starting_offsets in _STARTS:
+            declared["startingOffsets"] = str(self.starting_offsets)
+        else:
+            declared["startingTimestamp"] = str(moments.milliseconds(self.starting_offsets))
+            declared["startingOffsetsByTimestampStrategy"] = "latest"
+        if self.max_offsets_per_trigger is not None:
+            declared[_LIMIT] = str(self.max_offsets_per_trigger)
+        return declared
 
     def fitted(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
         """Return the schema's columns of Kafka records.

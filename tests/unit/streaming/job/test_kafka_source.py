@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, fields
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import pendulum
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
@@ -82,3 +85,30 @@ def test_what_the_page_says_is_refused_is(declaration: str, message: str) -> Non
 
 def test_the_page_lists_refusals() -> None:
     assert len(REFUSED) == 7
+
+
+@pytest.mark.parametrize(
+    "moment",
+    ["2026-11-21T12:00", "2026-11-21 13:00+01:00", datetime(2026, 11, 21, 12), pendulum.datetime(2026, 11, 21, 12)],
+)
+def test_a_time_to_begin_at_is_one_text_in_the_version_and_one_option(moment: datetime | str) -> None:
+    source = KafkaSource("in", starting_offsets=moment)
+    assert source == KafkaSource("in", starting_offsets="2026-11-21T12:00:00+00:00")
+    assert "starting_offsets='2026-11-21T12:00:00+00:00'" in repr(source)
+    found = source.spark_options(CLUSTER)
+    assert found["startingTimestamp"] == "1795262400000"
+    assert found["startingOffsetsByTimestampStrategy"] == "latest"
+    assert "startingOffsets" not in found
+
+
+@pytest.mark.parametrize("option", ["startingTimestamp", "startingOffsetsByTimestamp", "startingoffsets"])
+def test_sparks_own_ways_to_begin_are_refused_beside_the_parameter(option: str) -> None:
+    for start in ("earliest", "2026-11-21"):
+        with pytest.raises(SettingRefusedError, match="use the parameter starting_offsets"):
+            KafkaSource("in", starting_offsets=start, options={option: "5"}).spark_options(CLUSTER)
+
+
+@pytest.mark.parametrize("start", ["noon", "", 5, None])
+def test_what_is_no_place_to_begin_is_refused(start: Any) -> None:
+    with pytest.raises(RefusedError, match=r"starting_offsets=.*: earliest, latest, or a time in ISO 8601"):
+        KafkaSource("in", starting_offsets=start)

@@ -3,8 +3,8 @@
 PYTHON ?= python3
 # Given to pytest, as in: make test ARGS="tests/unit -k sequencer"
 ARGS ?=
-# Processes that share out the test files
-WORKERS ?= 2
+# Processes that share out the test files: while one waits for a broker or a JVM, two keep two cores busy
+WORKERS ?= 3
 # Faults of the crash matrix: make crash-matrix N=1000
 N ?= 96
 
@@ -12,6 +12,9 @@ VENV_PYTHON := .venv/bin/python
 PYTEST := $(VENV_PYTHON) -m pytest -n $(WORKERS) --no-loadscope-reorder
 CONTRACTS := tests/integration/kafka/test_wire_contract.py tests/integration/compatibility/test_plan_description.py
 STAMP := .venv/.ready-for-$(notdir $(PYTHON))
+
+# Hundreds of processes import the package and the tests: they are compiled once.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test pytest test-all docs crash-matrix durations lint format lock checksums bench-commit bench-gates bench-ledger bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache

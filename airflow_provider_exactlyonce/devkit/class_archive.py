@@ -1,0 +1,114 @@
+"""Spark's classes in a file that a driver's JVM maps when it starts, instead of reading and checking them one by one.
+
+A JVM ignores an archive that another Java made, or that is of other jars, and starts without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from airflow_provider_exactlyonce.devkit.errors import DevkitError
+from airflow_provider_exactlyonce.devkit.ivy import Progress
+from airflow_provider_exactlyonce.devkit.jars import CHECKSUMS, CLASSES_PREFIX, cache_directory, exclusive
+from airflow_provider_exactlyonce.devkit.java import find_java, java_executable
+from airflow_provider_exactlyonce.devkit.spark import spark_jars, spark_submit
+
+#: Options for the JVM that spark-submit starts here. Those of ``spark.driver.extraJavaOptions`` follow them on the
+#: JVM's command line: none is lost, and an archive that they name is used instead.
+OPTIONS_VARIABLE: Final = "SPARK_SUBMIT_OPTS"
+
+_WRITING: Final = "-XX:ArchiveClassesAtExit"
+_QUIET: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off"
+_TRAINING: Final = Path(__file__).with_name("class_training.py")
+_OUTPUT_CHARACTERS: Final = 1500
+
+
+def environment(given: Mapping[str, str], conf: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a driver's environment needs for a start from the archive; nothing if there is none.
+
+    :param given: the driver's environment without it
+    :param conf: the user's Spark settings
+    """
+    if any(_WRITING in str(value) for value in (*given.values(), *conf.values())):
+        return {}  # a JVM that is to write an archive of the user's own does not start from ours
+    try:
+        archive = path()
+    except (DevkitError, OSError):  # whoever starts the driver will be told, with more detail
+        return {}
+    if not archive.is_file():
+        return {}
+    own = given.get(OPTIONS_VARIABLE, "")
+    return {OPTIONS_VARIABLE: f"{shlex.quote(f'-XX:SharedArchiveFile={archive}')} -Xshare:auto {_QUIET} {own}".rstrip()}
+
+
+def path() -> Path:
+    """Return where the archive for this Spark and this Java is; it need not exist.
+
+    Another Java, another jar of Spark's or another release of this package's jars has another one.
+
+    :raises DevkitError: when there is no Spark or no Java
+    :raises OSError: when they can't be read
+    """
+    java = find_java().resolve()
+    files = [java, *sorted(spark_jars().iterdir())]
+    facts = [f"{file} {status.st_size} {status.st_mtime_ns}" for file in files if (status := file.stat())]
+    identity = hashlib.sha256("\n".join([CHECKSUMS.read_text(encoding="utf-8"), *facts]).encode())
+    return cache_directory() / f"{CLASSES_PREFIX}{identity.hexdigest()[:16]}.jsa"
+
+
+def make(progress: Progress) -> Path:
+    """Make the archive for this Spark and this Java if it isn't there; returns where it is.
+
+    May be repeated, and by several processes at once: one makes it, the others wait. If it raises, or the process dies
+    here, there is no archive, and drivers start without.
+
+    :param progress: called with one line per step; not at all when it is there
+    :raises DevkitError: no Spark, no Java, a cache that can't be written, or a Java that makes no archive
+    """
+    java_executable()
+    try:
+        archive = path()
+        if not archive.is_file():
+            with exclusive(archive.with_suffix(".lock"), progress):
+                if not archive.is_file():  # whoever held the lock before us may have made it
+                    progress("putting Spark's classes into an archive; a small job runs, which takes about a minute")
+                    _let_a_job_write(archive)
+    except OSError as error:
+        raise DevkitError(f"Spark's classes can't be put into an archive in {cache_directory()}: {error}") from error
+    return archive
+
+
+def _let_a_job_write(archive: Path) -> None:
+    """Publish what the job's JVM writes at its end by one rename."""
+    with tempfile.TemporaryDirectory(prefix=CLASSES_PREFIX, dir=archive.parent) as folder:
+        written = Path(folder, archive.name)
+        job = subprocess.run(
+            [spark_submit(), "--master", "local[2]", str(_TRAINING), folder],
+            env={
+                **os.environ,
+                "PYSPARK_PYTHON": sys.executable,
+                "PYSPARK_DRIVER_PYTHON": sys.executable,
+                OPTIONS_VARIABLE: f"{shlex.quote(f'{_WRITING}={written}')} {_QUIET}",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if job.returncode != 0 or not written.is_file():
+            raise DevkitError(
+                f"the job that shows {find_java()} which classes to archive ended with exit code {job.returncode}, and "
+                f"without an archive. The end of its output:\n{job.stdout[-_OUTPUT_CHARACTERS:]}"
+            )
+        written.chmod(0o644)
+        written.replace(archive)

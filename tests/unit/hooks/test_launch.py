@@ -18,7 +18,7 @@ def archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Give the archive of Spark's classes, which is there."""
     file = tmp_path / "classes.jsa"
     file.touch()
-    monkeypatch.setattr(class_archive, "path", lambda: file)
+    monkeypatch.setattr(class_archive, "find", lambda: file)
     monkeypatch.setenv(
         "AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": {"bootstrap.servers": "broker:9092"}})
     )

@@ -70,7 +70,8 @@ def find() -> Path | None:
 
 def _name() -> str:
     files = [find_java().resolve(), *sorted(spark_jars().iterdir())]
-    facts = [f"{file} {status.st_size} {status.st_mtime_ns}" for file in files if (status := file.stat())]
+    # Whole seconds: that is what Java compares, and what an image keeps of them.
+    facts = [f"{file} {status.st_size} {int(status.st_mtime)}" for file in files if (status := file.stat())]
     identity = hashlib.sha256("\n".join([CHECKSUMS.read_text(encoding="utf-8"), *facts]).encode())
     return f"{CLASSES_PREFIX}{identity.hexdigest()[:16]}"
 

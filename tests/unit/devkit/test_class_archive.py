@@ -86,6 +86,14 @@ def test_another_java_or_another_jar_has_another_archive(machine: Path, jobs: li
     assert class_archive.make(print) != archive
 
 
+def test_an_image_may_cut_times_to_seconds(machine: Path, jobs: list[Path]) -> None:
+    jar = machine / "spark/jars/core.jar"
+    os.utime(jar, ns=(0, 7_900_000_000))
+    archive = class_archive.make(print)
+    os.utime(jar, ns=(0, 7_000_000_000))
+    assert class_archive.find() == archive
+
+
 def test_it_is_made_once(jobs: list[Path]) -> None:
     told: list[str] = []
     archive = class_archive.make(told.append)

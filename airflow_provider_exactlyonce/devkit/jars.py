@@ -94,10 +94,12 @@ def resolve(progress: Progress) -> None:
 def clear_cache() -> None:
     """Remove what :func:`resolve` made, and nothing that somebody else put there."""
     cache = cache_directory()
-    for path in [*cache.glob("kafka-*-spark-*"), *cache.glob(f"{STAGING_PREFIX}*"), cache / "ivy"]:
-        shutil.rmtree(path, ignore_errors=True)
-    for file in [*cache.glob(f"{CLASSES_PREFIX}*"), cache / "lock"]:
-        file.unlink(missing_ok=True)
+    ours = ("kafka-*-spark-*", f"{STAGING_PREFIX}*", f"{CLASSES_PREFIX}*", "ivy", "lock")
+    for path in [path for pattern in ours for path in cache.glob(pattern)]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # absent, or not empty
         cache.rmdir()
 

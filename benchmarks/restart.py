@@ -1,8 +1,9 @@
 """How long a pipeline stands still when its driver is killed: this project's supervisor beside a shell's loop.
 
 Both run the same aggregation on one broker, fed all the time, in turns. A driver is killed with all its processes
-(SIGKILL) once it has committed; what counts is the time to the next driver's start and to its first commit. The loop is
-``until spark-submit job.py; do :; done`` with Spark's own source and sink.
+(SIGKILL) once it has committed; what counts is the time to the next driver's start and to its first commit, and the CPU
+seconds of its processes until then. The loop is ``until spark-submit job.py; do :; done`` with Spark's own source and
+sink. Ours starts from the archive of Spark's classes if ``exactlyonce prepare`` has made it.
 
 ``--deferred`` measures what a deferrable task adds: a real API server, scheduler and triggerer, and a driver that is a
 plain process, from its death to the start of the next. Run it with ``make bench-restart``; the goals are 2 s to the
@@ -28,6 +29,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -37,6 +39,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.control.supervision import Supervision
 from airflow_provider_exactlyonce.control.supervisor import Supervisor
+from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from airflow_provider_exactlyonce.exceptions import StopRequestedError
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
@@ -60,6 +63,15 @@ def kill(pids: list[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):  # whoever watches a leader ends the rest as soon as it is gone
             os.kill(pid, signal.SIGKILL)
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """Return the CPU time of processes and of their children that have ended."""
+    times = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            times.append(psutil.Process(pid).cpu_times())
+    return float(sum(one.user + one.system + one.children_user + one.children_system for one in times))
 
 
 @contextmanager
@@ -102,7 +114,11 @@ def supervised(folder: Path, servers: str) -> dict[str, float]:
     command = submit_command(str(JOB), ["--home", str(home.path), "--until", "forever"], master="local[2]", conf=CONF)
     supervisor = Supervisor(
         home,
-        Launch(command=command, printable="", environment=environment(servers, "supervised")),
+        Launch(
+            command=command,
+            printable="",
+            environment={**environment(servers, "supervised"), **class_archive.environment(os.environ, CONF)},
+        ),
         Supervision(owner="bench", until="forever", strategy=RestartStrategy.fixed_delay(1, timedelta(0))),
     )
 
@@ -131,11 +147,14 @@ def supervised(folder: Path, servers: str) -> dict[str, float]:
 
     eventually(came_back, "a commit of the next driver")
     commit = time.time()
+    now = status.read(home.status)
+    assert now is not None
+    cpu = cpu_seconds(processes.members(now.token))
     [restart] = restarts.read(home.restarts)
     assert restart.relaunched is not None
     supervisor.stop("measured")
     thread.join()
-    return {"to_start": restart.relaunched - killed, "to_commit": commit - killed}
+    return {"to_start": restart.relaunched - killed, "to_commit": commit - killed, "cpu": cpu}
 
 
 def looped(folder: Path, servers: str) -> dict[str, float]:
@@ -172,10 +191,12 @@ def looped(folder: Path, servers: str) -> dict[str, float]:
     before = newest()
     eventually(lambda: newest() > before, "a batch of the next driver")
     commit = time.time()
+    cpu = cpu_seconds(drivers())
     os.kill(process.pid, signal.SIGKILL)
     kill(drivers())
     process.wait()
-    return {"to_start": float(starts.read_text().splitlines()[1]) - killed, "to_commit": commit - killed}
+    to_start = float(starts.read_text().splitlines()[1]) - killed
+    return {"to_start": to_start, "to_commit": commit - killed, "cpu": cpu}
 
 
 def deferred(folder: Path, rounds: int) -> list[float]:
@@ -255,13 +276,14 @@ def fresh(admin: AdminClient) -> None:
 def report(kept: dict[str, object]) -> None:
     lanes = kept.get("lanes", {})
     assert isinstance(lanes, dict)
-    print(f"{'':12} {'to the next start':>22} {'to its first commit':>22}")
+    print(f"{'':12} {'to the next start':>22} {'to its first commit':>22} {'its CPU until then':>22}")
     for name, runs in lanes.items():
         cells = [
             f"{statistics.median(values):.2f} ({min(values):.2f}..{max(values):.2f})"
-            for values in ([run[key] for run in runs] for key in ("to_start", "to_commit"))
+            for values in ([run[key] for run in runs if key in run] for key in ("to_start", "to_commit", "cpu"))
+            if values  # older figures lack the last
         ]
-        print(f"{name:12} {cells[0]:>22} {cells[1]:>22}")
+        print(f"{name:12}", *(f"{cell:>22}" for cell in cells))
     waits = kept.get("deferred", [])
     assert isinstance(waits, list)
     if waits:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
 from demo.processes import adopt_orphans
 from tests import class_archives
@@ -103,9 +104,9 @@ def kafka_config(broker: EmbeddedBroker) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def spark_classes(kafka_config: dict[str, str]) -> None:
+def spark_classes() -> None:
     """Let drivers start faster, all of this session and of later ones."""
-    class_archives.ensure_spark(kafka_config)
+    class_archive.make(print)
 
 
 @pytest.fixture(scope="session")
@@ -120,7 +121,7 @@ def jvm(spark_classes: None) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def shared_jvm(tmp_path_factory: pytest.TempPathFactory, spark_classes: None) -> Iterator[SharedJvm]:
     """Give what runs the drivers that no test kills, one after the other."""
-    jvm = SharedJvm(tmp_path_factory.mktemp("shared-jvm") / "output.log", class_archives.SPARK_OPTIONS)
+    jvm = SharedJvm(tmp_path_factory.mktemp("shared-jvm") / "output.log", class_archives.SHORT_LIVED)
     yield jvm
     jvm.end()
 

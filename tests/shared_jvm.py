@@ -10,6 +10,7 @@ Under ``spark-submit`` the JVM's shutdown hooks do that when Python is gone.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 import pytest
+
+from airflow_provider_exactlyonce.devkit import class_archive
 
 _PROGRAMS_ENVIRONMENT: Final = {"PYTHONHASHSEED": "0"}  # what spark-submit gives its program
 
@@ -112,6 +115,8 @@ class SharedJvm:
         options = f"--driver-java-options '{self._java_options}' --jars {jars} pyspark-shell"
         with pytest.MonkeyPatch.context() as patched, self._log.open("ab") as log:
             patched.setenv("PYSPARK_SUBMIT_ARGS", options)
+            for name, value in class_archive.environment(os.environ, {}).items():
+                patched.setenv(name, value)
             self._gateway = launch_gateway(popen_kwargs={"stdout": log, "stderr": subprocess.STDOUT})
 
     def _prepare(self, settings: Mapping[str, str]) -> None:

@@ -95,10 +95,9 @@ def _backfill(given: argparse.Namespace) -> int:
         str(made.path),
         *workspace.driver_arguments(accept_nondeterminism=given.accept_nondeterminism),
     ]
-    command = submit_command(
-        application, arguments, master=given.master, conf=settings.pairs(given.conf), packages=given.packages
-    )
-    result = _run(made, Launch(command=command, printable=" ".join(command), environment=environment(config)))
+    conf = settings.pairs(given.conf)
+    command = submit_command(application, arguments, master=given.master, conf=conf, packages=given.packages)
+    result = _run(made, Launch(command=command, printable=" ".join(command), environment=environment(config, conf)))
     print_answer(given, result, _told(result))
     if not result["clean"]:
         raise AuditFailedError(result["found"][0]["message"])

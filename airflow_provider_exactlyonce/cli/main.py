@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.cli import (
     explain,
     help,
     list_pipelines,
+    prepare,
     rescale,
     restore,
     run,
@@ -35,7 +36,7 @@ from airflow_provider_exactlyonce.ledger import listing
 #: In the order in which ``exactlyonce --help`` has them.
 _COMMANDS: Final = (
     *(run, status, list_pipelines, stop, savepoint, state, restore, rescale, check, explain, upgrade, backfill),
-    *(audit, audit_sinks, doctor, transactions, broker, help),
+    *(audit, audit_sinks, doctor, transactions, prepare, broker, help),
 )
 
 

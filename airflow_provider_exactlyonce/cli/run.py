@@ -12,6 +12,7 @@ from airflow_provider_exactlyonce.cli.arguments import SUBMISSION, declare
 from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.submission import submit_command
 from airflow_provider_exactlyonce.control import processes
+from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.streaming import settings
 from airflow_provider_exactlyonce.streaming.driver import options
 
@@ -60,13 +61,11 @@ def _run(given: argparse.Namespace) -> int:
     ours = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     declare(ours, *SUBMISSION)
     given, of_job = ours.parse_known_args(given.arguments, given)
+    conf = settings.pairs(given.conf)
     command = submit_command(
-        given.job,
-        [*given.forwarded, *of_job],
-        master=given.master,
-        conf=settings.pairs(given.conf),
-        packages=given.packages,
+        given.job, [*given.forwarded, *of_job], master=given.master, conf=conf, packages=given.packages
     )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ.update(class_archive.environment(os.environ, conf))
     return processes.run_in_foreground(command)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from airflow_provider_exactlyonce.devkit import class_archive
+from airflow_provider_exactlyonce.devkit.spark import spark_submit
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming import settings
 
@@ -21,8 +23,7 @@ def submit_command(
     """
     if not Path(job).is_file():
         raise RefusedError(f"there is no job file {job!r}")
-    beside = Path(sys.executable).with_name("spark-submit")
-    command = [shutil.which("spark-submit") or str(beside), "--master", master]
+    command = [spark_submit(), "--master", master]
     named = {"spark.app.name": Path(job).name, **conf}  # not that of the program which runs it
     for name, value in settings.submit_settings(named).items():
         command += ["--conf", f"{name}={value}"]
@@ -35,10 +36,11 @@ def submit_command(
     return [*command, *settings.program_of(job), *arguments]
 
 
-def environment(config: Mapping[str, str]) -> dict[str, str]:
+def environment(config: Mapping[str, str], conf: Mapping[str, str]) -> dict[str, str]:
     """Return what a driver's environment has beside ours.
 
     :param config: client configuration in librdkafka's names
+    :param conf: the user's Spark settings
     """
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    return {**python, settings.KAFKA_VARIABLE: json.dumps(config)}
+    return {**python, **class_archive.environment(os.environ, conf), settings.KAFKA_VARIABLE: json.dumps(config)}

@@ -155,7 +155,7 @@ def _carry_out(given: argparse.Namespace, home: Home, plan: Plan, *, dry_run: bo
     def launch(file: str, arguments: Sequence[str]) -> Launch:
         command = submit_command(file, arguments, master=given.master, conf=conf, packages=given.packages)
         return Launch(
-            command=command, printable=f"{Path(file).name} with {given.master}", environment=environment(config)
+            command=command, printable=f"{Path(file).name} with {given.master}", environment=environment(config, conf)
         )
 
     tools = UpgradeEnvironment(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.devkit.errors import DevkitError
 from airflow_provider_exactlyonce.devkit.java import java_executable
+from airflow_provider_exactlyonce.devkit.spark import pyspark_jars
 
 Progress = Callable[[str], None]
 
@@ -69,17 +69,11 @@ def retrieve(destination: Path, ivy_cache: Path, progress: Progress, jar_count: 
 
 
 def ivy_jar() -> Path:
-    """Find the Ivy inside the installed pyspark, without importing pyspark.
+    """Find the Ivy inside the installed pyspark.
 
     :raises DevkitError: when pyspark isn't installed
     """
-    specification = importlib.util.find_spec("pyspark")
-    if specification is None or not specification.submodule_search_locations:
-        raise DevkitError(
-            "pyspark is not installed, and its Ivy is needed to resolve jars:"
-            " `pip install 'airflow-provider-exactlyonce[spark]'`"
-        )
-    jars = Path(next(iter(specification.submodule_search_locations)), "jars")
+    jars = pyspark_jars()
     candidates = sorted(jars.glob("ivy-*.jar"))
     if not candidates:
         raise DevkitError(f"there is no ivy-*.jar in {jars}: pyspark is incomplete, install it again")

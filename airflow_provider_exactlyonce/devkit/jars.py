@@ -30,6 +30,7 @@ CACHE_VARIABLE: Final = "EXACTLYONCE_CACHE"
 CHECKSUMS: Final = Path(__file__).with_name("checksums.txt")
 STAMP_NAME: Final = "verified.json"
 STAGING_PREFIX: Final = "staging-"
+CLASSES_PREFIX: Final = "classes-of-spark-"
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def resolve(progress: Progress) -> None:
     if _is_stamped(directory) or not _problems_of_published(directory):
         return
     try:
-        with _exclusive(cache_directory(), progress):
+        with exclusive(cache_directory() / "lock", progress):
             # Asked again, because whoever held the lock before us may have published it.
             problems = _problems_of_published(directory)
             if problems:
@@ -93,11 +94,31 @@ def resolve(progress: Progress) -> None:
 def clear_cache() -> None:
     """Remove what :func:`resolve` made, and nothing that somebody else put there."""
     cache = cache_directory()
-    for path in [*cache.glob("kafka-*-spark-*"), *cache.glob(f"{STAGING_PREFIX}*"), cache / "ivy"]:
-        shutil.rmtree(path, ignore_errors=True)
-    (cache / "lock").unlink(missing_ok=True)
+    ours = ("kafka-*-spark-*", f"{STAGING_PREFIX}*", f"{CLASSES_PREFIX}*", "ivy", "lock")
+    for path in [path for pattern in ours for path in cache.glob(pattern)]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # absent, or not empty
         cache.rmdir()
+
+
+@contextlib.contextmanager
+def exclusive(lock: Path, progress: Progress) -> Iterator[None]:
+    """Hold a lock of the cache; the kernel gives it back if the process dies.
+
+    :param lock: a file in the cache, which is made if absent
+    :param progress: told if another process has it
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(f"waiting for another process that is filling {lock.parent}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _jars(configuration: str, progress: Progress) -> list[Path]:
@@ -111,19 +132,6 @@ def _checksums() -> Mapping[str, str]:
     """Read SHA-256 by relative name, in the format of ``sha256sum``."""
     lines = CHECKSUMS.read_text(encoding="utf-8").splitlines()
     return {name: digest for digest, name in (line.split(maxsplit=1) for line in lines)}
-
-
-@contextlib.contextmanager
-def _exclusive(cache: Path, progress: Progress) -> Iterator[None]:
-    """Hold the cache's lock; the kernel gives it back if the process dies."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / "lock", "w", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress(f"waiting for another process that is filling {cache}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _download(directory: Path, progress: Progress) -> None:

@@ -22,6 +22,18 @@ def java_executable() -> Path:
 
     :raises DevkitError: when there is none, or it is too old
     """
+    found = find_java()
+    version = java_version(str(found))
+    if version < MINIMUM_JAVA_VERSION:
+        raise DevkitError(f"{found} is Java {version}; {MINIMUM_JAVA_VERSION} is needed: {HOW_TO_GET_JAVA}")
+    return found
+
+
+def find_java() -> Path:
+    """Return the ``java`` that JAVA_HOME or PATH names, whatever its version.
+
+    :raises DevkitError: when there is none
+    """
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if found is None:
@@ -30,9 +42,6 @@ def java_executable() -> Path:
         )
     if not os.access(found, os.X_OK):
         raise DevkitError(f"JAVA_HOME is {home!r}, which has no bin/java: {HOW_TO_GET_JAVA}")
-    version = java_version(found)
-    if version < MINIMUM_JAVA_VERSION:
-        raise DevkitError(f"{found} is Java {version}; {MINIMUM_JAVA_VERSION} is needed: {HOW_TO_GET_JAVA}")
     return Path(found)
 
 

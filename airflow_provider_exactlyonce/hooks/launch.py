@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +70,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
     """
     from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
     from airflow_provider_exactlyonce.control.launching import Launch
+    from airflow_provider_exactlyonce.devkit import class_archive
     from airflow_provider_exactlyonce.hooks import kafka, postgres, spark_submit
     from airflow_provider_exactlyonce.streaming.settings import KAFKA_VARIABLE, POSTGRES_VARIABLE, TOKEN_VARIABLE
 
@@ -80,6 +82,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
     local: dict[str, str] = {}
     if cluster is None:
         local = {**settings.env_vars, **spark_submit.python_environment(), **secrets}
+        local |= class_archive.environment({**os.environ, **local}, settings.conf)
     elif home is None:
         raise RefusedError(
             f"connection {settings.conn_id} has deploy-mode cluster, and what {settings.name} starts has to run where "

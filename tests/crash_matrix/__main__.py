@@ -9,9 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from airflow_provider_exactlyonce.devkit.broker import EmbeddedBroker
+from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.failpoints import NAMES
-from tests import class_archives
 from tests.crash_matrix import report, stock
 from tests.crash_matrix.cases import Case, cases, worlds
 from tests.crash_matrix.lane import Result, run_lanes
@@ -55,10 +54,8 @@ def _run(given: argparse.Namespace, wanted: Sequence[Case], results: list[Result
     if not left:
         return
     folder = given.folder / time.strftime("%Y%m%d-%H%M%S")
-    if len(left) >= WORTH_AN_ARCHIVE and not class_archives.SPARK.exists():
-        print("first Spark's classes are put into an archive, so that drivers start faster", flush=True)
-        with EmbeddedBroker(folder / "archive") as broker:
-            class_archives.ensure_spark({"bootstrap.servers": broker.bootstrap_servers})
+    if len(left) >= WORTH_AN_ARCHIVE:
+        class_archive.make(lambda line: print(line, flush=True))
     began = time.monotonic()
 
     def tell(result: Result) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
 from airflow_provider_exactlyonce.streaming.spark.session import open_session
 from tests.integration.streaming.harness import CONF
@@ -30,6 +32,8 @@ def one_jvm() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYSPARK_SUBMIT_ARGS", f"{shlex.join(arguments)} pyspark-shell")
         patched.setenv("PYSPARK_PYTHON", sys.executable)
+        for name, value in class_archive.environment(os.environ, CONF).items():
+            patched.setenv(name, value)
         patched.setattr(SparkSession, "stop", lambda _: None)  # the next one takes the session over
         yield
     if (gateway := SparkContext._gateway) is not None:

@@ -22,6 +22,7 @@ from airflow_provider_exactlyonce.audit.check import AuditOptions, audit
 from airflow_provider_exactlyonce.cli.submission import submit_command
 from airflow_provider_exactlyonce.control import lease, requests
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
@@ -33,7 +34,7 @@ JOBS = Path(__file__).parent / "jobs"
 CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
-    "spark.driver.extraJavaOptions": class_archives.SPARK_OPTIONS,
+    "spark.driver.extraJavaOptions": class_archives.SHORT_LIVED,
     # These too let short lives start faster:
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -133,6 +134,7 @@ class World:
         return command, {
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
+            **class_archive.environment(os.environ, conf or {}),
             "EXACTLYONCE_KAFKA": json.dumps(dict(self.config)),
             "TEST_PIPELINE": self.pipeline,
             "TEST_SOURCE": self.source,

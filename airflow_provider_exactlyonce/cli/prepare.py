@@ -1,0 +1,35 @@
+"""The subcommand ``exactlyonce prepare``."""
+
+from __future__ import annotations
+
+import argparse
+
+from airflow_provider_exactlyonce.cli.arguments import declare
+from airflow_provider_exactlyonce.cli.command import Command
+from airflow_provider_exactlyonce.cli.output import print_answer, tell
+from airflow_provider_exactlyonce.devkit import class_archive
+from airflow_provider_exactlyonce.devkit.jars import jar_directory, resolve
+
+
+def add_to(program: Command) -> None:
+    """Add the command to those of the program."""
+    command = program.add_command(
+        "prepare",
+        _prepare,
+        summary="fill the per-user cache, so that drivers of this machine or image start faster",
+        details="It fetches the jars of Spark's Kafka connector, and puts Spark's classes into an archive from which "
+        "the JVM of a driver starts. What is there already is not made again. Drivers start without it, too.",
+        example="",
+    )
+    declare(command, "--json")
+
+
+def _prepare(given: argparse.Namespace) -> int:
+    resolve(tell)
+    archive = class_archive.make(tell)
+    print_answer(
+        given,
+        {"jars": str(jar_directory()), "classes": str(archive)},
+        f"jars     {jar_directory()}\nclasses  {archive}, {archive.stat().st_size / 1e6:.0f} MB",
+    )
+    return 0

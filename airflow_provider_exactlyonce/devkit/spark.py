@@ -1,0 +1,37 @@
+"""Find the Spark that drivers of this environment run on, without importing pyspark."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from airflow_provider_exactlyonce.devkit.errors import DevkitError
+
+
+def spark_submit() -> str:
+    """Return the program: the one on the PATH, or that of this Python's environment."""
+    return shutil.which("spark-submit") or str(Path(sys.executable).with_name("spark-submit"))
+
+
+def spark_jars() -> Path:
+    """Return the folder of Spark's jars: that of SPARK_HOME, or of the installed pyspark.
+
+    :raises DevkitError: when there is no Spark
+    """
+    if home := os.environ.get("SPARK_HOME"):
+        return Path(home, "jars")
+    return pyspark_jars()
+
+
+def pyspark_jars() -> Path:
+    """Return the folder of the jars in the installed pyspark.
+
+    :raises DevkitError: when pyspark isn't installed
+    """
+    specification = importlib.util.find_spec("pyspark")
+    if specification is None or not specification.submodule_search_locations:
+        raise DevkitError("pyspark is not installed: `pip install 'airflow-provider-exactlyonce[spark]'`")
+    return Path(next(iter(specification.submodule_search_locations)), "jars")

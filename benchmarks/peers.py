@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from benchmarks.engines.runs import Runs
 from benchmarks.engines.workloads import PASSED, WORKLOADS
 
 KILLED, SMALL_BATCHES = "killed", "small batches"
-#: The limits of these workloads are the brokers' and the disks'.
+#: Of the workloads that only pass values.
 PASSING_ENGINES: Final = (SPARK_TUNED, OURS)
 Run = Callable[[Engine], dict[str, Any]]
 
@@ -44,9 +45,9 @@ def kinds(runs: Runs, rows: int | None, batches: int) -> dict[str, tuple[tuple[E
     found: dict[str, tuple[tuple[Engine, ...], Run]] = {}
     for workload in workloads:
         engines = PASSING_ENGINES if workload.query == PASSED else ENGINES
-        found[workload.name] = engines, lambda engine, workload=workload: runs.to_the_end(engine, workload)  # type: ignore[misc]
-    found[SMALL_BATCHES] = ENGINES, lambda engine: runs.small_batches(engine, batches)
-    found[KILLED] = ENGINES, lambda engine: runs.killed(engine, workloads[0])
+        found[workload.name] = engines, partial(runs.to_the_end, workload=workload)
+    found[SMALL_BATCHES] = ENGINES, partial(runs.small_batches, batches=batches)
+    found[KILLED] = ENGINES, partial(runs.killed, workload=workloads[0])
     return found
 
 

@@ -12,7 +12,7 @@ schema = None if given.query == PASSED else COLUMNS
 peer = pipeline(
     name=given.sink,
     source=KafkaSource(given.source, schema=schema, max_offsets_per_trigger=given.batch_rows),
-    sink=KafkaSink(given.sink, key=KEYS[given.query]),
+    sink=KafkaSink(given.sink, key=KEYS.get(given.query)),
     output_mode="append",
 )(QUERIES[given.query])
 

@@ -19,8 +19,8 @@ DAY_MILLISECONDS: Final = 86_400_000
 LAST_ITEM: Final = "item-last"
 
 PROJECTED, WINDOWED, PASSED = "projected", "windowed", "passed"
-#: What a query names its records by.
-KEYS: Final = {PROJECTED: "uuid", WINDOWED: "itemCode", PASSED: "key"}
+#: The column of a query's result that becomes the key; what is passed has one.
+KEYS: Final = {PROJECTED: "uuid", WINDOWED: "itemCode"}
 _RESULTS: Final = {
     PROJECTED: {"event_id": pa.int64(), "uuid": pa.string(), "itemCode": pa.string(), "total": pa.decimal128(14, 2)},
     WINDOWED: {"start": pa.int64(), "itemCode": pa.string(), "n": pa.int64(), "paid": pa.decimal128(18, 2)},

@@ -65,17 +65,21 @@ def main() -> int:
     kept = json.loads(raw.read_text()) if raw.exists() else {}
     flink_jars()
     with tempfile.TemporaryDirectory(prefix="bench-peers-") as work, EmbeddedBroker(Path(work) / "broker") as broker:
-        for kind, (engines, run) in kinds(Runs(broker, Path(work)), given.rows, given.batches).items():
-            if kind not in given.only:
-                continue
-            found: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
-            for number in range(1 if kind == KILLED else given.rounds):
+        chosen = {
+            kind: of
+            for kind, of in kinds(Runs(broker, Path(work)), given.rows, given.batches).items()
+            if kind in given.only
+        }
+        found: Results = {kind: {engine.name: [] for engine in engines} for kind, (engines, _) in chosen.items()}
+        for number in range(given.rounds):
+            for kind, (engines, run) in chosen.items():
+                if kind == KILLED and number:
+                    continue
                 turn = number % len(engines)
                 for engine in engines[turn:] + engines[:turn]:
-                    found[engine.name].append(run(engine))
-                    print(kind, number, engine.name, _short(found[engine.name][-1]), flush=True)
-                kept[kind] = found
-                kept["machine"] = f"{os.cpu_count()} cores, {platform.system()}"
+                    found[kind][engine.name].append(run(engine))
+                    print(kind, number, engine.name, _short(found[kind][engine.name][-1]), flush=True)
+                kept |= {kind: found[kind], "machine": f"{os.cpu_count()} cores, {platform.system()}"}
                 raw.write_text(json.dumps(kept, indent=1) + "\n")
     results: Results = {name: kept[name] for name in names if name in kept}
     print(tables(results))

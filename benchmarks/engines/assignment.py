@@ -40,5 +40,10 @@ class Assignment:
         """Return what this process is told."""
         return cls(**json.loads(os.environ[_VARIABLE]))
 
+    @property
+    def batch_options(self) -> dict[str, str]:
+        """Options of Spark's source: while the input is fed, a batch has no fewer records either."""
+        return {} if self.bounded else {"minOffsetsPerTrigger": str(self.batch_rows), "maxTriggerDelay": "1h"}
+
     def environment(self) -> Mapping[str, str]:
         return {_VARIABLE: json.dumps(asdict(self))}

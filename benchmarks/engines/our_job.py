@@ -11,7 +11,9 @@ given = Assignment.given()
 schema = None if given.query == PASSED else COLUMNS
 peer = pipeline(
     name=given.sink,
-    source=KafkaSource(given.source, schema=schema, max_offsets_per_trigger=given.batch_rows),
+    source=KafkaSource(
+        given.source, schema=schema, max_offsets_per_trigger=given.batch_rows, options=given.batch_options
+    ),
     sink=KafkaSink(given.sink, key=KEYS.get(given.query)),
     output_mode="append",
 )(QUERIES[given.query])

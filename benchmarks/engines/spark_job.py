@@ -27,6 +27,7 @@ def main() -> None:
     spark.sparkContext.setLogLevel("WARN")
     source = {"subscribe": given.source, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(given.batch_rows)}
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", given.servers).options(**source)
+    reader = reader.options(**given.batch_options)
     records = reader.options(**kafka_options(CONSUMER if tuned else {})).load()
     if given.query != PASSED:
         values = records.select(F.from_json(F.col("value").cast("string"), COLUMNS).alias("event"))

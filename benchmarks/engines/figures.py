@@ -69,10 +69,11 @@ def steady(samples: Sequence[Sample], visible: Sequence[int], rows: int) -> Stea
 def outage(samples: Sequence[Sample], visible: Sequence[int], killed: float) -> Outage:
     """Return what readers saw of a kill.
 
-    :param killed: its moment by the monotonic clock
+    :param killed: when the engine's processes were gone, by the monotonic clock
     """
     before = sum(sample.at <= killed for sample in samples)
-    after = next(sample.at for sample, count in zip(samples, visible, strict=True) if count > visible[before - 1])
+    # What was sent before is there at the first look after it.
+    after = next(sample.at for sample, count in zip(samples, visible, strict=True) if count > visible[before])
     held = _held(samples)
     return Outage(
         next_record_seconds=after - killed,

@@ -74,8 +74,8 @@ class Runs:
                     threshold = KILLED_AT_SHARE * len(workload.expected())
                     self._wait(lambda: watch.visible() >= threshold, tree)
                     time.sleep(KILLED_AFTER_SECONDS)
-                    killed = time.monotonic()
                     tree.kill()
+                    killed = time.monotonic()
                     tree = start(engine, given)
                     watch.engine = tree.pid
                     self._wait(lambda: tree.exit_code() == 0, tree)

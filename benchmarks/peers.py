@@ -70,17 +70,18 @@ def main() -> int:
             for kind, of in kinds(Runs(broker, Path(work)), given.rows, given.batches).items()
             if kind in given.only
         }
-        found: Results = {kind: {engine.name: [] for engine in engines} for kind, (engines, _) in chosen.items()}
+        found: Results = {kind: {} for kind in chosen}
         for number in range(given.rounds):
             for kind, (engines, run) in chosen.items():
                 if kind == KILLED and number:
                     continue
                 turn = number % len(engines)
                 for engine in engines[turn:] + engines[:turn]:
-                    found[kind][engine.name].append(run(engine))
-                    print(kind, number, engine.name, _short(found[kind][engine.name][-1]), flush=True)
-                kept |= {kind: found[kind], "machine": f"{os.cpu_count()} cores, {platform.system()}"}
-                raw.write_text(json.dumps(kept, indent=1) + "\n")
+                    figures = run(engine)
+                    found[kind].setdefault(engine.name, []).append(figures)
+                    print(kind, number, engine.name, _short(figures), flush=True)
+                    kept |= {kind: found[kind], "machine": f"{os.cpu_count()} cores, {platform.system()}"}
+                    raw.write_text(json.dumps(kept, indent=1) + "\n")
     results: Results = {name: kept[name] for name in names if name in kept}
     print(tables(results))
     draw(results, given.output / "peers.png")

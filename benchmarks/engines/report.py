@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.engines.engines import OURS
+
 #: {kind of run: {engine: figures of each round}}
 Results = dict[str, dict[str, list[dict[str, Any]]]]
 
@@ -65,7 +67,8 @@ def draw(results: Results, path: Path) -> None:
         for (label, key, _), axes in zip(STEADY[:2], row, strict=True):
             for place, rounds in enumerate(engines.values()):
                 values = [one[key] for one in rounds]
-                axes.barh(place, statistics.median(values), color="tab:green", height=0.6)
+                color = "tab:green" if list(engines)[place] == OURS.name else "tab:gray"
+                axes.barh(place, statistics.median(values), color=color, height=0.6)
                 axes.plot(values, [place] * len(values), "k.", markersize=3)
             axes.set_yticks(range(len(engines)), engines)
             axes.invert_yaxis()

@@ -56,7 +56,9 @@ def main() -> int:
     names = [workload.name for workload in WORKLOADS] + [SMALL_BATCHES, KILLED]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="kinds of runs (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="of each engine; one for kills (default: 5)")
-    parser.add_argument("--rows", type=int, help="of each input, a multiple of 100,000 (default: each workload's own)")
+    parser.add_argument(
+        "--rows", type=int, help="of each input, a multiple of 100,000; few end before the kill (default: its own)"
+    )
     parser.add_argument("--batches", type=int, default=40, help="small batches of a round that count (default: 40)")
     parser.add_argument("--output", type=Path, default=Path("bench-report"), help="folder for the raw figures and plot")
     given = parser.parse_args()

@@ -17,12 +17,14 @@ FROM_SHARE, TO_SHARE = 0.35, 0.85
 class Steady:
     """The steady state.
 
+    :param seconds: between its two moments
     :param rows_per_second: of the input
     :param cpu_seconds: of the engine's processes for a million rows of the input
     :param broker_cpu_seconds: the broker's for the same
     :param other_cores: how many processors were busy with what belongs to none of them
     """
 
+    seconds: float
     rows_per_second: float
     cpu_seconds: float
     broker_cpu_seconds: float
@@ -59,6 +61,7 @@ def steady(samples: Sequence[Sample], visible: Sequence[int], rows: int) -> Stea
     engine, broker = end.engine - begin.engine, end.broker - begin.broker
     others = end.machine - begin.machine - engine - broker - (end.bench - begin.bench)
     return Steady(
+        seconds=seconds,
         rows_per_second=millions * 1e6 / seconds,
         cpu_seconds=engine / millions,
         broker_cpu_seconds=broker / millions,

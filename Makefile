@@ -7,6 +7,8 @@ ARGS ?=
 WORKERS ?= 3
 # Faults of the crash matrix: make crash-matrix N=1000
 N ?= 96
+# Runs of each engine: make bench-peers ROUNDS=1
+ROUNDS ?= 5
 
 VENV_PYTHON := .venv/bin/python
 PYTEST := $(VENV_PYTHON) -m pytest -n $(WORKERS) --no-loadscope-reorder
@@ -17,7 +19,7 @@ STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test pytest test-all docs crash-matrix durations lint format lock checksums bench-commit bench-gates bench-ledger bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo check test pytest test-all docs crash-matrix durations lint format lock checksums bench-commit bench-gates bench-ledger bench-peers bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -77,6 +79,9 @@ bench-gates: setup ## measure what 500 waiting gates cost a triggerer, and how s
 
 bench-ledger: setup ## measure how long a ledger of a million commits takes to open
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/ledger.py $(ARGS)
+
+bench-peers: setup ## measure the same jobs on Flink, with Spark's own source and sink, and here; draws a plot
+	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/peers.py --rounds $(ROUNDS) $(ARGS)
 
 bench-postgres: setup ## measure the PostgreSQL sink against a plain COPY of the same rows
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/postgres.py $(ARGS)

@@ -5,6 +5,7 @@ Runs without .venv, with the standard library only; PYTHONPATH names the project
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def main(arguments: list[str]) -> int:
     """Do the one or the other; on an error nothing may be removed."""
     try:
         if arguments == ["--cache"]:
+            shutil.rmtree(cache_directory() / "benchmarks", ignore_errors=True)  # benchmarks/engines/flink_jars.py
             clear_cache()
             print(f"Removed: {cache_directory()}")
         else:

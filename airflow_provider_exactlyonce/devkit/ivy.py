@@ -30,8 +30,14 @@ _NETWORK_FAILURE = re.compile(
 )
 
 
-def retrieve(destination: Path, ivy_cache: Path, progress: Progress, jar_count: int | None = None) -> None:
-    """Resolve ``ivy.xml`` and put the jars at ``destination/<conf>/<artifact>-<revision>.jar``.
+def retrieve(
+    destination: Path,
+    ivy_cache: Path,
+    progress: Progress,
+    jar_count: int | None = None,
+    dependencies: Path = DEPENDENCIES,
+) -> None:
+    """Resolve an ``ivy.xml`` and put the jars at ``destination/<conf>/<artifact>-<revision>.jar``.
 
     Called under the lock of the cache; may be repeated, since what Ivy has downloaded stays in its own cache.
 
@@ -39,9 +45,10 @@ def retrieve(destination: Path, ivy_cache: Path, progress: Progress, jar_count: 
     :param ivy_cache: Ivy's own cache; the user's ``~/.ivy2`` is neither read nor written
     :param progress: called with one line per jar
     :param jar_count: how many jars there will be, for the progress lines
+    :param dependencies: the ``ivy.xml``, the devkit's own by default
     :raises DevkitError: if it raises, ``destination`` may hold some of the jars
     """
-    command = _command(destination, ivy_cache)
+    command = _command(destination, ivy_cache, dependencies)
     total = "" if jar_count is None else f" of {jar_count}"
     found = downloaded = 0
     failure: str | None = None
@@ -80,7 +87,7 @@ def ivy_jar() -> Path:
     return candidates[-1]
 
 
-def _command(destination: Path, ivy_cache: Path) -> list[str]:
+def _command(destination: Path, ivy_cache: Path, dependencies: Path = DEPENDENCIES) -> list[str]:
     command = [
         str(java_executable()),
         f"-Divy.default.ivy.user.dir={ivy_cache}",
@@ -89,7 +96,7 @@ def _command(destination: Path, ivy_cache: Path) -> list[str]:
         *proxy_options(os.environ),
         *("-jar", str(ivy_jar())),
         *("-cache", str(ivy_cache)),
-        *("-ivy", str(DEPENDENCIES)),
+        *("-ivy", str(dependencies)),
         *("-retrieve", f"{destination}/[conf]/[artifact]-[revision].[ext]"),
         *("-types", "jar", "bundle"),
     ]

@@ -64,6 +64,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
         "docs/operating",
         "docs/deploy",
         "docs/metrics",
+        "docs/speed",
         "docs/doctor",
         "docs/audit",
         "docs/security",

@@ -17,11 +17,8 @@ def test_a_mirror_is_taken_from_the_settings_variable(monkeypatch: pytest.Monkey
     assert "-settings" not in ivy._command(tmp_path, tmp_path)
 
 
-def test_a_resolution_that_fails_for_another_reason_shows_the_end_of_ivys_output(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_resolution_that_fails_for_another_reason_shows_the_end_of_ivys_output(tmp_path: Path) -> None:
     broken = tmp_path / "broken.xml"
     broken.write_text("<ivy-module")
-    monkeypatch.setattr(ivy, "DEPENDENCIES", broken)
     with pytest.raises(DevkitError, match=r"(?s)Ivy could not resolve.*broken\.xml"):
-        ivy.retrieve(tmp_path, tmp_path / "ivy", print)
+        ivy.retrieve(tmp_path, tmp_path / "ivy", print, dependencies=broken)

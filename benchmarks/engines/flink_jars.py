@@ -1,0 +1,57 @@
+"""Flink's jars, fetched once per user and only for this benchmark: its libraries' wheel, and its Kafka connector."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Final
+
+from airflow_provider_exactlyonce.devkit.ivy import retrieve
+from airflow_provider_exactlyonce.devkit.jars import cache_directory
+
+FLINK_VERSION: Final = "2.2.1"
+CONNECTOR_VERSION: Final = "4.0.1-2.0"
+CONNECTOR_SHA256: Final = "c7127a6518fba5d6b75eb4692229192e7147ea378e69c7b7cf16d0494057b0c3"
+REQUIREMENTS: Final = Path(__file__).with_name("flink_requirements.txt")
+CONNECTOR: Final = Path(__file__).with_name("flink_ivy.xml")
+
+
+def flink_jars() -> list[Path]:
+    """Return Flink's class path, 290 MB; fetch it first if it isn't there.
+
+    :raises RuntimeError: when the connector is not the one that is meant
+    """
+    folder = cache_directory() / "benchmarks" / f"flink-{FLINK_VERSION}-kafka-{CONNECTOR_VERSION}"
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as staging:
+            made = Path(staging, "jars")
+            made.mkdir()
+            _fetch_libraries(Path(staging), made)
+            _fetch_connector(Path(staging), made)
+            made.rename(folder)
+    return sorted(folder.glob("*.jar"))
+
+
+def _fetch_libraries(staging: Path, made: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes"]
+    subprocess.run([*pip, "--dest", str(staging), "--requirement", str(REQUIREMENTS)], check=True)
+    [wheel] = staging.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if Path(name).match("pyflink/lib/*.jar"):
+                with archive.open(name) as packed, open(made / Path(name).name, "wb") as jar:
+                    shutil.copyfileobj(packed, jar)
+
+
+def _fetch_connector(staging: Path, made: Path) -> None:
+    retrieve(staging / "ivy-jars", staging / "ivy", print, dependencies=CONNECTOR)
+    [jar] = (staging / "ivy-jars").glob("*/*.jar")
+    if (found := hashlib.sha256(jar.read_bytes()).hexdigest()) != CONNECTOR_SHA256:
+        raise RuntimeError(f"{jar.name} has SHA-256 {found}, expected {CONNECTOR_SHA256}")
+    jar.rename(made / jar.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 import threading
 import time
@@ -199,5 +200,6 @@ def test_a_stop_of_a_driver_that_has_no_process_yet_reaches_it(
 
 
 def test_a_stop_after_a_supervisor_that_died_before_its_driver_had_a_process_ends(home: Home) -> None:
-    intents.write(home.intent, Intent(token="t", owner="o", until="forever", series="t", restarts=0, log="x"))
+    token = secrets.token_hex(8)
+    intents.write(home.intent, Intent(token=token, owner="o", until="forever", series=token, restarts=0, log="x"))
     stop(home, StopRequest(home, "abc", reason="maintenance"))

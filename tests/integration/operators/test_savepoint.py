@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -39,6 +40,8 @@ from airflow_provider_exactlyonce.triggers.driver import DriverTrigger
 from tests.unit.checkpoint import crafted
 from tests.waiting import HANG_SECONDS, eventually
 
+#: Start tokens: a driver is found by its token on the whole machine, where other tests run, too.
+FIRST, SECOND = (secrets.token_hex(8) for _ in range(2))
 DRIVER = Path(__file__).parents[1] / "control" / "contract_driver.py"
 
 
@@ -73,7 +76,7 @@ def quick_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def serving(home: Home, token: str = "t") -> Iterator[SavepointService]:
+def serving(home: Home, token: str = FIRST) -> Iterator[SavepointService]:
     """Hold the lease in this process and answer as a driver does that idles after commit 3."""
     service = SavepointService(
         home,
@@ -89,7 +92,7 @@ def serving(home: Home, token: str = "t") -> Iterator[SavepointService]:
 
 
 @contextmanager
-def driver(home: Home, plan: str, token: str = "t") -> Iterator[subprocess.Popen[bytes]]:
+def driver(home: Home, plan: str, token: str = FIRST) -> Iterator[subprocess.Popen[bytes]]:
     """Run a process that follows a plan."""
     command = [sys.executable, str(DRIVER), "--home", str(home.path), "--until", "forever", plan]
     process = subprocess.Popen(command, env={**os.environ, "EXACTLYONCE_TOKEN": token}, start_new_session=True)
@@ -142,11 +145,11 @@ def test_a_task_instance_takes_one_savepoint_however_often_it_is_tried(home: Hom
 
 
 def test_a_clear_saves_again_if_the_task_was_done_and_goes_on_if_it_was_not(home: Home) -> None:
-    with lease.holding(home.lease, "p", "t"):
+    with lease.holding(home.lease, "p", FIRST):
         for clears in (0, 3):
             with pytest.raises(TaskDeferred):
                 execute(save(home, deferrable=True), clears=clears)
-        assert len(requests.savepoint_requests(home, "t")) == 1
+        assert len(requests.savepoint_requests(home, FIRST)) == 1
     with serving(home):
         first = execute(save(home), clears=3)
         assert execute(save(home), clears=3) == first
@@ -165,9 +168,9 @@ def test_a_clear_of_a_stop_that_was_done_stops_what_was_started_since(home: Home
 
 
 def test_a_retry_finds_the_request_of_a_worker_that_died_and_its_answer(home: Home) -> None:
-    with lease.holding(home.lease, "p", "t"), pytest.raises(TaskDeferred):
+    with lease.holding(home.lease, "p", FIRST), pytest.raises(TaskDeferred):
         execute(save(home, deferrable=True))
-    [asked] = requests.savepoint_requests(home, "t")
+    [asked] = requests.savepoint_requests(home, FIRST)
     with serving(home):
         eventually(lambda: requests.savepoint_answer(home, asked.request), "the answer", poll_seconds=0.02)
         found = execute(save(home))
@@ -205,11 +208,11 @@ def test_the_drivers_own_words_are_in_the_error(home: Home) -> None:
 
 
 def test_a_driver_that_does_not_answer_in_time_is_named_and_asked_no_longer(home: Home) -> None:
-    with lease.holding(home.lease, "p", "t"), pytest.raises(NotAnsweredError) as error:
+    with lease.holding(home.lease, "p", FIRST), pytest.raises(NotAnsweredError) as error:
         execute(save(home, timeout=0.3))
     assert f"pid {os.getpid()} on " in str(error.value)
     assert "last heartbeat 20" in str(error.value)
-    assert requests.savepoint_requests(home, "t") == []
+    assert requests.savepoint_requests(home, FIRST) == []
 
 
 def test_a_path_that_is_no_home_and_another_pipelines_home_are_refused_for_good(home: Home, tmp_path: Path) -> None:
@@ -225,23 +228,23 @@ def test_a_path_that_is_no_home_and_another_pipelines_home_are_refused_for_good(
 def test_a_driver_is_stopped_once_and_what_was_started_since_is_left_alone(home: Home) -> None:
     ti = TaskInstance("stop")
     with driver(home, "take-lease commit commit until-stop") as process:
-        wait_for_lease(home, "t")
+        wait_for_lease(home, FIRST)
         found = execute(stop(home), ti)
         assert process.wait() == 0
     ended = {"pipeline": "p", "home": str(home.path), "state": "stopped", "run": 1, "commit": 2, "savepoint": None}
     assert found == ended
-    with driver(home, "take-lease sleep=60", token="u") as process:
-        wait_for_lease(home, "u")
+    with driver(home, "take-lease sleep=60", token=SECOND) as process:
+        wait_for_lease(home, SECOND)
         assert execute(stop(home), ti)["pipeline"] == "p"
-        assert requests.stop_requested(home, "u") is None
+        assert requests.stop_requested(home, SECOND) is None
         assert process.poll() is None
 
 
 def test_a_worker_that_is_killed_while_it_waits_leaves_the_stop_to_the_retry(home: Home) -> None:
     code = f"from tests.integration.operators.test_savepoint import *\nexecute(stop(Home({str(home.path)!r})))"
-    with lease.holding(home.lease, "p", "t"):
+    with lease.holding(home.lease, "p", FIRST):
         worker = subprocess.Popen([sys.executable, "-c", code])
-        eventually(lambda: requests.stop_requested(home, "t"), "the stop is asked")
+        eventually(lambda: requests.stop_requested(home, FIRST), "the stop is asked")
         worker.kill()
         assert worker.wait() == -signal.SIGKILL
         written = (home.commands / "stop.json").stat().st_mtime_ns
@@ -286,44 +289,44 @@ def test_a_retry_of_a_stop_with_a_savepoint_waits_for_its_own_driver_only(home: 
 
 
 def test_a_driver_that_is_to_save_and_stop_is_known_to_its_supervisor_as_stopped_when_it_crashes(home: Home) -> None:
-    with lease.holding(home.lease, "p", "t"), pytest.raises(TaskDeferred):
+    with lease.holding(home.lease, "p", FIRST), pytest.raises(TaskDeferred):
         execute(stop(home, savepoint=True, deferrable=True), TaskInstance("stop"))
-    [asked] = requests.savepoint_requests(home, "t")
+    [asked] = requests.savepoint_requests(home, FIRST)
     assert asked.stop
-    assert requests.stop_requested(home, "t") is not None
+    assert requests.stop_requested(home, FIRST) is not None
 
 
 def test_a_stop_that_is_not_answered_names_the_driver_and_says_what_to_do(home: Home) -> None:
-    with lease.holding(home.lease, "p", "t"), pytest.raises(NotAnsweredError) as error:
+    with lease.holding(home.lease, "p", FIRST), pytest.raises(NotAnsweredError) as error:
         execute(stop(home, timeout=0.3))
     for part in (f"pid {os.getpid()} on ", "last heartbeat 20", "0.3 s", str(home.control), "clear this task"):
         assert part in str(error.value)
-    assert requests.stop_requested(home, "t") is not None, "it stays asked"
+    assert requests.stop_requested(home, FIRST) is not None, "it stays asked"
 
 
 def test_a_driver_that_is_being_started_is_asked_before_it_has_a_lease(home: Home) -> None:
     with driver(home, "sleep=1 take-lease until-stop"):
-        intent.write(home.intent, a_start("t"))
+        intent.write(home.intent, a_start(FIRST))
         found = execute(stop(home), TaskInstance("stop"))
     assert found["run"] == 1
 
 
 def a_start(token: str) -> intent.Intent:
-    return intent.Intent(token=token, owner="o", until="forever", series="t", restarts=0, log="driver-1.log")
+    return intent.Intent(token=token, owner="o", until="forever", series=FIRST, restarts=0, log="driver-1.log")
 
 
 def test_the_driver_that_a_supervisor_starts_after_a_crash_is_stopped_too(home: Home) -> None:
     ti = TaskInstance("stop")
-    intent.write(home.intent, a_start("t"))
+    intent.write(home.intent, a_start(FIRST))
     with driver(home, "take-lease sleep=60") as first:
-        wait_for_lease(home, "t")
+        wait_for_lease(home, FIRST)
         with pytest.raises(TaskDeferred):
             execute(stop(home, deferrable=True), ti)
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
-    with driver(home, "take-lease until-stop", token="u") as second:
-        intent.write(home.intent, replace(a_start("u"), restarts=1))
-        wait_for_lease(home, "u")
+    with driver(home, "take-lease until-stop", token=SECOND) as second:
+        intent.write(home.intent, replace(a_start(SECOND), restarts=1))
+        wait_for_lease(home, SECOND)
         execute(stop(home), ti)
         assert second.wait() == 0
 
@@ -352,13 +355,13 @@ def test_a_stop_between_a_crash_and_the_restart_reaches_the_supervisor(home: Hom
 
 def test_a_savepoint_between_a_crash_and_the_restart_is_left_to_the_next_driver(home: Home) -> None:
     died = restarts.Restart(
-        series="t", number=1, token="t", run=1, commit=3, cause="killed", exit_code=-9, died=time.time()
+        series=FIRST, number=1, token=FIRST, run=1, commit=3, cause="killed", exit_code=-9, died=time.time()
     )
     restarts.append(home.control / "restarts.json", died)
     with pytest.raises(NotAnsweredError):
         execute(save(home, timeout=0.2))
     assert lease.read(home.lease) is None
-    with serving(home, "u"):
+    with serving(home, SECOND):
         assert execute(save(home))["commit"] == 3
 
 
@@ -368,10 +371,10 @@ def test_a_savepoint_between_a_crash_and_the_restart_waits_in_the_triggerer_for_
 ) -> None:
     task = save(home, deferrable=True, timeout=60)
     if asked:
-        with lease.holding(home.lease, "p", "t"), pytest.raises(TaskDeferred):
+        with lease.holding(home.lease, "p", FIRST), pytest.raises(TaskDeferred):
             execute(task)
     died = restarts.Restart(
-        series="t", number=1, token="t", run=1, commit=3, cause="killed", exit_code=-9, died=time.time()
+        series=FIRST, number=1, token=FIRST, run=1, commit=3, cause="killed", exit_code=-9, died=time.time()
     )
     restarts.append(home.restarts, died)
     with pytest.raises(TaskDeferred) as deferred:
@@ -382,8 +385,8 @@ def test_a_savepoint_between_a_crash_and_the_restart_waits_in_the_triggerer_for_
     for one in (trigger, older):
         with pytest.raises(TimeoutError):
             events(one, seconds=0.4)
-    with serving(home, "u"):
-        restarts.relaunched(home.restarts, "t", time.time())
+    with serving(home, SECOND):
+        restarts.relaunched(home.restarts, FIRST, time.time())
         assert len(events(trigger)) == 1
         assert execute(save(home))["commit"] == 3
 

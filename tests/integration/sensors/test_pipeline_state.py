@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -27,19 +28,21 @@ def home(tmp_path: Path) -> Home:
 def test_a_driver_that_is_silent_or_only_just_started_is_told_from_others(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    token = secrets.token_hex(8)
     process = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)"],
-        env={**os.environ, "EXACTLYONCE_TOKEN": "t"},
+        env={**os.environ, "EXACTLYONCE_TOKEN": token},
         start_new_session=True,
     )
     intent.write(
-        home.intent, intent.Intent(token="t", owner="o", until="forever", series="t", restarts=0, log="driver-1.log")
+        home.intent,
+        intent.Intent(token=token, owner="o", until="forever", series=token, restarts=0, log="driver-1.log"),
     )
     eventually(lambda: state_of(home)[0] is PipelineState.STARTING, "its process is known")
     process.kill()
     process.wait()
     assert state_of(home)[0] is PipelineState.ABSENT
-    lease.acquire(home.lease, "p", "t")
+    lease.acquire(home.lease, "p", token)
     report(home, DriverState.RUNNING)
     monkeypatch.setattr(lease, "STALE_SECONDS", -1.0)
     assert state_of(home)[0] is PipelineState.SILENT

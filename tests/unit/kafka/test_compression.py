@@ -127,8 +127,8 @@ def test_without_a_codec_nothing_is_copied() -> None:
     ("codec", "level", "message"),
     [
         ("brotli", None, r"compression is 'brotli'; it must be 'none or gzip or snappy or lz4 or zstd'"),
-        ("snappy", 1, r"compression level is 1; it must be None: snappy has no levels"),
-        ("none", 1, r"compression level is 1; it must be None: none has no levels"),
+        ("snappy", 1, r"compression level is 1; it must not be set: snappy has no levels"),
+        ("none", 1, r"compression level is 1; it must not be set: none has no levels"),
         ("gzip", 0, r"compression level is 0; it must be 'a whole number from 1 to 9'"),
         ("lz4", 13, r"a whole number from 1 to 12"),
         ("zstd", 23, r"to 22"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce.cli.submission import environment, submit_command
+from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
 from airflow_provider_exactlyonce.streaming import settings
 from benchmarks.engines.assignment import HEAP_MEGABYTES, Assignment
@@ -57,8 +58,10 @@ class Engine:
     def environment(self, given: Assignment) -> Mapping[str, str]:
         root = str(HERE.parents[1])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-        servers = {"bootstrap.servers": given.servers}
-        return {**os.environ, **environment(servers), **given.environment(), "PYTHONPATH": path}
+        ours = environment({"bootstrap.servers": given.servers}, SPARK_CONF)
+        if self is not OURS:  # nor is Spark itself started from our archive of its classes
+            ours.pop(class_archive.OPTIONS_VARIABLE, None)
+        return {**os.environ, **ours, **given.environment(), "PYTHONPATH": path}
 
 
 FLINK: Final = Engine("Flink", "exactly once")

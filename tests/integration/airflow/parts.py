@@ -65,6 +65,7 @@ class Parts:
         self.airflow = airflow
         self.folder = folder
         self.port = free_port()
+        self.openlineage = folder / "openlineage.json"
         launcher = folder / "spark3-submit"
         launcher.write_text(LAUNCHER)
         launcher.chmod(0o755)
@@ -78,6 +79,10 @@ class Parts:
             "CORE__PARALLELISM": "4",
             "LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
             "LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
+            "OPENLINEAGE__NAMESPACE": "tests",
+            "OPENLINEAGE__TRANSPORT": json.dumps(
+                {"type": "file", "log_file_path": str(self.openlineage), "append": True}
+            ),
             "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
             "SCHEDULER__TASK_INSTANCE_HEARTBEAT_SEC": "2",
             "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "12",

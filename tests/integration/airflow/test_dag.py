@@ -27,6 +27,7 @@ assert run.state == sys.argv[3], run.state
 """
 
 
+@pytest.mark.slow
 def test_a_killed_driver_costs_nothing_and_the_gate_lets_through_what_is_readable(
     airflow: Airflow, world: World, tmp_path: Path
 ) -> None:

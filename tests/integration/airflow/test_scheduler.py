@@ -26,6 +26,7 @@ from tests.integration.streaming.harness import World, check_counts, end_offsets
 from tests.waiting import eventually
 
 FOREVER = "take-lease commit until-stop"
+GATED = "gate_beside_stream"
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +58,14 @@ def ends_well(stream: Stream, token: str, *, tries: int = 1) -> None:
     assert stream.is_gone(token)
 
 
-def test_a_deferred_gate_opens_when_the_stream_beside_it_has_committed_everything(parts: Parts, world: World) -> None:
+def test_a_deferred_gate_opens_when_the_stream_beside_it_has_committed_everything_over_a_kill(
+    parts: Parts, world: World
+) -> None:
     world.send(1000)
     ends = end_offsets(world.config, world.source, IsolationLevel.READ_COMMITTED)
     names = {"pipeline": world.pipeline, "source": world.source, "sink": world.sink, "home": str(world.home)}
-    parts.trigger("gate_beside_stream", world.pipeline, {**names, "offsets": json.dumps({world.source: ends})})
+    given = {"offsets": json.dumps({world.source: ends}), "failpoints": "after-commit:run=1:batch=1"}
+    parts.trigger(GATED, world.pipeline, {**names, **given})
 
     def states() -> dict[str, str | None]:
         found = parts.airflow.query("SELECT task_id, state FROM task_instance WHERE run_id = ?", world.pipeline)
@@ -71,14 +75,47 @@ def test_a_deferred_gate_opens_when_the_stream_beside_it_has_committed_everythin
     assert set(states().values()) == {"success"}, parts.airflow.task_logs()
     check_counts(world)
     commits, _ = world.ledger()
-    query = "SELECT value FROM xcom WHERE run_id = ? AND task_id = 'count' AND key = 'return_value'"
-    [(value,)] = parts.airflow.query(query, world.pipeline)
-    assert json.loads(value) == {
+    query = "SELECT task_id, value FROM xcom WHERE run_id = ? AND key = 'return_value'"
+    returned = {task: json.loads(value) for task, value in parts.airflow.query(query, world.pipeline)}
+    assert returned["count"] == {
         "rows": sum(commit.rows for commit in commits),
         "gate": {"pipeline": world.pipeline, "commit": 3, "idle": False, "late_rows": 0},
     }
+    assert returned["stream"] == {
+        "pipeline": world.pipeline,
+        "run": 2,
+        "lineage": commits[-1].lineage,
+        "commit": 3,
+        "batch": 2,
+        "rows": commits[0].rows + commits[2].rows,
+        "rows_by_sink": {"Kafka": commits[0].rows + commits[2].rows},
+        "records": sum(commit.records or 0 for commit in (commits[0], commits[2])),
+        "late_rows": 0,
+        "watermark": None,
+        "restarts": 1,
+    }
+    query = "SELECT key FROM xcom WHERE run_id = ? AND task_id = 'stream'"
+    pushed = {key for (key,) in parts.airflow.query(query, world.pipeline)}
+    assert pushed >= {"_link_PipelineStatusLink", "_link_SparkApplicationLink"}
+    [restart] = restarts.read(world.home / "control" / "restarts.json")
+    assert (restart.run, restart.exit_code) == (1, -signal.SIGKILL)
+    check_lineage(parts, world, sum(commit.rows for commit in commits))
     waits = [log.read_text() for log in (parts.airflow.home / "logs").rglob("*.trigger.*.log")]
     assert any(f"waiting: {world.pipeline}: " in text for text in waits), "it was the triggerer that waited"
+
+
+def check_lineage(parts: Parts, world: World, rows: int) -> None:
+    """Check what OpenLineage was told of the stream: what it has read, and how much it has written."""
+    told = [json.loads(line) for line in parts.openlineage.read_text().splitlines()]
+    [event] = [one for one in told if (one["job"]["name"], one["eventType"]) == (f"{GATED}.stream", "COMPLETE")]
+    [read], [written] = event["inputs"], event["outputs"]
+    assert (read["name"], written["name"]) == (world.source, world.sink)
+    taken = read["inputFacets"]["exactlyonce_offsets"]["partitions"]
+    ends = end_offsets(world.config, world.source, IsolationLevel.READ_COMMITTED)
+    assert {one["partition"]: (one["start"], one["end"]) for one in taken} == {
+        partition: (0, end) for partition, end in ends.items()
+    }
+    assert written["outputFacets"]["outputStatistics"]["rowCount"] == rows
 
 
 def test_a_deferred_backfill_gives_what_its_driver_has_left(parts: Parts, tmp_path: Path) -> None:

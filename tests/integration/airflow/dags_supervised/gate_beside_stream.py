@@ -30,9 +30,12 @@ with DAG("gate_beside_stream", schedule=None):
         application=str(JOB),
         checkpoint=given("home"),
         until="available",
-        restart_strategy=RestartStrategy.none(),
+        restart_strategy=RestartStrategy.fixed_delay(attempts=1, delay=timedelta(0)),
         conf={**CONF, "spark.ui.enabled": "false"},
-        env_vars={f"TEST_{name.upper()}": given(name) for name in ("pipeline", "source", "sink")},
+        env_vars={
+            "EXACTLYONCE_FAILPOINTS": given("failpoints"),
+            **{f"TEST_{name.upper()}": given(name) for name in ("pipeline", "source", "sink")},
+        },
     )
     gate = CommitGateSensor(
         task_id="gate",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -31,6 +32,10 @@ class Airflow:
 
     home: Path
     environment: Mapping[str, str]
+
+    @property
+    def database(self) -> Path:
+        return self.home / "airflow.db"
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "airflow", *arguments]
@@ -63,7 +68,7 @@ class Airflow:
 
     def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Look into the metadata database."""
-        with closing(sqlite3.connect(f"file:{self.home / 'airflow.db'}?mode=ro", uri=True, timeout=30)) as database:
+        with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=30)) as database:
             return database.execute(sql, values).fetchall()
 
     def processes(self) -> list[int]:
@@ -84,10 +89,22 @@ class Airflow:
 
 
 @pytest.fixture(scope="session")
-def airflow(tmp_path_factory: pytest.TempPathFactory, kafka_config: Mapping[str, str]) -> Airflow:
-    made = make_airflow(tmp_path_factory.mktemp("airflow"), kafka_config)
-    made.run(made.command("db", "migrate"), {})
-    return made
+def new_airflow(tmp_path_factory: pytest.TempPathFactory, kafka_config: Mapping[str, str]) -> Callable[[], Airflow]:
+    """Return what makes an Airflow of its own: each begins with a copy of a database that was migrated once."""
+    migrated = make_airflow(tmp_path_factory.mktemp("migrated"), kafka_config)
+    migrated.run(migrated.command("db", "migrate"), {})
+
+    def new() -> Airflow:
+        made = make_airflow(tmp_path_factory.mktemp("airflow"), kafka_config)
+        shutil.copy(migrated.database, made.database)
+        return made
+
+    return new
+
+
+@pytest.fixture(scope="session")
+def airflow(new_airflow: Callable[[], Airflow]) -> Airflow:
+    return new_airflow()
 
 
 def make_airflow(home: Path, kafka_config: Mapping[str, str]) -> Airflow:

@@ -29,15 +29,6 @@ DAGS = Path(__file__).with_name("dags_supervised")
 #: of one request to the API
 MOST_FAILURES = 10
 
-#: Makes the database, with the DAGs: there is no DAG processor.
-PREPARE = """
-import sys
-from airflow.__main__ import main
-for command in ("db migrate", "dags reserialize"):
-    sys.argv[1:] = command.split()
-    main()
-"""
-
 #: Stands for Spark's launcher, under a name that the Spark provider lets a connection choose: becomes the application.
 LAUNCHER = f"""#!{sys.executable}
 import os, sys
@@ -117,7 +108,8 @@ class Parts:
 
     def start_all(self) -> None:
         """Start all parts, and wait until tasks can be run."""
-        self.airflow.run([sys.executable, "-c", PREPARE], self.environment)
+        # There is no DAG processor.
+        self.airflow.run(self.airflow.command("dags", "reserialize"), self.environment)
         self.start("api-server", "scheduler", "triggerer")
         self.ready()
 

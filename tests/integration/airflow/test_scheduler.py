@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -19,7 +19,7 @@ from airflow_provider_exactlyonce.backfill import workspace
 from airflow_provider_exactlyonce.control import restarts, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverState
-from tests.integration.airflow.conftest import make_airflow
+from tests.integration.airflow.conftest import Airflow
 from tests.integration.airflow.parts import Parts, Stream
 from tests.integration.control.contract_driver import let_go
 from tests.integration.streaming.harness import World, check_counts, end_offsets
@@ -30,10 +30,9 @@ GATED = "gate_beside_stream"
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory, kafka_config: Mapping[str, str]) -> Iterator[Parts]:
+def parts(tmp_path_factory: pytest.TempPathFactory, new_airflow: Callable[[], Airflow]) -> Iterator[Parts]:
     """Give an Airflow of its own: what other tests have left in the session's one would be run here."""
-    airflow = make_airflow(tmp_path_factory.mktemp("airflow"), kafka_config)
-    made = Parts(airflow, tmp_path_factory.mktemp("parts"))
+    made = Parts(new_airflow(), tmp_path_factory.mktemp("parts"))
     try:
         made.start_all()
         yield made

@@ -297,34 +297,39 @@ def of_columns(columns: str, name: str = "columns") -> AvroType:
     :param columns: in Spark's DDL; a column that is not ``NOT NULL`` may be null or absent
     :raises RefusedError: when Avro has no type for one
     """
-    return parse(json.dumps(schema_of_columns(columns, name)))
+    return parse(json.dumps(schema_of_columns(columns, name, reading=True)))
 
 
-def schema_of_columns(columns: str, name: str) -> dict[str, Any]:
-    """Return the Avro schema of the record whose fields are a table's columns, see :func:`of_columns`."""
-    return _record(ddl.parse(columns).fields, name)
+def schema_of_columns(columns: str, name: str, *, reading: bool = False) -> dict[str, Any]:
+    """Return the Avro schema of the record whose fields are a table's columns, see :func:`of_columns`.
+
+    :param reading: tell ``TINYINT`` and ``SMALLINT`` from ``INT``, with logical types that only this package knows
+    """
+    return _record(ddl.parse(columns).fields, name, reading)
 
 
-def _record(fields: tuple[ddl.Field, ...], name: str) -> dict[str, Any]:
+def _record(fields: tuple[ddl.Field, ...], name: str, reading: bool) -> dict[str, Any]:
     found = []
     for one in fields:
-        kind = _schema(one.type, f"{name}_{one.name}")
+        kind = _schema(one.type, f"{name}_{one.name}", reading)
         required = {"name": one.name, "type": kind}
         found.append(required if one.required else {"name": one.name, "type": ["null", kind], "default": None})
     return {"type": "record", "name": name, "fields": found}
 
 
-def _schema(kind: ddl.DataType, name: str) -> Any:
+def _schema(kind: ddl.DataType, name: str, reading: bool) -> Any:
     if kind.name == "DECIMAL":
         precision, scale = kind.precision
         return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
     if kind.name == "STRUCT":
-        return _record(kind.fields, name)
+        return _record(kind.fields, name, reading)
     if kind.name == "ARRAY":
-        return {"type": "array", "items": ["null", _schema(kind.inner[0], f"{name}_item")]}
+        return {"type": "array", "items": ["null", _schema(kind.inner[0], f"{name}_item", reading)]}
     if kind.name == "MAP":
         if kind.inner[0].name != "STRING":
             raise RefusedError(f"the keys of Avro's maps are texts, and a column is {kind}")
-        return {"type": "map", "values": ["null", _schema(kind.inner[1], f"{name}_value")]}
+        return {"type": "map", "values": ["null", _schema(kind.inner[1], f"{name}_value", reading)]}
     primitive, logical = _AVRO[kind.name]
+    if logical in ("tinyint", "smallint") and not reading:
+        return primitive
     return primitive if logical is None else {"type": primitive, "logicalType": logical}

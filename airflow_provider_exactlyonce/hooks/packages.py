@@ -9,6 +9,7 @@ code. They hold compiled wheels: the executors' Python has to be of this one's v
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import sys
 import sysconfig
 import zipfile
@@ -25,6 +26,7 @@ PACKAGES: Final = "spark.exactlyonce.packages"
 
 _OWN: Final = "airflow-provider-exactlyonce"
 _EXTRA: Final = "spark"
+_EXTRA_OF_REGISTRY: Final = "registry"
 _PACKAGE: Final = "airflow_provider_exactlyonce"
 #: Every Spark has PySpark of its own version; Airflow stays where the task runs.
 _NOT_SHIPPED: Final = ("pyspark", "pyspark-client", "py4j", "apache-airflow")
@@ -104,6 +106,8 @@ def _needed() -> Iterator[metadata.Distribution]:
     from packaging.utils import canonicalize_name
 
     waiting = [(_OWN, _EXTRA)]
+    if importlib.util.find_spec("authlib") is not None:  # what nothing else of ours brings: the registry's client
+        waiting.append((_OWN, _EXTRA_OF_REGISTRY))
     seen = set()
     while waiting:
         name, extra = waiting.pop()

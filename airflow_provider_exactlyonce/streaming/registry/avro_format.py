@@ -46,6 +46,11 @@ class AvroFormat:
         if self.schema_id is not None and not 0 <= self.schema_id < 2**31:
             raise RefusedError(f"AvroFormat(schema_id={self.schema_id}): 0 to {2**31 - 1}")
 
+    @property
+    def names_topic(self) -> bool:
+        """Whether a sink's subject is named after its topic."""
+        return self.schema_id is None and self.subject != "record"
+
     def columns(self) -> str | None:
         """Return the columns of a source that reads records as the schema, in DDL; None when it names no schema.
 

@@ -187,16 +187,16 @@ class _Reader:
             keys, values, owners = _rounds(cursor, rows, read_item, is_map, what)
             if kind is None:
                 return None
-            order = np.argsort(np.concatenate(owners), kind="stable") if owners else np.array([], np.int64)
-            sizes = np.bincount(np.concatenate(owners), minlength=cursor.count(rows)) if owners else None
-            offsets = np.zeros(cursor.count(rows) + 1, np.int32)
-            if sizes is not None:
-                offsets[1:] = np.cumsum(sizes)
+            owner = np.concatenate(owners) if owners else np.array([], np.int64)
+            order, count = np.argsort(owner, kind="stable"), cursor.count(rows)
+            offsets = np.zeros(count + 1, np.int32)
+            offsets[1:] = np.cumsum(np.bincount(owner, minlength=count))
             inner = kind.item_type if is_map else kind.value_type
             listed = pa.concat_arrays(values).take(pa.array(order)) if values else pa.array([], inner)
             if not is_map:
                 return pa.ListArray.from_arrays(pa.array(offsets), listed, type=kind)
             texts = pa.concat_arrays(keys).take(pa.array(order)) if keys else pa.array([], pa.string())
+            cursor.fail(rows, _has_key_twice(texts, owner[order], count), f"{_field(what)} has a key twice")
             return pa.MapArray.from_arrays(pa.array(offsets), texts, listed, type=kind)
 
         return read
@@ -233,6 +233,19 @@ def _rounds(
             owners.append(open_ones)
         left[open_ones] -= 1
     return keys, values, owners
+
+
+def _has_key_twice(keys: pa.Array, owner: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
+    """Say which of some maps have a key twice.
+
+    :param owner: the position of each key's map
+    :param count: of the maps
+    """
+    codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    pairs, times = np.unique(owner * max(len(codes), 1) + codes, return_counts=True)
+    found = np.zeros(count, np.bool_)
+    found[pairs[times > 1] // max(len(codes), 1)] = True
+    return found
 
 
 def _is_readable(writer: AvroType, reader: AvroType | None) -> bool:
@@ -313,7 +326,8 @@ def _as_text(cursor: Cursor, rows: Rows, found: pa.Array, what: str) -> pa.Array
     except pa.ArrowInvalid:
         wrong = np.array([not _is_text(value) for value in found.to_pylist()])
         cursor.fail(rows, wrong, f"{_field(what)} is not UTF-8")
-        return found.take(pa.array(np.arange(len(found)), mask=wrong)).cast(pa.string())
+        texts = found.take(pa.array(np.arange(len(found)), mask=wrong)).cast(pa.string())
+        return texts.fill_null("")  # a map's key can't be null
 
 
 def _is_text(value: bytes) -> bool:

@@ -99,7 +99,7 @@ def test_old_and_new_schemas_in_one_batch_are_read_and_written_once(world: World
 
 def test_a_schema_that_is_registered_in_mid_stream_is_read_without_a_restart(world: World, orders: Orders) -> None:
     orders.send(50, new=lambda _: False)
-    driver = world.start("--interval", "200ms", until="forever", environment=orders.environment)
+    driver = world.start("--interval", "200 milliseconds", until="forever", environment=orders.environment)
     eventually(lambda: world.commits() >= 1, lambda: f"a commit: {driver.output()[-3000:]}")
     orders.send(50, new=lambda _: True)
     eventually(

@@ -26,7 +26,7 @@ class DriverSettings:
     :param conn_id: connection of type ``spark``
     :param kafka_conn_id: connection of type ``kafka``
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name
-    :param schema_registry_conn_id: connection of type ``http`` to the schema registry of the job's formats, None for none
+    :param schema_registry_conn_id: connection of type ``http`` to the job's schema registry, None for none
     :param conf: Spark settings; those that the protocol needs are added, contradicting ones refused
     :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it
     :param packages: comma-separated Maven coordinates, instead of the same

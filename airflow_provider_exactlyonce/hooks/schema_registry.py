@@ -1,4 +1,4 @@
-"""The one place that turns an Airflow connection of type ``http`` into the configuration of a schema registry's client."""
+"""The one place that turns a connection of type ``http`` into the configuration of a schema registry's client."""
 
 from __future__ import annotations
 

@@ -53,11 +53,11 @@ _DEFAULTS: Final[Mapping[str, str]] = {
 class KafkaSource:
     """Reads a topic, committed records only.
 
-    With ``schema`` each value is a JSON object, or what ``value_format`` says, and the stream has the schema's columns. A field that is declared
-    ``NOT NULL`` is required. A record that does not fit (no value, not JSON, a wrong type, a decimal that would be
-    rounded, a required field that is missing) stops the pipeline before its batch commits; fields that the schema does
-    not name are ignored. Without ``schema`` the stream has Spark's own columns: key, value, topic, partition, offset,
-    timestamp, timestampType.
+    With ``schema`` each value is a JSON object, or what ``value_format`` says, and the stream has the schema's columns.
+    A field that is declared ``NOT NULL`` is required. A record that does not fit (no value, not JSON, a wrong type, a
+    decimal that would be rounded, a required field that is missing) stops the pipeline before its batch commits; fields
+    that the schema does not name are ignored. Without ``schema`` the stream has Spark's own columns: key, value, topic,
+    partition, offset, timestamp, timestampType.
 
     :param topic: the topic
     :param schema: columns in Spark's DDL, for example ``"id STRING NOT NULL, price DECIMAL(12,2)"``
@@ -68,8 +68,7 @@ class KafkaSource:
     :param offset_column: beside the schema's columns, one of this name with the record's offset: the order of records
         that have one key, which are in one partition
     :param options: more options of Spark's Kafka source
-    :param value_format: what the values are, None for JSON. With an :class:`AvroFormat` that has a schema, ``schema`` is
-        made of that
+    :param value_format: what the values are, None for JSON. ``schema`` is made of the one of an :class:`AvroFormat`
     """
 
     topic: str
@@ -108,7 +107,9 @@ class KafkaSource:
 
     def _encoded_columns(self, value_format: AvroFormat) -> str:
         if not isinstance(value_format, AvroFormat) or value_format.schema_id is not None:
-            raise self._refused("value_format", "None for JSON, or an AvroFormat without schema_id: each record has one")
+            raise self._refused(
+                "value_format", "None for JSON, or an AvroFormat without schema_id: each record has one"
+            )
         columns = value_format.columns()
         if columns is None and self.schema is None:
             raise self._refused("value_format", "it needs a schema, of its own or of the source")

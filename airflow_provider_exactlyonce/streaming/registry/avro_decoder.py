@@ -33,6 +33,37 @@ _PROMOTIONS: Final = {
 }
 
 
+class Gathered:
+    """An array that is made of parts, each of which has the values of some places.
+
+    :param count: of its places
+    """
+
+    def __init__(self, count: int) -> None:
+        self._slots: Final = np.full(count, -1, np.int64)
+        self._parts: Final[list[pa.Array]] = []
+        self._ready = 0
+
+    def add(self, places: NDArray[np.bool_], part: pa.Array | None) -> None:
+        """Take the values of the places that are true in a mask; None for values that nobody wants."""
+        if part is not None:
+            self._slots[places] = np.arange(self._ready, self._ready + len(part))
+            self._parts.append(part)
+            self._ready += len(part)
+
+    @property
+    def absent(self) -> NDArray[np.bool_]:
+        """The places that no part has a value for."""
+        return np.less(self._slots, 0)
+
+    def array(self, kind: pa.DataType) -> pa.Array:
+        """Return it, null where no part has a value."""
+        if len(self._parts) == 1 and len(self._parts[0]) == len(self._slots):
+            return self._parts[0]
+        joined = pa.concat_arrays(self._parts) if self._parts else pa.array([], kind)
+        return joined.take(pa.array(np.maximum(self._slots, 0), mask=self.absent))
+
+
 class SchemaMismatchError(Exception):
     """A writer's schema can't be read as the reader's; the message says where."""
 
@@ -91,51 +122,40 @@ class _Reader:
         return _primitive(writer, value, what)
 
     def _union(self, writer: AvroType, reader: AvroType | None, what: str) -> Read:
-        branches: list[Read | str | None] = []
-        for branch in writer.branches:
-            if branch.kind == "null":
-                branches.append(None)
-                continue
-            try:
-                branches.append(self.of(branch, reader, what))
-            except SchemaMismatchError as error:
-                branches.append(str(error))
-        if reader is not None and not any(callable(one) for one in branches):
-            raise SchemaMismatchError(next((one for one in branches if isinstance(one, str)), f"{what} is always null"))
+        branches = [self._branch(branch, reader, what) for branch in writer.branches]
+        if reader is not None and not any(callable(branch) for branch in branches):
+            reasons = [branch for branch in branches if isinstance(branch, str)]
+            if reasons or not reader.is_nullable:
+                raise SchemaMismatchError(reasons[0] if reasons else f"the required field {what} is always null")
         kind = avro_types.arrow_type(reader) if reader is not None else None
         required = f"the required field {what} is null" if reader is not None and not reader.is_nullable else None
 
         def read(cursor: Cursor, rows: Rows) -> pa.Array | None:
             index = cursor.signed(rows, what)
             cursor.fail(rows, (index < 0) | (index >= len(branches)), f"{_field(what)} has a type that its union lacks")
-            parts: list[pa.Array] = []
-            slots = np.full(len(index), -1, np.int64)
-            ready = 0
+            gathered = Gathered(len(index))
             for number, branch in enumerate(branches):
                 chosen = index == number
-                if branch is None or not chosen.any():
-                    continue
                 if isinstance(branch, str):
                     cursor.fail(rows, chosen, branch)
-                    continue
-                whole = bool(chosen.all())
-                part = branch(cursor, rows if whole else cursor.chosen(rows, chosen))
-                if part is None or whole:
-                    if whole:
-                        return part
-                    continue
-                slots[chosen] = np.arange(ready, ready + len(part))
-                ready += len(part)
-                parts.append(part)
+                elif branch is not None and chosen.any():
+                    gathered.add(chosen, branch(cursor, rows if chosen.all() else cursor.chosen(rows, chosen)))
             if kind is None:
                 return None
-            absent = slots < 0
             if required is not None:
-                cursor.fail(rows, absent, required)
-            joined = pa.concat_arrays(parts) if parts else pa.array([], kind)
-            return joined.take(pa.array(np.maximum(slots, 0), mask=absent))
+                cursor.fail(rows, gathered.absent, required)
+            return gathered.array(kind)
 
         return read
+
+    def _branch(self, branch: AvroType, reader: AvroType | None, what: str) -> Read | str | None:
+        """Return what reads a branch of a union, why it can't be read, or None for the one of null."""
+        if branch.kind == "null":
+            return None
+        try:
+            return self.of(branch, reader, what)
+        except SchemaMismatchError as error:
+            return str(error)
 
     def _record(self, writer: AvroType, reader: AvroType | None, what: str) -> Read:
         if reader is None or reader.kind != "record":
@@ -287,7 +307,7 @@ def _natural(writer: AvroType) -> pa.DataType:
 def _booleans(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArray[Any]:
     found = cursor.bytes(rows, 1, what)[:, 0]
     cursor.fail(rows, found > 1, f"{_field(what)} is neither true nor false")
-    return found == 1
+    return np.equal(found, 1)
 
 
 def _integers(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArray[Any]:
@@ -301,7 +321,8 @@ def _integers(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArra
 
 def _floats(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArray[Any]:
     size = 4 if writer.kind == "float" else 8
-    return np.ascontiguousarray(cursor.bytes(rows, size, what)).view(f"<f{size}")[:, 0]
+    found: NDArray[Any] = np.ascontiguousarray(cursor.bytes(rows, size, what)).view(f"<f{size}")[:, 0]
+    return found
 
 
 def _pieces(writer: AvroType, kind: pa.DataType | None, what: str) -> Read:

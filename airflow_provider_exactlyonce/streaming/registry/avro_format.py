@@ -9,9 +9,9 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
-    from pyspark.sql.types import StructType
 
 _SUBJECTS: Final = ("topic", "record", "topic_record")
+LATEST: Final = "latest"
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class AvroFormat:
 
     :param schema: the Avro schema of a record, JSON. Of a source: what it reads records as; None for the columns that
         its own ``schema`` declares. Of a sink: what it writes, with which the result's columns are matched by name;
-        None for the schema that the columns make
+        None for the schema that the columns make, ``"latest"`` for the latest of the subject
     :param schema_id: of a sink: the id that the registry has given to ``schema``; then no registry is asked
     :param subject: of a sink: which subject the schema belongs to. ``"topic"``: ``<topic>-value``; ``"record"``: the
         record's full name; ``"topic_record"``: both, ``<topic>-<full name>``
@@ -41,7 +41,11 @@ class AvroFormat:
     def __post_init__(self) -> None:
         if self.subject not in _SUBJECTS:
             raise RefusedError(f"AvroFormat(subject={self.subject!r}): {', '.join(_SUBJECTS)}")
-        if self.schema_id is not None and self.schema is None:
+        if self.schema == LATEST and self.subject != "topic":
+            raise RefusedError(
+                f"AvroFormat('latest', subject={self.subject!r}): the record is not known before; 'topic'"
+            )
+        if self.schema_id is not None and self.schema in (None, LATEST):
             raise RefusedError(f"AvroFormat(schema_id={self.schema_id}): the id is of a schema, which it needs, too")
         if self.schema_id is not None and not 0 <= self.schema_id < 2**31:
             raise RefusedError(f"AvroFormat(schema_id={self.schema_id}): 0 to {2**31 - 1}")

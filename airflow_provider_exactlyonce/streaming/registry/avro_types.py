@@ -193,9 +193,7 @@ _ARROW: Final[Mapping[str, pa.DataType]] = {
     "tinyint": pa.int8(),
     "smallint": pa.int16(),
     **dict.fromkeys(("timestamp-millis", "timestamp-micros", "timestamp-nanos"), pa.timestamp("us", "UTC")),
-    **dict.fromkeys(
-        ("local-timestamp-millis", "local-timestamp-micros", "local-timestamp-nanos"), pa.timestamp("us")
-    ),
+    **dict.fromkeys(("local-timestamp-millis", "local-timestamp-micros", "local-timestamp-nanos"), pa.timestamp("us")),
 }
 _DDL: Final[Mapping[pa.DataType, str]] = {
     pa.bool_(): "BOOLEAN",
@@ -255,7 +253,9 @@ def columns_ddl(record: AvroType) -> str:
     :raises RefusedError: when a column can't have what a field has
     """
     if record.kind != "record":
-        raise RefusedError(f"a stream's columns are the fields of a record, and the Avro schema is of the type {record}")
+        raise RefusedError(
+            f"a stream's columns are the fields of a record, and the Avro schema is of the type {record}"
+        )
     if named := [name for name, one in named_types(record).items() if _is_in_itself(one)]:
         raise RefusedError(f"the Avro type {named[0]} has itself in its fields, and no column can")
     columns = [(one, arrow_type(one.type)) for one in record.fields]

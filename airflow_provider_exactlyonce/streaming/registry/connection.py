@@ -127,7 +127,9 @@ class Registry:
         found: list[Schema] = []
         for one in schema.references or ():
             what = f"version {one.version} of subject {one.subject}"
-            version = self._asked(what, functools.partial(self._client.get_version, one.subject, one.version))
+            version = self._asked(
+                what, functools.partial(self._client.get_version, str(one.subject), int(one.version or 0))
+            )
             found += [*self.referred(version.schema), version.schema]
         return found
 
@@ -152,7 +154,7 @@ class Registry:
         from confluent_kafka.schema_registry import Schema
 
         def ask() -> int:
-            return int(self._client.lookup_schema(subject, Schema(text, kind)).schema_id)
+            return int(self._client.lookup_schema(subject, Schema(text, kind)).schema_id or 0)
 
         return self._asked(f"the schema under subject {subject}", ask)
 
@@ -163,7 +165,7 @@ class Registry:
         :raises BatchFailedError: when it does not answer
         """
         found = self._asked(f"the latest schema of subject {subject}", lambda: self._client.get_latest_version(subject))
-        return int(found.schema_id), found.schema
+        return int(found.schema_id or 0), found.schema
 
     def _asked(self, what: str, ask: Callable[[], Answer], *, none_if_unknown: bool = False) -> Answer:
         from confluent_kafka.schema_registry.error import SchemaRegistryError

@@ -96,12 +96,14 @@ class Cursor:
                 place = np.where(too_long, self._place[rows], place)
             more = more[byte >= 0x80]
         self._move(rows, place, what, value)
-        return value.view(np.int64)
+        found: Places = value.view(np.int64)
+        return found
 
     def signed(self, rows: Rows, what: str) -> Places:
         """Read a variable-length number in zigzag encoding."""
         value = self.number(rows, what).view(np.uint64)
-        return ((value >> np.uint64(1)) ^ (np.uint64(0) - (value & np.uint64(1)))).view(np.int64)
+        found: Places = ((value >> np.uint64(1)) ^ (np.uint64(0) - (value & np.uint64(1)))).view(np.int64)
+        return found
 
     def bytes(self, rows: Rows, size: int, what: str) -> NDArray[np.uint8]:
         """Read a fixed number of bytes, as a row each."""

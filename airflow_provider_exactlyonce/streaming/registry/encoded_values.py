@@ -15,6 +15,7 @@ from airflow_provider_exactlyonce.exceptions import BadRecordError, RefusedError
 from airflow_provider_exactlyonce.streaming.registry import avro_types, connection
 from airflow_provider_exactlyonce.streaming.registry.avro_decoder import AvroDecoder
 from airflow_provider_exactlyonce.streaming.registry.connection import RegistryAddress
+from airflow_provider_exactlyonce.streaming.registry.subjects import AVRO
 from airflow_provider_exactlyonce.streaming.registry.wire_format import Decoder, WireDecoder
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
 
@@ -46,8 +47,8 @@ class AvroReader:
             schema = registry.schema(number)
             if schema is None:
                 return f"the schema registry has no schema {number}"
-            if schema.schema_type != "AVRO":
-                return f"schema {number} of the registry is {schema.schema_type}, not AVRO"
+            if schema.schema_type != AVRO:
+                return f"schema {number} of the registry is {schema.schema_type}, not {AVRO}"
             named: dict[str, avro_types.AvroType] = {}
             for one in registry.referred(schema):
                 named |= avro_types.named_types(avro_types.parse(str(one.schema_str), named))

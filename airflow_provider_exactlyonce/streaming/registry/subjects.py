@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.registry import avro_types, connection
-from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
+from airflow_provider_exactlyonce.streaming.registry.avro_format import LATEST, AvroFormat
 from airflow_provider_exactlyonce.streaming.spark.jvm import class_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+AVRO: Final = "AVRO"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -26,14 +27,20 @@ def settled(given: AvroFormat, topic: str | None, values: DataFrame) -> AvroForm
     :raises RefusedError: when the columns are not those of the schema, or with the registry's words for what it refuses
     :raises BatchFailedError: when the registry does not answer
     """
+    if given.schema_id is not None:
+        _check(str(given.schema), values)
+        return given
+    registry = connection.connect(connection.from_environment())
+    if given.schema == LATEST:
+        number, latest = registry.latest(f"{topic}-value")
+        if latest.schema_type != AVRO:
+            raise RefusedError(f"AvroFormat('latest'): schema {number} of {topic}-value is {latest.schema_type}")
+        _check(str(latest.schema_str), values)
+        return replace(given, schema=latest.schema_str, schema_id=number)
     schema = given.schema or _schema_of(values, topic)
     _check(schema, values)
-    if given.schema_id is not None:
-        return given
-    subject = _subject(given, topic, schema)
-    registry = connection.connect(connection.from_environment())
-    register = registry.register if given.register else registry.lookup
-    return replace(given, schema=schema, schema_id=register(subject, "AVRO", schema))
+    settle = registry.register if given.register else registry.lookup
+    return replace(given, schema=schema, schema_id=settle(_subject(given, topic, schema), AVRO, schema))
 
 
 def _schema_of(values: DataFrame, topic: str | None) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_exactlyonce.streaming.registry.avro_decoder import SchemaMismatchError
+from airflow_provider_exactlyonce.streaming.registry.avro_decoder import Gathered, SchemaMismatchError
 
 MAGIC_BYTE: Final = 0
 HEAD_BYTES: Final = 5
@@ -55,25 +55,19 @@ class WireDecoder:
         reasons: dict[int, str] = {}
         heads = pc.binary_slice(values, 0, HEAD_BYTES).dictionary_encode(null_encoding="encode")
         index = heads.indices.to_numpy(zero_copy_only=False)
-        parts: list[pa.Array] = []
-        slots = np.full(len(values), -1, np.int64)
-        ready = 0
+        gathered = Gathered(len(values))
         for number, start in enumerate(heads.dictionary.to_pylist()):
-            chosen = np.flatnonzero(index == number)
+            chosen = np.equal(index, number)
             decoder = self._decoder(start)
+            positions = np.flatnonzero(chosen)
             if isinstance(decoder, str):
-                reasons.update(dict.fromkeys(chosen.tolist(), decoder))
+                reasons.update(dict.fromkeys(positions.tolist(), decoder))
                 continue
-            whole = len(chosen) == len(values)
-            found, misfits = decoder.decode(values if whole else values.take(pa.array(chosen)), HEAD_BYTES)
-            if whole:
-                return found, misfits
-            reasons.update({int(chosen[position]): reason for position, reason in misfits.items()})
-            parts.append(found)
-            slots[chosen] = np.arange(ready, ready + len(found))
-            ready += len(found)
-        joined = pa.concat_arrays(parts) if parts else pa.array([], self._kind)
-        return joined.take(pa.array(np.maximum(slots, 0), mask=slots < 0)), reasons
+            mine = values if len(positions) == len(values) else values.take(pa.array(positions))
+            found, misfits = decoder.decode(mine, HEAD_BYTES)
+            reasons.update({int(positions[position]): reason for position, reason in misfits.items()})
+            gathered.add(chosen, found)
+        return gathered.array(self._kind), reasons
 
     def _decoder(self, start: bytes | None) -> Decoder | str:
         if start is None:

@@ -115,9 +115,10 @@ def _key_and_value(sink: KafkaSink, frame: DataFrame) -> tuple[Column, Column]:
         )
     if sink.key is None and is_raw and sink.value_format in (None, "raw"):
         return (F.col("key") if "key" in types else F.lit(None).cast("binary")), F.col("value")
-    content = F.struct(*[F.col(f"`{name}`") for name in types])
+    named = [F.col(f"`{name}`") for name in types]
+    content = F.struct(*named)
     if isinstance(sink.value_format, AvroFormat):
-        value = subjects.settled(sink.value_format, sink.topic, frame.select(*[f"`{name}`" for name in types])).encode(content)
+        value = subjects.settled(sink.value_format, sink.topic, frame.select(*named)).encode(content)
     else:
         value = F.to_json(content, {"ignoreNullFields": "false"})
     if sink.key is None:

@@ -106,9 +106,9 @@ def _needed() -> Iterator[metadata.Distribution]:
     from packaging.utils import canonicalize_name
 
     waiting = [(_OWN, _EXTRA)]
-    if importlib.util.find_spec("authlib") is not None:  # what nothing else of ours brings: the registry's client
+    if importlib.util.find_spec("authlib") is not None:  # nothing else of ours brings the registry client's packages
         waiting.append((_OWN, _EXTRA_OF_REGISTRY))
-    seen = set()
+    seen, given = set(waiting), {_OWN}
     while waiting:
         name, extra = waiting.pop()
         try:
@@ -118,15 +118,18 @@ def _needed() -> Iterator[metadata.Distribution]:
                 f"package {name} is not installed here, so it can't be shipped to the executors; install "
                 f"{_OWN}[{_EXTRA}], or set {PACKAGES}=installed if every host has it"
             ) from None
-        if name != _OWN:
+        if name not in given:
+            given.add(name)
             yield distribution
         for line in distribution.requires or ():
             required = Requirement(line)
-            wanted = required.marker is None or required.marker.evaluate({"extra": extra})
+            if required.marker is not None and not required.marker.evaluate({"extra": extra}):
+                continue
             needed = canonicalize_name(required.name)
-            if wanted and needed not in seen and not needed.startswith(_NOT_SHIPPED):
-                seen.add(needed)
-                waiting.append((needed, next(iter(required.extras), "")))
+            if not needed.startswith(_NOT_SHIPPED):
+                found = {(needed, one) for one in ("", *required.extras)} - seen
+                seen |= found
+                waiting += sorted(found)
 
 
 def _archive(cache: Path, kind: str, identity: str, files: Mapping[str, Path]) -> Path:

@@ -380,7 +380,7 @@ def _symbols(writer: AvroType, reader: AvroType | None, what: str) -> Read:
 
 
 def _decimals(writer: AvroType, kind: pa.DataType | None, what: str) -> Read:
-    scale = writer.scale
+    _, scale = writer.digits
 
     def read(cursor: Cursor, rows: Rows) -> pa.Array | None:
         piece = cursor.piece(rows, writer.size if writer.kind == "fixed" else cursor.signed(rows, what), what)
@@ -439,7 +439,7 @@ def _default(one: AvroField, what: str) -> pa.Scalar:
     if given is not None and value is not None and value.kind in ("bytes", "fixed"):
         given = given.encode("latin-1")
         if value.logical == "decimal":
-            given = decimal.Decimal(int.from_bytes(given, "big", signed=True)).scaleb(-value.scale)
+            given = decimal.Decimal(int.from_bytes(given, "big", signed=True)).scaleb(-value.digits[1])
     return pa.scalar(given, kind)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,14 +32,14 @@ MEANINGS: Final = frozenset(_LOGICAL) - {"tinyint", "smallint"}
 _MISSING: Final = object()
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class AvroType:
     """A type of an Avro schema.
 
     :param kind: the name of a primitive type, ``fixed``, ``enum``, ``array``, ``map``, ``record`` or ``union``
     :param logical: what the value means, None when it is nothing else
     :param name: with its name space, of a named type
-    :param precision: of a decimal, and ``scale``
+    :param digits: of a decimal, in all and behind the point
     :param size: of a ``fixed``
     :param symbols: of an ``enum``; ``default`` is what a reader makes of another one
     :param items: of an ``array`` or a ``map``
@@ -49,8 +49,7 @@ class AvroType:
     kind: str
     logical: str | None = None
     name: str = ""
-    precision: int = 0
-    scale: int = 0
+    digits: tuple[int, int] = (0, 0)
     size: int = 0
     symbols: tuple[str, ...] = ()
     default: str | None = None
@@ -60,7 +59,7 @@ class AvroType:
 
     def __str__(self) -> str:
         if self.logical == "decimal":
-            return f"decimal({self.precision},{self.scale})"
+            return f"decimal({self.digits[0]},{self.digits[1]})"
         if self.kind == "union":
             return " or ".join(map(str, self.branches))
         return self.logical or (f"{self.kind} {self.name}" if self.name else self.kind)
@@ -79,7 +78,7 @@ class AvroType:
         return self.kind == "null" or any(branch.kind == "null" for branch in self.branches)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class AvroField:
     """A field of a record."""
 
@@ -148,35 +147,29 @@ class _Parser:
         name = given["name"]
         space = name.rpartition(".")[0] if "." in name else given.get("namespace", space)
         name = name if "." in name or not space else f"{space}.{name}"
-        found = AvroType("record" if kind == "error" else kind, name=name)
-        self._named[name] = found
         if kind == "enum":
-            found.symbols, found.default = tuple(given["symbols"]), given.get("default")
+            found = AvroType(kind, name=name, symbols=tuple(given["symbols"]), default=given.get("default"))
         elif kind == "fixed":
-            found.size = int(given["size"])
-            return self._logical(found, given)
+            found = self._logical(AvroType(kind, name=name, size=int(given["size"])), given)
         else:
-            found.fields = [
-                AvroField(
-                    one["name"],
-                    self.type(one["type"], space),
-                    tuple(one.get("aliases", ())),
-                    one.get("default", _MISSING),
-                )
-                for one in given["fields"]
-            ]
+            found = AvroType("record", name=name)
+        self._named[name] = found
+        if found.kind == "record":  # its fields may be of its own type
+            found.fields.extend(self._field(one, space) for one in given["fields"])
         return found
+
+    def _field(self, given: Mapping[str, Any], space: str) -> AvroField:
+        kind = self.type(given["type"], space)
+        return AvroField(given["name"], kind, tuple(given.get("aliases", ())), given.get("default", _MISSING))
 
     def _logical(self, found: AvroType, given: Mapping[str, Any]) -> AvroType:
         logical = given.get("logicalType")
-        if found.kind in _LOGICAL.get(str(logical), ()):
-            if logical == "decimal":
-                precision, scale = int(given["precision"]), int(given.get("scale", 0))
-                if not 0 <= scale <= precision or precision < 1:
-                    return found  # the specification: then it is what lies below
-                found.precision, found.scale = precision, scale
-            found.logical = logical
-        return found
+        if found.kind not in _LOGICAL.get(str(logical), ()):
+            return found
+        digits = (int(given["precision"]), int(given.get("scale", 0))) if logical == "decimal" else (0, 0)
+        if logical == "decimal" and not 0 <= digits[1] <= digits[0] != 0:
+            return found  # the specification: then it is what lies below
+        return replace(found, logical=logical, digits=digits)
 
 
 _ARROW: Final[Mapping[str, pa.DataType]] = {
@@ -234,9 +227,9 @@ def arrow_type(given: AvroType) -> pa.DataType:
     if value is None:
         raise RefusedError(f"no column can have values of the Avro type {given}")
     if value.logical == "decimal":
-        if value.precision > 38:
+        if value.digits[0] > 38:
             raise RefusedError(f"{value} has more than the 38 digits of a decimal column")
-        return pa.decimal128(value.precision, value.scale)
+        return pa.decimal128(*value.digits)
     if value.kind == "record":
         if not value.fields:
             raise RefusedError(f"{value} has no fields")

@@ -50,5 +50,5 @@ def test_what_names_no_registry_is_refused_and_not_shown(
 
 def test_a_word_that_the_client_does_not_know_is_refused_by_name() -> None:
     address = connection.RegistryAddress(json.dumps({"url": "http://registry", "max.retires": 3}))
-    with pytest.raises(RefusedError, match="configuration is refused: Unrecognized properties: max.retires"):
+    with pytest.raises(RefusedError, match=r"configuration is refused: Unrecognized properties: max\.retires"):
         connection.connect(address)

@@ -37,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
     "streaming.sinks.postgres": {"streaming.settings", "streaming.sinks", "streaming.spark"},
     "streaming.sinks.upsert": {"streaming.sinks", "streaming.spark"},
     "streaming.sinks.write_ahead_log": {"streaming.sinks", "streaming.sinks.files"},
-    "streaming.analysis": {"ledger", "checkpoint", "streaming.sinks.kafka", "streaming.spark"},
+    "streaming.analysis": {"ledger", "checkpoint", "streaming.registry", "streaming.sinks.kafka", "streaming.spark"},
     "streaming.keyed": {"state", "streaming.spark"},
     "streaming.job": {
         *("kafka", "state", "ledger", "checkpoint"),

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
+#: The name by which a plan knows what decodes a source.
+DECODING: Final = "exactlyonce_decoding"
 _PLACE: Final = ("topic", "partition", "offset")
 
 
@@ -90,6 +92,7 @@ class EncodedValues:
         def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from fitting(batches, reader, leave_out_bad=leave_out_bad, keeps_offset=keeps_offset)
 
+        decode.__name__ = DECODING
         return records.select("value", *_PLACE).mapInArrow(decode, columns)
 
     def misfits(self, records: DataFrame) -> DataFrame:

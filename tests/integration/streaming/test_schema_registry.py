@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from confluent_kafka import Producer
@@ -147,6 +152,66 @@ def test_old_and_new_schemas_in_one_batch_are_written_once_and_bad_records_with_
     assert [commit.bad_records for commit in world.ledger()[0]] == [len(MISFITS)]
     written = orders.client.get_latest_version(f"{world.sink}-value").schema.schema_str
     assert [one["name"] for one in json.loads(str(written))["fields"]] == ["id", "k", "twice", "note"]
+
+
+@contextmanager
+def late_registry(server: Apicurio, number: int) -> Iterator[str]:
+    """Give the URL of a registry to which a schema comes late: the first who asks for it is told that there is none."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0].endswith(f"/schemas/ids/{number}") and not asked:
+                asked.append(self.path)
+                self.answer(404, json.dumps({"error_code": 40403, "message": "Schema not found"}).encode())
+            else:
+                self.forward(None)
+
+        def do_POST(self) -> None:
+            self.forward(self.rfile.read(int(self.headers["Content-Length"])))
+
+        def forward(self, body: bytes | None) -> None:
+            headers = {"Content-Type": "application/json"} if body is not None else {}
+            try:
+                with urlopen(Request(f"http://127.0.0.1:{server.port}{self.path}", body, headers)) as response:
+                    self.answer(response.status, response.read())
+            except HTTPError as refused:
+                self.answer(refused.code, refused.read())
+
+        def answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever)
+        thread.start()
+        yield server.url.replace(str(server.port), str(proxy.server_port))
+        proxy.shutdown()
+        thread.join()
+    assert asked
+
+
+@pytest.mark.slow
+def test_a_record_whose_schema_is_there_when_bad_ones_are_looked_at_again_is_not_lost(
+    world: World, orders: Orders, registry_server: Apicurio
+) -> None:
+    admin = AdminClient(dict(world.config))
+    bad_topic = f"{world.sink}.bad"
+    admin.create_topics([NewTopic(bad_topic, 1, 1)])[bad_topic].result(30)
+    orders.send(1, new=lambda _: True)
+    number = int.from_bytes(orders.encoded(0, new=True)[1:5], "big")
+    with late_registry(registry_server, number) as url:
+        environment = {"EXACTLYONCE_SCHEMA_REGISTRY": url, "TEST_BAD_RECORDS": "topic"}
+        driver = world.start(environment=environment)
+        assert driver.wait() == 0, driver.output()[-3000:]
+    assert "1 source records were left out, and 0 of them were bad when they were looked at again" in driver.output()
+    orders.check()
+    assert read_committed(world.config, bad_topic) == []
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -35,8 +35,8 @@ class AvroFormat:
     schema: str | None = None
     schema_id: int | None = None
     _: KW_ONLY
-    subject: str = "topic"
-    register: bool = True
+    subject: str = field(default="topic", repr=False)  # the version of a pipeline without them stays
+    register: bool = field(default=True, repr=False)
 
     def __post_init__(self) -> None:
         if self.subject not in _SUBJECTS:
@@ -49,6 +49,9 @@ class AvroFormat:
             raise RefusedError(f"AvroFormat(schema_id={self.schema_id}): the id is of a schema, which it needs, too")
         if self.schema_id is not None and not 0 <= self.schema_id < 2**31:
             raise RefusedError(f"AvroFormat(schema_id={self.schema_id}): 0 to {2**31 - 1}")
+
+    def __str__(self) -> str:
+        return repr(self) if self.subject == "topic" else f"{self!r}, subject {self.subject}"
 
     @property
     def names_topic(self) -> bool:

@@ -113,8 +113,10 @@ def named_types(root: AvroType) -> dict[str, AvroType]:
     waiting = [root]
     while waiting:
         one = waiting.pop()
-        if one.name and found.setdefault(one.name, one) is not one:
+        if one.name in found:
             continue
+        if one.name:
+            found[one.name] = one
         waiting += [*one.branches, *(of.type for of in one.fields), *([one.items] if one.items else [])]
     return found
 

@@ -19,7 +19,7 @@ STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test pytest test-all docs crash-matrix durations lint format lock checksums bench-commit bench-gates bench-ledger bench-peers bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo check test pytest test-all test-registry docs crash-matrix durations lint format lock checksums bench-commit bench-gates bench-ledger bench-peers bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -49,6 +49,9 @@ pytest: setup
 
 test-all: lint ## the same with the slow tests; resumes: on the same files nothing that has passed runs again
 	@$(PYTEST) -p tests.resume -m "" $(ARGS)
+
+test-registry: setup ## the tests of Avro with a real schema registry; needs Java 21, of which the rest can do without
+	@$(VENV_PYTHON) -m pytest -n 0 -m "" tests/unit/streaming/registry tests/integration/streaming/test_schema_registry.py $(ARGS)
 
 crash-matrix: setup ## N faults at every step of the protocol, then some at Spark's own sink; resumes
 	@$(VENV_PYTHON) -m tests.crash_matrix --runs $(N)

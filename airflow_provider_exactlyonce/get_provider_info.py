@@ -60,6 +60,7 @@ def get_provider_info() -> dict[str, Any]:
                 "hooks.metrics",
                 "hooks.packages",
                 "hooks.postgres",
+                "hooks.schema_registry",
                 "hooks.spark_submit",
             )
         ],

@@ -30,17 +30,19 @@ ROOMS: dict[str, set[str]] = {
     "streaming.settings": {"kafka"},
     "streaming.sequencer": {"kafka", "streaming.settings"},
     "streaming.sinks": {"ledger"},
-    "streaming.sinks.kafka": {"kafka"},
     "streaming.spark": {"control", "checkpoint", "streaming.settings"},
+    "streaming.registry": {"state", "streaming.settings", "streaming.spark"},
+    "streaming.sinks.kafka": {"kafka", "streaming.registry"},
     "streaming.sinks.files": {"streaming.sinks", "streaming.spark"},
     "streaming.sinks.postgres": {"streaming.settings", "streaming.sinks", "streaming.spark"},
     "streaming.sinks.upsert": {"streaming.sinks", "streaming.spark"},
     "streaming.sinks.write_ahead_log": {"streaming.sinks", "streaming.sinks.files"},
-    "streaming.analysis": {"ledger", "checkpoint", "streaming.sinks.kafka", "streaming.spark"},
+    "streaming.analysis": {"ledger", "checkpoint", "streaming.registry", "streaming.sinks.kafka", "streaming.spark"},
     "streaming.keyed": {"state", "streaming.spark"},
     "streaming.job": {
         *("kafka", "state", "ledger", "checkpoint"),
         *("streaming.settings", "streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
+        "streaming.registry",
     },
     "streaming.commit": {
         *("kafka", "control", "ledger", "checkpoint", "backfill", "streaming.settings", "streaming.sequencer"),
@@ -61,6 +63,7 @@ ROOMS: dict[str, set[str]] = {
     "streaming": {
         *("ledger", "checkpoint", "streaming.job", "streaming.keyed", "streaming.declaration", "streaming.sinks"),
         *(f"streaming.sinks.{name}" for name in ("files", "kafka", "postgres", "upsert", "write_ahead_log")),
+        "streaming.registry",
     },
     "testing": {
         *("kafka", "control", "ledger", "checkpoint", "streaming.settings", "streaming.sequencer", "streaming.sinks"),

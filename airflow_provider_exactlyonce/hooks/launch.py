@@ -26,6 +26,7 @@ class DriverSettings:
     :param conn_id: connection of type ``spark``
     :param kafka_conn_id: connection of type ``kafka``
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name
+    :param schema_registry_conn_id: connection of type ``http`` to the job's schema registry, None for none
     :param conf: Spark settings; those that the protocol needs are added, contradicting ones refused
     :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it
     :param packages: comma-separated Maven coordinates, instead of the same
@@ -38,6 +39,7 @@ class DriverSettings:
     conn_id: str = "spark_default"
     kafka_conn_id: str = "kafka_default"
     postgres_conn_ids: Sequence[str] = ()
+    schema_registry_conn_id: str | None = None
     conf: Mapping[str, Any] = field(default_factory=dict)
     jars: str | None = None
     packages: str | None = None
@@ -71,13 +73,20 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
     from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
     from airflow_provider_exactlyonce.control.launching import Launch
     from airflow_provider_exactlyonce.devkit import class_archive
-    from airflow_provider_exactlyonce.hooks import kafka, postgres, spark_submit
-    from airflow_provider_exactlyonce.streaming.settings import KAFKA_VARIABLE, POSTGRES_VARIABLE, TOKEN_VARIABLE
+    from airflow_provider_exactlyonce.hooks import kafka, postgres, schema_registry, spark_submit
+    from airflow_provider_exactlyonce.streaming.settings import (
+        KAFKA_VARIABLE,
+        POSTGRES_VARIABLE,
+        REGISTRY_VARIABLE,
+        TOKEN_VARIABLE,
+    )
 
     cluster = spark_submit.cluster_of(settings.conn_id)
     secrets = {KAFKA_VARIABLE: kafka.driver_config(settings.kafka_conn_id)}
     if settings.postgres_conn_ids:
         secrets[POSTGRES_VARIABLE] = postgres.driver_config(settings.postgres_conn_ids)
+    if settings.schema_registry_conn_id:
+        secrets[REGISTRY_VARIABLE] = schema_registry.driver_config(settings.schema_registry_conn_id)
     remote: dict[str, str] = {}
     local: dict[str, str] = {}
     if cluster is None:

@@ -9,6 +9,7 @@ code. They hold compiled wheels: the executors' Python has to be of this one's v
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import sys
 import sysconfig
 import zipfile
@@ -25,6 +26,7 @@ PACKAGES: Final = "spark.exactlyonce.packages"
 
 _OWN: Final = "airflow-provider-exactlyonce"
 _EXTRA: Final = "spark"
+_EXTRA_OF_REGISTRY: Final = "registry"
 _PACKAGE: Final = "airflow_provider_exactlyonce"
 #: Every Spark has PySpark of its own version; Airflow stays where the task runs.
 _NOT_SHIPPED: Final = ("pyspark", "pyspark-client", "py4j", "apache-airflow")
@@ -104,7 +106,9 @@ def _needed() -> Iterator[metadata.Distribution]:
     from packaging.utils import canonicalize_name
 
     waiting = [(_OWN, _EXTRA)]
-    seen = set()
+    if importlib.util.find_spec("authlib") is not None:  # nothing else of ours brings the registry client's packages
+        waiting.append((_OWN, _EXTRA_OF_REGISTRY))
+    seen, given = set(waiting), {_OWN}
     while waiting:
         name, extra = waiting.pop()
         try:
@@ -114,15 +118,18 @@ def _needed() -> Iterator[metadata.Distribution]:
                 f"package {name} is not installed here, so it can't be shipped to the executors; install "
                 f"{_OWN}[{_EXTRA}], or set {PACKAGES}=installed if every host has it"
             ) from None
-        if name != _OWN:
+        if name not in given:
+            given.add(name)
             yield distribution
         for line in distribution.requires or ():
             required = Requirement(line)
-            wanted = required.marker is None or required.marker.evaluate({"extra": extra})
+            if required.marker is not None and not required.marker.evaluate({"extra": extra}):
+                continue
             needed = canonicalize_name(required.name)
-            if wanted and needed not in seen and not needed.startswith(_NOT_SHIPPED):
-                seen.add(needed)
-                waiting.append((needed, next(iter(required.extras), "")))
+            if not needed.startswith(_NOT_SHIPPED):
+                found = {(needed, one) for one in ("", *required.extras)} - seen
+                seen |= found
+                waiting += sorted(found)
 
 
 def _archive(cache: Path, kind: str, identity: str, files: Mapping[str, Path]) -> Path:

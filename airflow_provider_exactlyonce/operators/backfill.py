@@ -64,6 +64,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
     :param conn_id: connection of type ``spark``; deploy mode client or none. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
+    :param schema_registry_conn_id: connection of type ``http`` to the schema registry of the job's formats. (templated)
     :param until: ``available``; a backfill has an end of its own. (templated)
     :param if_running: what to do about a driver of the same request that another task has started: ``adopt`` waits for
         its end and takes its result, ``fail`` fails, ``replace`` stops it and goes on where it was
@@ -180,6 +181,7 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
             conn_id=self.conn_id,
             kafka_conn_id=self.kafka_conn_id,
             postgres_conn_ids=self.postgres_conn_ids,
+            schema_registry_conn_id=self.schema_registry_conn_id,
             conf=self.conf or {},
             jars=self.jars,
             packages=self.packages,

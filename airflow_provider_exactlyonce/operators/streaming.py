@@ -85,6 +85,7 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
     :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
+    :param schema_registry_conn_id: connection of type ``http`` to the schema registry of the job's formats. (templated)
     :param until: when the task is done. ``available``: everything that was available at the start is committed.
         ``Commits(n)``, ``Watermark(time)`` or a ``timedelta``: after so many commits, or when the output is complete up
         to that time, or after so long, counted from the first start over all tries; then the driver ends, too.
@@ -118,6 +119,7 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
         "conn_id",
         "kafka_conn_id",
         "postgres_conn_ids",
+        "schema_registry_conn_id",
         "until",
         "conf",
         "jars",
@@ -138,6 +140,7 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
         conn_id: str = "spark_default",
         kafka_conn_id: str = "kafka_default",
         postgres_conn_ids: Sequence[str] = (),
+        schema_registry_conn_id: str | None = None,
         until: str | Commits | Watermark | timedelta = untils.AVAILABLE,
         if_running: str = "adopt",
         restart_strategy: RestartStrategy | None = None,
@@ -160,6 +163,7 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
         self.conn_id = conn_id
         self.kafka_conn_id = kafka_conn_id
         self.postgres_conn_ids = postgres_conn_ids
+        self.schema_registry_conn_id = schema_registry_conn_id
         self.until = until
         self.if_running = if_running
         self.restart_strategy = restart_strategy or RestartStrategy.fixed_delay(3, timedelta(seconds=10))
@@ -256,6 +260,7 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
             conn_id=self.conn_id,
             kafka_conn_id=self.kafka_conn_id,
             postgres_conn_ids=self.postgres_conn_ids,
+            schema_registry_conn_id=self.schema_registry_conn_id,
             conf=self.conf or {},
             jars=self.jars,
             packages=self.packages,

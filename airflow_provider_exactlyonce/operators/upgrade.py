@@ -44,6 +44,7 @@ class _PlanOperator(PipelineLineage, BaseOperator):
         "conn_id",
         "kafka_conn_id",
         "postgres_conn_ids",
+        "schema_registry_conn_id",
         "conf",
         "jars",
         "packages",
@@ -61,6 +62,7 @@ class _PlanOperator(PipelineLineage, BaseOperator):
         conn_id: str = "spark_default",
         kafka_conn_id: str = "kafka_default",
         postgres_conn_ids: Sequence[str] = (),
+        schema_registry_conn_id: str | None = None,
         conf: Mapping[str, Any] | None = None,
         jars: str | None = None,
         packages: str | None = None,
@@ -80,6 +82,7 @@ class _PlanOperator(PipelineLineage, BaseOperator):
         self.conn_id = conn_id
         self.kafka_conn_id = kafka_conn_id
         self.postgres_conn_ids = postgres_conn_ids
+        self.schema_registry_conn_id = schema_registry_conn_id
         self.conf = conf
         self.jars = jars
         self.packages = packages
@@ -159,6 +162,7 @@ class _PlanOperator(PipelineLineage, BaseOperator):
             conn_id=self.conn_id,
             kafka_conn_id=self.kafka_conn_id,
             postgres_conn_ids=self.postgres_conn_ids,
+            schema_registry_conn_id=self.schema_registry_conn_id,
             conf=self.conf or {},
             jars=self.jars,
             packages=self.packages,
@@ -202,6 +206,7 @@ class UpgradePipelineOperator(_PlanOperator):
     :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
+    :param schema_registry_conn_id: connection of type ``http`` to the schema registry of the job's formats. (templated)
     :param conf: Spark settings of both versions. (templated)
     :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it. (templated)
     :param packages: comma-separated Maven coordinates, instead of the same. (templated)
@@ -294,6 +299,7 @@ class RollbackPipelineOperator(_PlanOperator):
     :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
+    :param schema_registry_conn_id: connection of type ``http`` to the schema registry of the job's formats. (templated)
     :param conf: Spark settings. (templated)
     :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it. (templated)
     :param packages: comma-separated Maven coordinates, instead of the same. (templated)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.streaming.job.state_backend import StateBackend
     from airflow_provider_exactlyonce.streaming.keyed.connected_stream import ConnectedStream, connect
     from airflow_provider_exactlyonce.streaming.keyed.keyed_stream import KeyedStream, key_by, spread
+    from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
     from airflow_provider_exactlyonce.streaming.sinks.files.file_table import FileTable
     from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileSink
-    from airflow_provider_exactlyonce.streaming.sinks.kafka.avro_format import AvroFormat
     from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
     from airflow_provider_exactlyonce.streaming.sinks.postgres.sink import PostgresSink
     from airflow_provider_exactlyonce.streaming.sinks.spi import Share, Sink
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "AvroFormat": "sinks.kafka.avro_format",
+    "AvroFormat": "registry.avro_format",
     "CheckpointConfig": "job.checkpoint_config",
     "CheckpointingMode": "job.checkpoint_config",
     "ConnectedStream": "keyed.connected_stream",

@@ -46,6 +46,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
     "Sources and sinks": (
         "docs/kafka-source",
         "docs/kafka-sink",
+        "docs/schema-registry",
         "docs/postgres-sink",
         "docs/file-sink",
         "docs/write-ahead-log",

@@ -17,7 +17,12 @@ PACKAGE = airflow_provider_exactlyonce.__name__
 ROOT = Path(airflow_provider_exactlyonce.__file__).parent
 PARAMETER = re.compile(r":param (\w+):((?:(?!:param |:raises |:returns? |\.\. seealso).)*)", re.DOTALL)
 #: The connection types of the Spark, Kafka and Postgres providers; there is none of our own.
-CONNECTIONS = {"conn_id": "spark", "kafka_conn_id": "kafka", "postgres_conn_id": "postgres"}
+CONNECTIONS = {
+    "conn_id": "spark",
+    "kafka_conn_id": "kafka",
+    "postgres_conn_id": "postgres",
+    "schema_registry_conn_id": "schema_registry",
+}
 
 
 def task_classes() -> list[type[BaseOperator]]:

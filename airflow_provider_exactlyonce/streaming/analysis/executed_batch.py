@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.ledger.records import LateRows
+from airflow_provider_exactlyonce.streaming.registry.encoded_values import DECODING
 from airflow_provider_exactlyonce.streaming.spark.jvm import class_of, tree
 
 if TYPE_CHECKING:
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 _LATE: Final = "numRowsDroppedByWatermark"
 _STATE: Final = "numTotalStateRows"
 _READ: Final = "numOutputRows"
+_RETURNED: Final = "pythonNumRowsReceived"
 _KAFKA_STREAM: Final = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
 _SCAN: Final = "MicroBatchScanExec"
+_MAP: Final = "MapInArrowExec"
 _AGGREGATE: Final = "AggregateExec"
 _JOIN: Final = "StreamingSymmetricHashJoinExec"
 #: What Spark puts between an operator with state and the plan that it was written over.
@@ -55,10 +58,12 @@ class BatchCounts:
     :param records: source records that were read from Kafka, bad ones included; each once, whatever reads it again.
         None where streams share a topic and read others, too: then it is not known which records are the same
     :param late: of every operator that has left out rows behind its watermark
+    :param undecoded: records that the decoding of sources has left out, None where nothing is decoded in workers
     """
 
     records: int | None
     late: Sequence[LateRows] = ()
+    undecoded: int | None = None
 
     @property
     def late_rows(self) -> int:
@@ -82,6 +87,7 @@ class ExecutedBatch:
         plan = found.streamingQuery().lastExecution().executedPlan()
         self._operators: Final[list[_Operator]] = []
         self._scans: Final[list[_Scan]] = []
+        self._decoded: Final[list[_Decoded]] = []
         for node in tree(plan):
             metrics = node.metrics()
             if metrics.contains(_LATE):
@@ -90,15 +96,17 @@ class ExecutedBatch:
                 self._operators[-1].count_by(metrics.apply(_LATE))  # of session windows, what restores state counts
             elif _name(node) == _SCAN and str(node.stream().getClass().getName()) == _KAFKA_STREAM:
                 self._scans.append(_Scan(node))
+            elif _name(node) == _MAP and str(node.func().name()) == DECODING:
+                self._decoded.append(_Decoded(node))
 
     def counts(self) -> BatchCounts:
         """Return what the attempt has read and left out so far; an aggregation's late rows are counted in a job."""
-        records = self._records()
+        records, undecoded = self._records(), self._undecoded()
         dropped = [(operator, operator.dropped()) for operator in self._operators]
         late = [operator.late(rows) for operator, rows in dropped if rows]
         for scan in self._scans:
             scan.forget_further_reads()
-        return BatchCounts(records=records, late=late)
+        return BatchCounts(records=records, late=late, undecoded=undecoded)
 
     def _records(self) -> int | None:
         read: dict[frozenset[str], int] = {}
@@ -106,6 +114,12 @@ class ExecutedBatch:
             read[scan.topics] = max(read.get(scan.topics, 0), scan.read())
         shared = len({topic for topics in read for topic in topics}) < sum(map(len, read))
         return None if shared else sum(read.values())
+
+    def _undecoded(self) -> int | None:
+        left_out: dict[frozenset[str], int] = {}
+        for one in self._decoded:  # as with reading
+            left_out[one.topics] = max(left_out.get(one.topics, 0), one.left_out())
+        return sum(left_out.values()) if left_out else None
 
     def late_rows(self, late: LateRows) -> DataFrame:
         """Return the rows that an operator has left out, as it would have taken them.
@@ -138,6 +152,23 @@ class _Scan:
         """Have Spark's own progress tell what the batch has read, and not what counting late rows has."""
         if int(self._metric.value()) != self._after:
             self._metric.set(self._after)
+
+
+class _Decoded:
+    """Decodes what a part of a Kafka stream reads, in workers.
+
+    :ivar topics: that are read
+    """
+
+    def __init__(self, node: Any) -> None:
+        self._scan: Final = next(_Scan(below) for below in tree(node) if _name(below) == _SCAN)
+        self.topics: Final = self._scan.topics
+        self._metric: Final = node.metrics().apply(_RETURNED)
+        self._before: Final = int(self._metric.value())
+
+    def left_out(self) -> int:
+        """Return how many records it has read since, and not given out."""
+        return self._scan.read() - (int(self._metric.value()) - self._before)
 
 
 class _Operator:

@@ -90,10 +90,10 @@ def steps(plan: Any) -> Iterator[Any]:
 
 
 def runs_python(frame: DataFrame) -> bool:
-    """Whether any of a query's own steps runs in a Python worker."""
+    """Whether any step of a query runs in a Python worker, those of its sources among them."""
     return any(
         _PYTHON.search(part.getClass().getSimpleName())
-        for plan in steps(frame._jdf.queryExecution().analyzed())
+        for plan in tree(frame._jdf.queryExecution().analyzed())
         for part in (plan, *(one for expression in elements(plan.expressions()) for one in tree(expression)))
     )
 

@@ -72,6 +72,9 @@ class AtLeastOnceWriter(BatchWriter):
             self._written = self._summed_up(kept)
             self._attempt.count(kept)
             self._attempt.judge_late_rows()  # before anything can be seen
+            if bad is not None and self._attempt.counts is not None and self._attempt.counts.undecoded:
+                bad = bad.persist()  # what is counted is what is written
+                self._attempt.check_left_out(bad.count())
             self._before_rows()
             self._saved(kept, bad)
         finally:

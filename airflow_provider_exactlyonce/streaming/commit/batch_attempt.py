@@ -135,6 +135,22 @@ class BatchAttempt:
         read_bad = self.options.bad_source_records
         return None if read_bad is None else read_bad(self.batch.source)
 
+    def check_left_out(self, written: int) -> None:
+        """Compare the bad records that were written with those that were left out of the result.
+
+        A record is decoded for either by itself. A schema that the registry has got in between is unknown first, and
+        then known: such a record would be nowhere.
+
+        :param written: bad source records that went to their topic
+        :raises BatchFailedError: when fewer were written
+        """
+        undecoded = self.counts.undecoded if self.counts is not None else None
+        if undecoded is not None and written < undecoded:
+            raise BatchFailedError(
+                f"{undecoded:,} source records were left out, and {written:,} of them were bad when they were looked "
+                "at again: the schema registry has got their schema meanwhile"
+            )
+
     def late_records(self) -> Iterator[DataFrame]:
         """Yield the late rows that go to a topic of their own."""
         topic = self.options.late.topic

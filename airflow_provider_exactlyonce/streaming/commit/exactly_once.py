@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -176,18 +176,20 @@ class TransactionalWriter(BatchWriter):
         answers = self._run_job(frame, tag, told(task), lambda: server.failure)
         self._attempt.count(frame, tag)
         self._attempt.judge_late_rows()
-        for aside in self._set_aside():
+
+        def write_aside(aside: DataFrame) -> list[_Answer]:
             stage = write_stage.write_stage(aside, task.settings)
             more = told(replace(task, first_task=len(answers)))
-            answers += self._run_job(stage, tag, more, lambda: server.failure)
-        return answers
+            return self._run_job(stage, tag, more, lambda: server.failure)
 
-    def _set_aside(self) -> Iterator[DataFrame]:
-        """Yield the batch's records that go to other topics than its result: bad ones, and late rows."""
         bad = self._attempt.bad_records()
         if bad is not None:
-            yield bad
-        yield from self._attempt.late_records()
+            found = write_aside(bad)
+            self._attempt.check_left_out(sum(rows for answer in found for rows, _ in answer.values()))
+            answers += found
+        for late in self._attempt.late_records():
+            answers += write_aside(late)
+        return answers
 
     def _run_job(
         self, stage: DataFrame, tag: str, attempt: str | None = None, reason: Callable[[], str | None] = lambda: None

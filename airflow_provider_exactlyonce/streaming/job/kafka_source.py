@@ -14,10 +14,13 @@ from airflow_provider_exactlyonce.kafka.config import for_spark
 from airflow_provider_exactlyonce.state import ddl
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import mark
 from airflow_provider_exactlyonce.streaming.job.json_values import JsonValues
+from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+    from airflow_provider_exactlyonce.streaming.registry.encoded_values import EncodedValues
 
 _STARTS: Final = ("earliest", "latest")
 _HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
@@ -50,11 +53,11 @@ _DEFAULTS: Final[Mapping[str, str]] = {
 class KafkaSource:
     """Reads a topic, committed records only.
 
-    With ``schema`` each value is a JSON object, and the stream has the schema's columns. A field that is declared
-    ``NOT NULL`` is required. A record that does not fit (no value, not JSON, a wrong type, a decimal that would be
-    rounded, a required field that is missing) stops the pipeline before its batch commits; fields that the schema does
-    not name are ignored. Without ``schema`` the stream has Spark's own columns: key, value, topic, partition, offset,
-    timestamp, timestampType.
+    With ``schema`` each value is a JSON object, or what ``value_format`` says, and the stream has the schema's columns.
+    A field that is declared ``NOT NULL`` is required. A record that does not fit (no value, not JSON, a wrong type, a
+    decimal that would be rounded, a required field that is missing) stops the pipeline before its batch commits; fields
+    that the schema does not name are ignored. Without ``schema`` the stream has Spark's own columns: key, value, topic,
+    partition, offset, timestamp, timestampType.
 
     :param topic: the topic
     :param schema: columns in Spark's DDL, for example ``"id STRING NOT NULL, price DECIMAL(12,2)"``
@@ -65,6 +68,7 @@ class KafkaSource:
     :param offset_column: beside the schema's columns, one of this name with the record's offset: the order of records
         that have one key, which are in one partition
     :param options: more options of Spark's Kafka source
+    :param value_format: what the values are, None for JSON. ``schema`` is made of the one of an :class:`AvroFormat`
     """
 
     topic: str
@@ -73,10 +77,13 @@ class KafkaSource:
     max_offsets_per_trigger: int | None = None
     offset_column: str | None = field(default=None, repr=False)  # the version of a pipeline without it stays
     options: Mapping[str, str] = field(default_factory=dict)
+    value_format: AvroFormat | None = field(default=None, repr=False)  # its schema is in the other one
 
     def __post_init__(self) -> None:
         if not self.topic or not isinstance(self.topic, str):
             raise RefusedError(f"KafkaSource({self.topic!r}): the name of a topic")
+        if self.value_format is not None:
+            object.__setattr__(self, "schema", self._encoded_columns(self.value_format))
         if self.starting_offsets not in _STARTS:
             try:
                 start = moments.text(moments.milliseconds(self.starting_offsets))
@@ -97,6 +104,18 @@ class KafkaSource:
                 f"offset_column={self.offset_column!r} of KafkaSource({self.topic!r}): without a schema the stream has "
                 "Spark's own columns, with offset"
             )
+
+    def _encoded_columns(self, value_format: AvroFormat) -> str:
+        if not isinstance(value_format, AvroFormat) or value_format.schema_id is not None:
+            raise self._refused(
+                "value_format", "None for JSON, or an AvroFormat without schema_id: each record has one"
+            )
+        columns = value_format.columns()
+        if columns is None and self.schema is None:
+            raise self._refused("value_format", "it needs a schema, of its own or of the source")
+        if None not in (columns, self.schema) and columns != self.schema:
+            raise self._refused("schema", "the columns are those of value_format's schema")
+        return str(columns or self.schema)
 
     def _refused(self, name: str, accepted: str) -> RefusedError:
         return RefusedError(f"{name}={getattr(self, name)!r} of KafkaSource({self.topic!r}): {accepted}")
@@ -178,10 +197,14 @@ class KafkaSource:
 
         from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import HEADERS_TYPE, origin_headers
 
-        values = JsonValues(self._struct())
+        if self.value_format is None:
+            values = JsonValues(self._struct())
+            bad, reason = values.parsed(records).where(~values.fits()), values.misfit()
+        else:
+            bad, reason = self._encoded_values(self.value_format).misfits(records), F.col("reason")
         origin = F.concat(F.concat_ws("-", "topic", "partition"), F.lit(" offset "), "offset")
-        headers = F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), origin_headers(origin, values.misfit()))
-        return values.parsed(records).where(~values.fits()).select("key", "value", headers.alias("headers"))
+        headers = F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), origin_headers(origin, reason))
+        return bad.select("key", "value", headers.alias("headers"))
 
     @property
     def may_lose(self) -> bool:
@@ -228,9 +251,18 @@ class KafkaSource:
         """
         if self.schema is None:
             return records
+        if self.value_format is not None:
+            return self._encoded_values(self.value_format).fitted(records, leave_out_bad=leave_out_bad)
         values = JsonValues(self._struct(), self.offset_column)
         stays = values.fits() if leave_out_bad else values.fits_or_raises()
         return values.parsed(records).where(stays).select(*values.columns())
+
+    def _encoded_values(self, value_format: AvroFormat) -> EncodedValues:
+        from airflow_provider_exactlyonce.streaming.registry import connection
+        from airflow_provider_exactlyonce.streaming.registry.encoded_values import AvroReader, EncodedValues
+
+        reader = AvroReader(value_format.reading_schema(str(self.schema)), connection.from_environment())
+        return EncodedValues(reader, self._struct(), self.offset_column)
 
     def _struct(self) -> StructType:
         from pyspark.sql.types import StructType

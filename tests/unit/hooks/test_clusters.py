@@ -168,6 +168,31 @@ def test_connections_to_postgresql_go_the_same_way_in_libpqs_words(
     assert json.loads(file.read_text()) == {"shop_db": {**parameters, "sslmode": "require"}}
 
 
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ({"host": "registry", "port": 8081}, "http://registry:8081"),
+        ({"host": "registry", "schema": "https"}, "https://registry"),
+        ({"host": "https://registry/apis/ccompat/v7", "port": 8443}, "https://registry:8443/apis/ccompat/v7"),
+    ],
+)
+def test_the_schema_registrys_connection_goes_the_same_way_in_its_clients_words(
+    connect: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], url: str
+) -> None:
+    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
+    user = {"conn_type": "http", "login": "me", "password": PASSWORD, "extra": {"ssl.ca.location": "/ca.pem"}}
+    monkeypatch.setenv("AIRFLOW_CONN_REGISTRY", json.dumps({**given, **user}))
+    launched = launch(tmp_path / "home", schema_registry_conn_id="registry")
+    assert PASSWORD not in " ".join(launched.command) + launched.printable + str(launched.environment)
+    file = Path(settings_of(launched)["spark.yarn.appMasterEnv.EXACTLYONCE_SCHEMA_REGISTRY"].removeprefix("@"))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert json.loads(file.read_text()) == {
+        "url": url,
+        "basic.auth.user.info": f"me:{PASSWORD}",
+        "ssl.ca.location": "/ca.pem",
+    }
+
+
 @pytest.mark.usefixtures("provider")
 def test_kubernetes_gets_a_label_and_the_drivers_environment(connect: Callable[..., None], tmp_path: Path) -> None:
     connect("k8s://https://cluster:6443", namespace="streams")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.digest import BACKFILL_HEADER
-from airflow_provider_exactlyonce.streaming.sinks.kafka.avro_format import AvroFormat
+from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -103,6 +103,8 @@ def _check_columns(sink: KafkaSink, frame: DataFrame) -> None:
 def _key_and_value(sink: KafkaSink, frame: DataFrame) -> tuple[Column, Column]:
     from pyspark.sql import functions as F
 
+    from airflow_provider_exactlyonce.streaming.registry import subjects
+
     routing = {getattr(sink, role) for role in _ROUTING_TYPES}
     types = {name: kind for name, kind in frame.dtypes if name not in routing}
     is_raw = "value" in types and types.keys() <= _RAW_COLUMNS and set(types.values()) <= _TEXT_TYPES
@@ -113,9 +115,10 @@ def _key_and_value(sink: KafkaSink, frame: DataFrame) -> tuple[Column, Column]:
         )
     if sink.key is None and is_raw and sink.value_format in (None, "raw"):
         return (F.col("key") if "key" in types else F.lit(None).cast("binary")), F.col("value")
-    content = F.struct(*[F.col(f"`{name}`") for name in types])
+    named = [F.col(f"`{name}`") for name in types]
+    content = F.struct(*named)
     if isinstance(sink.value_format, AvroFormat):
-        value = sink.value_format.encode(content)
+        value = subjects.settled(sink.value_format, sink.topic, frame.select(*named)).encode(content)
     else:
         value = F.to_json(content, {"ignoreNullFields": "false"})
     if sink.key is None:

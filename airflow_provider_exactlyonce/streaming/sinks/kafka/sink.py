@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.compression import Compression
-from airflow_provider_exactlyonce.streaming.sinks.kafka.avro_format import AvroFormat
+from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ class KafkaSink:
             raise RefusedError("KafkaSink needs a topic, or a topic_column")
         if not (self.value_format in (None, "json", "raw") or isinstance(self.value_format, AvroFormat)):
             raise RefusedError(f"KafkaSink(value_format={self.value_format!r}): 'json', 'raw' or an AvroFormat")
+        if isinstance(self.value_format, AvroFormat) and self.topic is None and self.value_format.names_topic:
+            raise RefusedError("KafkaSink without a topic: AvroFormat(subject='record'), or with a schema_id")
         if self.bad_records not in ("stop", "topic"):
             raise RefusedError(f"KafkaSink(bad_records={self.bad_records!r}): 'stop' or 'topic'")
         if self.diverts and (self.topic is None or self.bad_topic == self.topic):

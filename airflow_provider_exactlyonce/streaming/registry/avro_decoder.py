@@ -1,0 +1,447 @@
+"""Decodes Avro records, many at a time, from the schema that they were written with to that of a reader."""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_exactlyonce.streaming.registry import avro_types
+from airflow_provider_exactlyonce.streaming.registry.avro_types import AvroField, AvroType
+from airflow_provider_exactlyonce.streaming.registry.cursors import ALL, Cursor, Rows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Reads one value of each of some records: an array of the reader's type, None where the reader has no use for it.
+Read = Callable[[Cursor, Rows], pa.Array | None]
+
+_UNITS: Final = {"millis": "ms", "micros": "us", "nanos": "ns"}
+_INT: Final = (-(2**31), 2**31 - 1)
+#: What a value of one type may be read as, besides itself.
+_PROMOTIONS: Final = {
+    "int": frozenset({"int", "long", "float", "double", "tinyint", "smallint"}),
+    "long": frozenset({"long", "float", "double"}),
+    "float": frozenset({"float", "double"}),
+    "bytes": frozenset({"bytes", "string"}),
+    "string": frozenset({"bytes", "string"}),
+    "fixed": frozenset({"fixed", "bytes"}),
+    "enum": frozenset({"enum", "string"}),
+}
+
+
+class Gathered:
+    """An array that is made of parts, each of which has the values of some places.
+
+    :param count: of its places
+    """
+
+    def __init__(self, count: int) -> None:
+        self._slots: Final = np.full(count, -1, np.int64)
+        self._parts: Final[list[pa.Array]] = []
+        self._ready = 0
+
+    def add(self, places: NDArray[np.bool_], part: pa.Array | None) -> None:
+        """Take the values of the places that are true in a mask; None for values that nobody wants."""
+        if part is not None:
+            self._slots[places] = np.arange(self._ready, self._ready + len(part))
+            self._parts.append(part)
+            self._ready += len(part)
+
+    @property
+    def absent(self) -> NDArray[np.bool_]:
+        """The places that no part has a value for."""
+        return np.less(self._slots, 0)
+
+    def array(self, kind: pa.DataType) -> pa.Array:
+        """Return it, null where no part has a value."""
+        if len(self._parts) == 1 and len(self._parts[0]) == len(self._slots):
+            return self._parts[0]
+        joined = pa.concat_arrays(self._parts) if self._parts else pa.array([], kind)
+        return joined.take(pa.array(np.maximum(self._slots, 0), mask=self.absent))
+
+
+class SchemaMismatchError(Exception):
+    """A writer's schema can't be read as the reader's; the message says where."""
+
+
+class AvroDecoder:
+    """Decodes what was written with one schema.
+
+    :param writer: of the records, a record
+    :param reader: of the result, a record
+    :raises SchemaMismatchError: when no record of the one can be read as the other
+    """
+
+    def __init__(self, writer: AvroType, reader: AvroType) -> None:
+        self._read: Final = _Reader().of(writer, reader, "")
+
+    def decode(self, values: pa.Array, skipped: int) -> tuple[pa.StructArray, dict[int, str]]:
+        """Return the records' fields, and {position: why that one does not fit}.
+
+        :param values: binary, none of them null
+        :param skipped: bytes that each begins with and that are not Avro
+        """
+        cursor = Cursor(values, skipped)
+        found = self._read(cursor, ALL)
+        cursor.finish()
+        return found, cursor.reasons
+
+
+class _Reader:
+    """Makes what reads a type; a type that has itself in it, and that nobody wants, is read by itself."""
+
+    def __init__(self) -> None:
+        self._skipping: dict[int, list[Read]] = {}
+
+    def of(self, writer: AvroType, reader: AvroType | None, what: str) -> Read:
+        """Return what reads a value.
+
+        :param reader: as what, None for nothing
+        :param what: it is, for people
+        """
+        if writer.kind == "union":
+            return self._union(writer, reader, what)
+        value = reader.value if reader is not None else None
+        if reader is not None and writer.kind == "null":
+            if not reader.is_nullable:
+                raise SchemaMismatchError(f"the required field {what} is always null")
+            kind = avro_types.arrow_type(reader)
+            return lambda cursor, rows: pa.nulls(cursor.count(rows), kind)
+        if writer.kind == "null":
+            return lambda cursor, rows: None
+        if writer.kind == "record":
+            return self._skipped_record(writer, what) if reader is None else self._record(writer, value, what)
+        if writer.kind in ("array", "map"):
+            return self._repeated(writer, value if reader is not None else None, reader is not None, what)
+        if reader is not None and not _is_readable(writer, value):
+            raise SchemaMismatchError(f"{_field(what)} is {writer}, which is not {reader}")
+        return _primitive(writer, value, what)
+
+    def _union(self, writer: AvroType, reader: AvroType | None, what: str) -> Read:
+        branches = [self._branch(branch, reader, what) for branch in writer.branches]
+        if reader is not None and not any(callable(branch) for branch in branches):
+            reasons = [branch for branch in branches if isinstance(branch, str)]
+            if reasons or not reader.is_nullable:
+                raise SchemaMismatchError(reasons[0] if reasons else f"the required field {what} is always null")
+        kind = avro_types.arrow_type(reader) if reader is not None else None
+        required = f"the required field {what} is null" if reader is not None and not reader.is_nullable else None
+
+        def read(cursor: Cursor, rows: Rows) -> pa.Array | None:
+            index = cursor.signed(rows, what)
+            cursor.fail(rows, (index < 0) | (index >= len(branches)), f"{_field(what)} has a type that its union lacks")
+            gathered = Gathered(len(index))
+            for number, branch in enumerate(branches):
+                chosen = index == number
+                if isinstance(branch, str):
+                    cursor.fail(rows, chosen, branch)
+                elif branch is not None and chosen.any():
+                    gathered.add(chosen, branch(cursor, rows if chosen.all() else cursor.chosen(rows, chosen)))
+            if kind is None:
+                return None
+            if required is not None:
+                cursor.fail(rows, gathered.absent, required)
+            return gathered.array(kind)
+
+        return read
+
+    def _branch(self, branch: AvroType, reader: AvroType | None, what: str) -> Read | str | None:
+        """Return what reads a branch of a union, why it can't be read, or None for the one of null."""
+        if branch.kind == "null":
+            return None
+        try:
+            return self.of(branch, reader, what)
+        except SchemaMismatchError as error:
+            return str(error)
+
+    def _record(self, writer: AvroType, reader: AvroType | None, what: str) -> Read:
+        if reader is None or reader.kind != "record":
+            raise SchemaMismatchError(f"{_field(what)} is {writer}, which is not {reader}")
+        wanted = {name: one for one in reader.fields for name in (*one.aliases, one.name)}
+        parts = []
+        for one in writer.fields:
+            target = wanted.get(one.name)
+            path = f"{what}.{one.name}" if what else one.name
+            parts.append((target.name if target else None, self.of(one.type, target.type if target else None, path)))
+        written = {name for name, _ in parts}
+        absent = {one.name: _default(one, what) for one in reader.fields if one.name not in written}
+        kind = avro_types.arrow_type(reader)
+
+        def read(cursor: Cursor, rows: Rows) -> pa.Array:
+            found = {name: part(cursor, rows) for name, part in parts}
+            count = cursor.count(rows)
+            arrays = [
+                pa.repeat(absent[one.name], count) if one.name in absent else found[one.name] for one in reader.fields
+            ]
+            return pa.StructArray.from_arrays(arrays, fields=list(kind))
+
+        return read
+
+    def _skipped_record(self, writer: AvroType, what: str) -> Read:
+        known = self._skipping.get(id(writer))
+        if known is None:
+            known = self._skipping[id(writer)] = []
+            known += [self.of(one.type, None, f"{what}.{one.name}") for one in writer.fields]
+
+        def skip(cursor: Cursor, rows: Rows) -> None:
+            if cursor.count(rows):
+                for part in known:
+                    part(cursor, rows)
+
+        return skip
+
+    def _repeated(self, writer: AvroType, reader: AvroType | None, is_wanted: bool, what: str) -> Read:
+        if is_wanted and (reader is None or reader.kind != writer.kind):
+            raise SchemaMismatchError(f"{_field(what)} is {writer}, which is not {reader}")
+        items, wanted = writer.items, reader.items if reader is not None else None
+        if items is None:
+            raise SchemaMismatchError(f"{_field(what)} has no items")
+        read_item = self.of(items, wanted, f"{what}[]")
+        kind = avro_types.arrow_type(reader) if reader is not None else None
+        is_map = writer.kind == "map"
+
+        def read(cursor: Cursor, rows: Rows) -> pa.Array | None:
+            keys, values, owners = _rounds(cursor, rows, read_item, is_map, what)
+            if kind is None:
+                return None
+            owner = np.concatenate(owners) if owners else np.array([], np.int64)
+            order, count = np.argsort(owner, kind="stable"), cursor.count(rows)
+            offsets = np.zeros(count + 1, np.int32)
+            offsets[1:] = np.cumsum(np.bincount(owner, minlength=count))
+            inner = kind.item_type if is_map else kind.value_type
+            listed = pa.concat_arrays(values).take(pa.array(order)) if values else pa.array([], inner)
+            if not is_map:
+                return pa.ListArray.from_arrays(pa.array(offsets), listed, type=kind)
+            texts = pa.concat_arrays(keys).take(pa.array(order)) if keys else pa.array([], pa.string())
+            cursor.fail(rows, _has_key_twice(texts, owner[order], count), f"{_field(what)} has a key twice")
+            return pa.MapArray.from_arrays(pa.array(offsets), texts, listed, type=kind)
+
+        return read
+
+
+def _rounds(
+    cursor: Cursor, rows: Rows, read_item: Read, is_map: bool, what: str
+) -> tuple[list[pa.Array], list[pa.Array], list[NDArray[np.int64]]]:
+    """Read the items of arrays or maps: the first one of each, then the second of those that have two, and so on."""
+    places = np.arange(cursor.count(rows)) if isinstance(rows, slice) else rows
+    left = np.zeros(len(places), np.int64)
+    open_ones = np.arange(len(places))
+    keys, values, owners = [], [], []
+    while len(open_ones):
+        ended = open_ones[left[open_ones] == 0]
+        if len(ended):
+            counts = cursor.signed(places[ended], what)
+            sized = np.flatnonzero(counts < 0)
+            if len(sized):
+                cursor.signed(places[ended[sized]], what)  # how many bytes the block has
+                counts[sized] = -counts[sized]
+            beyond = (counts < 0) | (counts > cursor.left(places[ended]))
+            counts[beyond] = 0
+            cursor.fail(places[ended], beyond, f"{_field(what)} has more items than bytes")
+            left[ended] = counts
+            open_ones = open_ones[left[open_ones] > 0]
+        if not len(open_ones):
+            break
+        if is_map:
+            keys.append(_text(cursor, places[open_ones], what))
+        value = read_item(cursor, places[open_ones])
+        if value is not None:
+            values.append(value)
+            owners.append(open_ones)
+        left[open_ones] -= 1
+    return keys, values, owners
+
+
+def _has_key_twice(keys: pa.Array, owner: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
+    """Say which of some maps have a key twice.
+
+    :param owner: the position of each key's map
+    :param count: of the maps
+    """
+    codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    pairs, times = np.unique(owner * max(len(codes), 1) + codes, return_counts=True)
+    found = np.zeros(count, np.bool_)
+    found[pairs[times > 1] // max(len(codes), 1)] = True
+    return found
+
+
+def _is_readable(writer: AvroType, reader: AvroType | None) -> bool:
+    if reader is None:
+        return False
+    if writer.logical or reader.logical in avro_types.MEANINGS:
+        family = (writer.logical or "").rpartition("-")[0] or writer.logical
+        return family == ((reader.logical or "").rpartition("-")[0] or reader.logical)
+    if writer.kind == reader.kind == "fixed":
+        return writer.size == reader.size
+    return (reader.logical or reader.kind) in _PROMOTIONS.get(writer.kind, {writer.kind})
+
+
+def _primitive(writer: AvroType, reader: AvroType | None, what: str) -> Read:
+    kind = avro_types.arrow_type(reader) if reader is not None else None
+    if writer.logical == "decimal":
+        return _decimals(writer, kind, what)
+    if writer.kind in ("bytes", "string", "fixed"):
+        return _pieces(writer, kind, what)
+    if writer.kind == "enum":
+        return _symbols(writer, reader, what)
+    read = {"boolean": _booleans, "int": _integers, "long": _integers}.get(writer.kind, _floats)
+    natural = _natural(writer)
+
+    def converted(cursor: Cursor, rows: Rows) -> pa.Array | None:
+        numbers = read(cursor, rows, writer, what)
+        return None if kind is None else _cast(cursor, rows, pa.array(numbers).cast(natural), kind, what)
+
+    return converted
+
+
+def _natural(writer: AvroType) -> pa.DataType:
+    logical = writer.logical or ""
+    if logical.endswith(("-millis", "-micros", "-nanos")):
+        return pa.timestamp(_UNITS[logical.rpartition("-")[2]], None if logical.startswith("local") else "UTC")
+    return avro_types.arrow_type(writer)
+
+
+def _booleans(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArray[Any]:
+    found = cursor.bytes(rows, 1, what)[:, 0]
+    cursor.fail(rows, found > 1, f"{_field(what)} is neither true nor false")
+    return np.equal(found, 1)
+
+
+def _integers(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArray[Any]:
+    found = cursor.signed(rows, what)
+    if writer.kind == "long":
+        return found
+    beyond = (found < _INT[0]) | (found > _INT[1])
+    cursor.fail(rows, beyond, f"{_field(what)} has more than the 32 bits of an int")
+    return np.where(beyond, 0, found).astype(np.int32)
+
+
+def _floats(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArray[Any]:
+    size = 4 if writer.kind == "float" else 8
+    found: NDArray[Any] = np.ascontiguousarray(cursor.bytes(rows, size, what)).view(f"<f{size}")[:, 0]
+    return found
+
+
+def _pieces(writer: AvroType, kind: pa.DataType | None, what: str) -> Read:
+    def read(cursor: Cursor, rows: Rows) -> pa.Array | None:
+        piece = cursor.piece(rows, writer.size if writer.kind == "fixed" else cursor.signed(rows, what), what)
+        if kind is None and writer.kind != "string":
+            return None
+        found = piece.array(pa.binary())
+        texts = _as_text(cursor, rows, found, what) if writer.kind == "string" or kind == pa.string() else found
+        return None if kind is None else (found if kind == pa.binary() else texts)
+
+    return read
+
+
+def _text(cursor: Cursor, rows: Rows, what: str) -> pa.Array:
+    return _as_text(cursor, rows, cursor.piece(rows, cursor.signed(rows, what), what).array(pa.binary()), what)
+
+
+def _as_text(cursor: Cursor, rows: Rows, found: pa.Array, what: str) -> pa.Array:
+    try:
+        return found.cast(pa.string())
+    except pa.ArrowInvalid:
+        wrong = np.array([not _is_text(value) for value in found.to_pylist()])
+        cursor.fail(rows, wrong, f"{_field(what)} is not UTF-8")
+        texts = found.take(pa.array(np.arange(len(found)), mask=wrong)).cast(pa.string())
+        return texts.fill_null("")  # a map's key can't be null
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _symbols(writer: AvroType, reader: AvroType | None, what: str) -> Read:
+    accepted = reader.symbols if reader is not None and reader.kind == "enum" else writer.symbols
+    default = reader.default if reader is not None else None
+    known = [symbol if symbol in accepted else default for symbol in writer.symbols]
+    symbols = pa.array([*known, None], pa.string())
+    unread = np.array([symbol is None for symbol in known], np.bool_)
+
+    def read(cursor: Cursor, rows: Rows) -> pa.Array | None:
+        index = cursor.signed(rows, what)
+        beyond = (index < 0) | (index >= len(known))
+        cursor.fail(rows, beyond, f"{_field(what)} is none of its enum's symbols")
+        if reader is None:
+            return None
+        index = np.where(beyond, len(known), index)
+        cursor.fail(rows, ~beyond & np.append(unread, True)[index], f"{_field(what)} is a symbol that {reader} lacks")
+        return symbols.take(pa.array(index))
+
+    return read
+
+
+def _decimals(writer: AvroType, kind: pa.DataType | None, what: str) -> Read:
+    _, scale = writer.digits
+
+    def read(cursor: Cursor, rows: Rows) -> pa.Array | None:
+        piece = cursor.piece(rows, writer.size if writer.kind == "fixed" else cursor.signed(rows, what), what)
+        if kind is None:
+            return None
+        words, larger = piece.integers()
+        cursor.fail(rows, larger, f"{_field(what)} has more digits than a decimal column")
+        words[larger] = 0
+        buffers = [None, pa.py_buffer(np.ascontiguousarray(words))]
+        found = pa.Array.from_buffers(pa.decimal128(38, scale), len(words), buffers)
+        return _cast(cursor, rows, found, kind, what)
+
+    return read
+
+
+def _cast(cursor: Cursor, rows: Rows, found: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
+    """Convert values; a record whose value would be another one in the new type does not fit."""
+    if found.type == kind:
+        return found
+    try:
+        return found.cast(kind)
+    except pa.ArrowInvalid:
+        wrong = np.zeros(len(found), np.bool_)
+        _find_wrong(found, kind, 0, wrong)
+        for row in np.flatnonzero(wrong).tolist():
+            only = np.zeros(len(found), np.bool_)
+            only[row] = True
+            cursor.fail(rows, only, f"{_field(what)} does not fit {avro_types.column_type(kind)}: {found[row]}")
+        return found.take(pa.array(np.arange(len(found)), mask=wrong)).cast(kind)
+
+
+def _find_wrong(found: pa.Array, kind: pa.DataType, first: int, wrong: NDArray[np.bool_]) -> None:
+    """Note which values can't be converted, by halves."""
+    try:
+        found.cast(kind)
+    except pa.ArrowInvalid:
+        if len(found) == 1:
+            wrong[first] = True
+            return
+        middle = len(found) // 2
+        _find_wrong(found[:middle], kind, first, wrong)
+        _find_wrong(found[middle:], kind, first + middle, wrong)
+
+
+def _default(one: AvroField, what: str) -> pa.Scalar:
+    """Return what a reader has where a writer has nothing.
+
+    :raises SchemaMismatchError: when it has nothing, either
+    """
+    kind = avro_types.arrow_type(one.type)
+    if not one.has_default:
+        if one.type.is_nullable:
+            return pa.scalar(None, kind)
+        raise SchemaMismatchError(f"the required field {what + '.' if what else ''}{one.name} is missing")
+    given, value = one.given, one.type.value
+    if given is not None and value is not None and value.kind in ("bytes", "fixed"):
+        given = given.encode("latin-1")
+        if value.logical == "decimal":
+            given = decimal.Decimal(int.from_bytes(given, "big", signed=True)).scaleb(-value.digits[1])
+    return pa.scalar(given, kind)
+
+
+def _field(what: str) -> str:
+    return f"field {what}" if what else "the value"

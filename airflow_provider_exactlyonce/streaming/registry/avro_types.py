@@ -1,0 +1,330 @@
+"""Avro schemas: read from JSON, made from Spark's types, and what they are as Spark's and Arrow's types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.state import ddl
+
+_PRIMITIVES: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+#: Logical types that say what a value is; others are what lies below them.
+_LOGICAL: Final[Mapping[str, frozenset[str]]] = {
+    "decimal": frozenset({"bytes", "fixed"}),
+    "date": frozenset({"int"}),
+    **dict.fromkeys(
+        (
+            *("timestamp-millis", "timestamp-micros", "timestamp-nanos"),
+            *("local-timestamp-millis", "local-timestamp-micros", "local-timestamp-nanos"),
+        ),
+        frozenset({"long"}),
+    ),
+    # No others' names: how columns of these types are told from INT.
+    **dict.fromkeys(("tinyint", "smallint"), frozenset({"int"})),
+}
+#: Those that a value does not have by itself: what has none is not read as one, nor the other way round.
+MEANINGS: Final = frozenset(_LOGICAL) - {"tinyint", "smallint"}
+_MISSING: Final = object()
+
+
+@dataclass(frozen=True, eq=False)
+class AvroType:
+    """A type of an Avro schema.
+
+    :param kind: the name of a primitive type, ``fixed``, ``enum``, ``array``, ``map``, ``record`` or ``union``
+    :param logical: what the value means, None when it is nothing else
+    :param name: with its name space, of a named type
+    :param digits: of a decimal, in all and behind the point
+    :param size: of a ``fixed``
+    :param symbols: of an ``enum``; ``default`` is what a reader makes of another one
+    :param items: of an ``array`` or a ``map``
+    :param branches: of a ``union``
+    """
+
+    kind: str
+    logical: str | None = None
+    name: str = ""
+    digits: tuple[int, int] = (0, 0)
+    size: int = 0
+    symbols: tuple[str, ...] = ()
+    default: str | None = None
+    items: AvroType | None = None
+    fields: list[AvroField] = field(default_factory=list)
+    branches: tuple[AvroType, ...] = ()
+
+    def __str__(self) -> str:
+        if self.logical == "decimal":
+            return f"decimal({self.digits[0]},{self.digits[1]})"
+        if self.kind == "union":
+            return " or ".join(map(str, self.branches))
+        return self.logical or (f"{self.kind} {self.name}" if self.name else self.kind)
+
+    @property
+    def value(self) -> AvroType | None:
+        """What it is when it is not null; None when it may be several types, or null only."""
+        if self.kind != "union":
+            return None if self.kind == "null" else self
+        others = [branch for branch in self.branches if branch.kind != "null"]
+        return others[0] if len(others) == 1 else None
+
+    @property
+    def is_nullable(self) -> bool:
+        """Whether it may be null."""
+        return self.kind == "null" or any(branch.kind == "null" for branch in self.branches)
+
+
+@dataclass(frozen=True, eq=False)
+class AvroField:
+    """A field of a record."""
+
+    name: str
+    type: AvroType
+    aliases: tuple[str, ...] = ()
+    given: Any = _MISSING
+
+    @property
+    def has_default(self) -> bool:
+        """Whether a reader has a value for it that a writer has not written."""
+        return self.given is not _MISSING
+
+
+def parse(schema: str, named: Mapping[str, AvroType] | None = None) -> AvroType:
+    """Return the type that a schema is.
+
+    :param schema: JSON
+    :param named: types that it refers to, by their names
+    :raises RefusedError: when it is no Avro schema
+    """
+    try:
+        return _Parser(dict(named or {})).type(json.loads(schema), "")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise RefusedError(f"{schema[:200]!r} is no Avro schema: {what}") from error
+
+
+def named_types(root: AvroType) -> dict[str, AvroType]:
+    """Return the named types in a type, by their names."""
+    found: dict[str, AvroType] = {}
+    waiting = [root]
+    while waiting:
+        one = waiting.pop()
+        if one.name in found:
+            continue
+        if one.name:
+            found[one.name] = one
+        waiting += [*one.branches, *(of.type for of in one.fields), *([one.items] if one.items else [])]
+    return found
+
+
+class _Parser:
+    def __init__(self, named: dict[str, AvroType]) -> None:
+        self._named = named
+
+    def type(self, given: Any, space: str) -> AvroType:
+        if isinstance(given, list):
+            return AvroType("union", branches=tuple(self.type(one, space) for one in given))
+        if isinstance(given, str):
+            if given in _PRIMITIVES:
+                return AvroType(given)
+            name = given if "." in given or not space or given in self._named else f"{space}.{given}"
+            if name not in self._named:
+                raise ValueError(f"there is no type {given!r}")
+            return self._named[name]
+        kind = given["type"]
+        if isinstance(kind, dict | list):
+            return self.type(kind, space)
+        if kind in ("array", "map"):
+            return AvroType(kind, items=self.type(given["items" if kind == "array" else "values"], space))
+        if kind not in ("record", "error", "enum", "fixed"):
+            found = self.type(kind, space)
+            return self._logical(AvroType(kind), given) if kind in _PRIMITIVES else found
+        return self._named_type(kind, given, space)
+
+    def _named_type(self, kind: str, given: Mapping[str, Any], space: str) -> AvroType:
+        name = given["name"]
+        space = name.rpartition(".")[0] if "." in name else given.get("namespace", space)
+        name = name if "." in name or not space else f"{space}.{name}"
+        if kind == "enum":
+            found = AvroType(kind, name=name, symbols=tuple(given["symbols"]), default=given.get("default"))
+        elif kind == "fixed":
+            found = self._logical(AvroType(kind, name=name, size=int(given["size"])), given)
+        else:
+            found = AvroType("record", name=name)
+        self._named[name] = found
+        if found.kind == "record":  # its fields may be of its own type
+            found.fields.extend(self._field(one, space) for one in given["fields"])
+        return found
+
+    def _field(self, given: Mapping[str, Any], space: str) -> AvroField:
+        kind = self.type(given["type"], space)
+        return AvroField(given["name"], kind, tuple(given.get("aliases", ())), given.get("default", _MISSING))
+
+    def _logical(self, found: AvroType, given: Mapping[str, Any]) -> AvroType:
+        logical = given.get("logicalType")
+        if found.kind not in _LOGICAL.get(str(logical), ()):
+            return found
+        digits = (int(given["precision"]), int(given.get("scale", 0))) if logical == "decimal" else (0, 0)
+        if logical == "decimal" and not 0 <= digits[1] <= digits[0] != 0:
+            return found  # the specification: then it is what lies below
+        return replace(found, logical=logical, digits=digits)
+
+
+_ARROW: Final[Mapping[str, pa.DataType]] = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "fixed": pa.binary(),
+    "string": pa.string(),
+    "enum": pa.string(),
+    "date": pa.date32(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    **dict.fromkeys(("timestamp-millis", "timestamp-micros", "timestamp-nanos"), pa.timestamp("us", "UTC")),
+    **dict.fromkeys(("local-timestamp-millis", "local-timestamp-micros", "local-timestamp-nanos"), pa.timestamp("us")),
+}
+_DDL: Final[Mapping[pa.DataType, str]] = {
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.binary(): "BINARY",
+    pa.string(): "STRING",
+    pa.date32(): "DATE",
+    pa.timestamp("us", "UTC"): "TIMESTAMP",
+    pa.timestamp("us"): "TIMESTAMP_NTZ",
+}
+_AVRO: Final[Mapping[str, tuple[str, str | None]]] = {
+    "BOOLEAN": ("boolean", None),
+    "TINYINT": ("int", "tinyint"),
+    "SMALLINT": ("int", "smallint"),
+    "INT": ("int", None),
+    "BIGINT": ("long", None),
+    "FLOAT": ("float", None),
+    "DOUBLE": ("double", None),
+    "BINARY": ("bytes", None),
+    "STRING": ("string", None),
+    "DATE": ("int", "date"),
+    "TIMESTAMP": ("long", "timestamp-micros"),
+    "TIMESTAMP_NTZ": ("long", "local-timestamp-micros"),
+}
+
+
+def arrow_type(given: AvroType) -> pa.DataType:
+    """Return the type of a column with such values.
+
+    :raises RefusedError: when a column can't have them
+    """
+    value = given.value
+    if value is None:
+        raise RefusedError(f"no column can have values of the Avro type {given}")
+    if value.logical == "decimal":
+        if value.digits[0] > 38:
+            raise RefusedError(f"{value} has more than the 38 digits of a decimal column")
+        return pa.decimal128(*value.digits)
+    if value.kind == "record":
+        if not value.fields:
+            raise RefusedError(f"{value} has no fields")
+        return pa.struct([pa.field(one.name, arrow_type(one.type)) for one in value.fields])
+    if value.items is not None:
+        inner = arrow_type(value.items)
+        return pa.list_(inner) if value.kind == "array" else pa.map_(pa.string(), inner)
+    return _ARROW[value.logical or value.kind]
+
+
+def columns_ddl(record: AvroType) -> str:
+    """Return a record's fields as a table's columns, in Spark's DDL.
+
+    :raises RefusedError: when a column can't have what a field has
+    """
+    if record.kind != "record":
+        raise RefusedError(
+            f"a stream's columns are the fields of a record, and the Avro schema is of the type {record}"
+        )
+    if named := [name for name, one in named_types(record).items() if _is_in_itself(one)]:
+        raise RefusedError(f"the Avro type {named[0]} has itself in its fields, and no column can")
+    columns = [(one, arrow_type(one.type)) for one in record.fields]
+    return ", ".join(
+        f"{_quoted(one.name)} {column_type(kind)}{'' if one.type.is_nullable else ' NOT NULL'}" for one, kind in columns
+    )
+
+
+def _is_in_itself(root: AvroType) -> bool:
+    waiting, seen = [one.type for one in root.fields], set()
+    while waiting:
+        one = waiting.pop()
+        if one is root:
+            return True
+        if id(one) not in seen:
+            seen.add(id(one))
+            waiting += [*one.branches, *(of.type for of in one.fields), *([one.items] if one.items else [])]
+    return False
+
+
+def column_type(kind: pa.DataType) -> str:
+    """Return a type in Spark's DDL."""
+    if pa.types.is_decimal(kind):
+        return f"DECIMAL({kind.precision},{kind.scale})"
+    if pa.types.is_struct(kind):
+        return f"STRUCT<{', '.join(f'{_quoted(one.name)}: {column_type(one.type)}' for one in kind)}>"
+    if pa.types.is_map(kind):
+        return f"MAP<STRING, {column_type(kind.item_type)}>"
+    return f"ARRAY<{column_type(kind.value_type)}>" if pa.types.is_list(kind) else _DDL[kind]
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def of_columns(columns: str, name: str = "columns") -> AvroType:
+    """Return the record whose fields are a table's columns.
+
+    :param columns: in Spark's DDL; a column that is not ``NOT NULL`` may be null or absent
+    :raises RefusedError: when Avro has no type for one
+    """
+    return parse(json.dumps(schema_of_columns(columns, name, reading=True)))
+
+
+def schema_of_columns(columns: str, name: str, *, reading: bool = False) -> dict[str, Any]:
+    """Return the Avro schema of the record whose fields are a table's columns, see :func:`of_columns`.
+
+    :param reading: tell ``TINYINT`` and ``SMALLINT`` from ``INT``, with logical types that only this package knows
+    """
+    return _record(ddl.parse(columns).fields, name, reading)
+
+
+def _record(fields: tuple[ddl.Field, ...], name: str, reading: bool) -> dict[str, Any]:
+    found = []
+    for one in fields:
+        kind = _schema(one.type, f"{name}_{one.name}", reading)
+        required = {"name": one.name, "type": kind}
+        found.append(required if one.required else {"name": one.name, "type": ["null", kind], "default": None})
+    return {"type": "record", "name": name, "fields": found}
+
+
+def _schema(kind: ddl.DataType, name: str, reading: bool) -> Any:
+    if kind.name == "DECIMAL":
+        precision, scale = kind.precision
+        return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
+    if kind.name == "STRUCT":
+        return _record(kind.fields, name, reading)
+    if kind.name == "ARRAY":
+        return {"type": "array", "items": ["null", _schema(kind.inner[0], f"{name}_item", reading)]}
+    if kind.name == "MAP":
+        if kind.inner[0].name != "STRING":
+            raise RefusedError(f"the keys of Avro's maps are texts, and a column is {kind}")
+        return {"type": "map", "values": ["null", _schema(kind.inner[1], f"{name}_value", reading)]}
+    primitive, logical = _AVRO[kind.name]
+    if logical in ("tinyint", "smallint") and not reading:
+        return primitive
+    return primitive if logical is None else {"type": primitive, "logicalType": logical}

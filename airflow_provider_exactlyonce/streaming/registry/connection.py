@@ -1,0 +1,185 @@
+"""The schema registry of a driver: where its address and credentials come from, and what its answers mean.
+
+Nothing of the configuration but the address is ever shown: a password may be among it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError
+from airflow_provider_exactlyonce.streaming.settings import REGISTRY_VARIABLE
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+
+_ACCEPTED: Final = (
+    'its URL, or confluent-kafka\'s configuration as JSON, as in {"url": "https://registry:8081", '
+    '"basic.auth.user.info": "user:password"}, or @ and a file with either'
+)
+#: A registry that does not answer is given up after some fifteen seconds, and the batch is attempted again.
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "timeout": 10,
+    "max.retries": 6,
+    "retries.wait.ms": 500,
+    "retries.max.wait.ms": 4000,
+}
+_UNKNOWN: Final = (40401, 40402, 40403)  # no such subject, version, schema
+_REFUSED_USER: Final = (401, 403)
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class RegistryAddress:
+    """How to reach a registry; pickled to the tasks, and never shown.
+
+    :param config: confluent-kafka's configuration, as JSON
+    """
+
+    config: str = field(repr=False)
+
+    @property
+    def shown(self) -> str:
+        """Where it is, without credentials."""
+        urls = str(json.loads(self.config)["url"]).split(",")
+        return ",".join(urlsplit(url)._replace(netloc=urlsplit(url).netloc.rpartition("@")[2]).geturl() for url in urls)
+
+
+def from_environment() -> RegistryAddress:
+    """Return the registry that ``EXACTLYONCE_SCHEMA_REGISTRY`` names.
+
+    :raises RefusedError: when it names none; shows nothing that may be a secret
+    """
+    text, where = os.environ.get(REGISTRY_VARIABLE, "").strip(), REGISTRY_VARIABLE
+    if text.startswith("@"):
+        where = f"the file {text[1:]}, which {REGISTRY_VARIABLE} names,"
+        try:
+            text = Path(text[1:]).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RefusedError(f"{where} can't be read here: {error}") from None
+    if not text:
+        raise RefusedError(
+            f"the job has values in a schema registry's format, and no registry is known: set {REGISTRY_VARIABLE} to "
+            f"{_ACCEPTED}; in a DAG it is filled from schema_registry_conn_id of the operator"
+        )
+    if text.startswith("http"):
+        return RegistryAddress(json.dumps({"url": text}))
+    try:
+        config = json.loads(text)
+    except ValueError:
+        config = None
+    if not isinstance(config, dict) or not str(config.get("url", "")).startswith("http"):
+        raise RefusedError(f"{where} has to be {_ACCEPTED} (its text is not shown: it may hold a secret)")
+    return RegistryAddress(json.dumps(config))
+
+
+@functools.lru_cache
+def connect(address: RegistryAddress) -> Registry:
+    """Return the registry at an address, one and the same for a process, whose caches are used by all batches.
+
+    :raises RefusedError: when its client isn't installed, or doesn't take the configuration
+    """
+    try:
+        from confluent_kafka.schema_registry import SchemaRegistryClient
+    except ImportError as error:
+        raise RefusedError(
+            f"the schema registry's client is not installed ({error.name} is missing): install "
+            "airflow-provider-exactlyonce[registry]"
+        ) from None
+    try:
+        client = SchemaRegistryClient({**_DEFAULTS, **json.loads(address.config)})
+    except (ValueError, TypeError) as error:
+        raise RefusedError(f"the schema registry's configuration is refused: {error}") from None
+    return Registry(client, address.shown)
+
+
+class Registry:
+    """A schema registry. What it has answered about an id stays true, and is asked once.
+
+    :param client: confluent-kafka's, which retries what is not answered
+    :param name: where it is, for messages
+    """
+
+    def __init__(self, client: SchemaRegistryClient, name: str) -> None:
+        self._client: Final = client
+        self.name: Final = name
+
+    def schema(self, number: int) -> Schema | None:
+        """Return the schema with an id, None when there certainly is none.
+
+        :raises BatchFailedError: when it is not known whether there is one
+        """
+        return self._asked(f"schema {number}", lambda: self._client.get_schema(number), none_if_unknown=True)
+
+    def referred(self, schema: Schema) -> list[Schema]:
+        """Return the schemas that one refers to, those first that others refer to.
+
+        :raises BatchFailedError: when it does not answer
+        """
+        found: list[Schema] = []
+        for one in schema.references or ():
+            what = f"version {one.version} of subject {one.subject}"
+            version = self._asked(
+                what, functools.partial(self._client.get_version, str(one.subject), int(one.version or 0))
+            )
+            found += [*self.referred(version.schema), version.schema]
+        return found
+
+    def register(self, subject: str, kind: str, text: str) -> int:
+        """Return the id of a schema under a subject, which it gets now unless it has one.
+
+        :param kind: ``AVRO`` or ``PROTOBUF``
+        :raises RefusedError: with the registry's own words: when it is not compatible with the subject's, or no schema
+        :raises BatchFailedError: when it does not answer
+        """
+        from confluent_kafka.schema_registry import Schema
+
+        what = f"a schema for subject {subject}"
+        return self._asked(what, lambda: int(self._client.register_schema(subject, Schema(text, kind))))
+
+    def lookup(self, subject: str, kind: str, text: str) -> int:
+        """Return the id that a schema has under a subject.
+
+        :raises RefusedError: when it has none
+        :raises BatchFailedError: when it does not answer
+        """
+        from confluent_kafka.schema_registry import Schema
+
+        def ask() -> int:
+            return int(self._client.lookup_schema(subject, Schema(text, kind)).schema_id or 0)
+
+        return self._asked(f"the schema under subject {subject}", ask)
+
+    def latest(self, subject: str) -> tuple[int, Schema]:
+        """Return id and schema of a subject's latest version.
+
+        :raises RefusedError: when there is no such subject
+        :raises BatchFailedError: when it does not answer
+        """
+        found = self._asked(f"the latest schema of subject {subject}", lambda: self._client.get_latest_version(subject))
+        return int(found.schema_id or 0), found.schema
+
+    def _asked(self, what: str, ask: Callable[[], Answer], *, none_if_unknown: bool = False) -> Answer:
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+        try:
+            return ask()
+        except SchemaRegistryError as error:
+            if none_if_unknown and error.http_status_code == 404 and error.error_code in _UNKNOWN:
+                return None  # type: ignore[return-value]
+            message = f"schema registry {self.name}, {what}: {error}"
+            is_definite = 400 <= error.http_status_code < 500 and error.http_status_code not in (408, 429)
+            if is_definite and error.error_code != SchemaRegistryError.UNKNOWN:
+                raise RefusedError(message) from None
+            raise BatchFailedError(message) from None
+        except Exception as error:  # of whichever HTTP client confluent-kafka has found
+            said = f"{type(error).__name__}: {error}"
+            raise BatchFailedError(f"schema registry {self.name} does not answer, {what}: {said}") from None

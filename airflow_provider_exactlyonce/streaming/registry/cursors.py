@@ -1,0 +1,189 @@
+"""Reads many encoded records at once: field by field through all of them, instead of record by record.
+
+The bytes of all records lie one after the other, and each record has a place up to which it is read. A step reads one
+number, or one piece of bytes, of many records with a handful of numpy's operations, whatever their count is. A record
+that turns out to be broken gets a reason and is read no further; the arrays keep a slot for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Places = NDArray[np.int64]
+#: Positions of records, in their order, or all of them.
+Rows = slice | Places
+
+#: Every record.
+ALL: Final = slice(None)
+_LONGEST_NUMBER: Final = 10  # bytes of a variable-length number of 64 bits
+_MARGIN: Final = 64  # bytes behind the last record, which a look beyond its end finds
+
+
+class Cursor:
+    """Where each of many records is read.
+
+    :param values: binary, none of them null
+    :param skipped: bytes that each begins with and that are no part of what is read
+    :ivar reasons: {position of a record: why it can't be read}
+    """
+
+    def __init__(self, values: pa.Array, skipped: int) -> None:
+        offsets = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
+        content = np.frombuffer(values.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+        self._data: Final = np.concatenate((content, np.zeros(_MARGIN, np.uint8)))
+        self._buffer: Final = pa.py_buffer(self._data)
+        self._place: Final = offsets[:-1] - offsets[0] + skipped
+        self._end: Final = offsets[1:] - offsets[0]
+        self.reasons: Final[dict[int, str]] = {}
+        self.fail(ALL, self._place > self._end, "it is shorter than its head")
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def count(self, rows: Rows) -> int:
+        """Return how many records these are."""
+        return len(self) if isinstance(rows, slice) else len(rows)
+
+    def chosen(self, rows: Rows, which: NDArray[np.bool_]) -> Rows:
+        """Return the records of these that are true in a mask."""
+        if isinstance(rows, slice):
+            return np.flatnonzero(which)
+        return rows[which]
+
+    def fail(self, rows: Rows, which: NDArray[np.bool_], reason: str) -> None:
+        """Give up those of some records that are true in a mask, for a reason, unless they had one before."""
+        if not which.any():
+            return
+        failed = self.chosen(rows, which)
+        for row in failed.tolist():  # type: ignore[union-attr]
+            self.reasons.setdefault(row, reason)
+        self._place[failed] = self._end[failed]
+
+    def finish(self) -> None:
+        """Give up the records that have more bytes than were read."""
+        self.fail(ALL, self._place < self._end, "bytes follow its last field")
+
+    def left(self, rows: Rows) -> Places:
+        """Return how many bytes are not read yet, of each."""
+        found: Places = self._end[rows] - self._place[rows]
+        return found
+
+    def number(self, rows: Rows, what: str) -> Places:
+        """Read a variable-length number without a sign.
+
+        :param what: is read, for the reason of those that end in it
+        """
+        place = self._place[rows].copy()
+        byte = self._data[place]
+        value = (byte & 0x7F).astype(np.uint64)
+        place += 1
+        more = np.flatnonzero(byte & 0x80)
+        for position in range(1, _LONGEST_NUMBER):
+            if not len(more):
+                break
+            byte = self._data[np.minimum(place[more], len(self._data) - 1)]
+            value[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(7 * position)
+            place[more] += 1
+            if position == _LONGEST_NUMBER - 1:
+                too_long = np.zeros(len(place), np.bool_)
+                too_long[more[byte > 1]] = True
+                value[too_long] = 0
+                self.fail(rows, too_long, f"{what} has more than 64 bits")
+                place = np.where(too_long, self._place[rows], place)
+            more = more[byte >= 0x80]
+        self._move(rows, place, what, value)
+        found: Places = value.view(np.int64)
+        return found
+
+    def signed(self, rows: Rows, what: str) -> Places:
+        """Read a variable-length number in zigzag encoding."""
+        value = self.number(rows, what).view(np.uint64)
+        found: Places = ((value >> np.uint64(1)) ^ (np.uint64(0) - (value & np.uint64(1)))).view(np.int64)
+        return found
+
+    def bytes(self, rows: Rows, size: int, what: str) -> NDArray[np.uint8]:
+        """Read a fixed number of bytes, as a row each."""
+        place = self._place[rows].copy()
+        found = self._data[place[:, None] + np.arange(size)] if size <= _MARGIN else self._wide(place, size)
+        self._move(rows, place + size, what)
+        return found
+
+    def piece(self, rows: Rows, length: Places | int, what: str) -> Piece:
+        """Take bytes of a length.
+
+        :param length: of each, or of all
+        """
+        place = self._place[rows].copy()
+        left = self._end[rows] - place
+        size = np.full(len(place), length, np.int64) if isinstance(length, int) else length
+        wrong = (size < 0) | (size > left)
+        if wrong.any():
+            size = np.where(wrong, 0, size)
+            self._place[rows] = place + size
+            self.fail(rows, wrong, f"it ends in the middle of {what}")
+        else:
+            self._place[rows] = place + size
+        return Piece(self._buffer, self._data, place, size)
+
+    def _wide(self, place: Places, size: int) -> NDArray[np.uint8]:
+        found = np.zeros((len(place), size), np.uint8)
+        for row, start in enumerate(place.tolist()):
+            content = self._data[start : start + size]
+            found[row, : len(content)] = content
+        return found
+
+    def _move(self, rows: Rows, place: Places, what: str, value: NDArray[np.uint64] | None = None) -> None:
+        beyond = place > self._end[rows]
+        self._place[rows] = place
+        if beyond.any():
+            if value is not None:
+                value[beyond] = 0
+            self.fail(rows, beyond, f"it ends in the middle of {what}")
+
+
+class Piece:
+    """Bytes of many records, where they lie.
+
+    :ivar size: of each
+    """
+
+    def __init__(self, buffer: pa.Buffer, data: NDArray[np.uint8], start: Places, size: Places) -> None:
+        self._buffer: Final = buffer
+        self._data: Final = data
+        self._start: Final = start
+        self.size: Final = size
+
+    def array(self, kind: pa.DataType) -> pa.Array:
+        """Return them as an array of texts or bytes; texts are not looked at.
+
+        The records lie in the array's order. So start and end of each, one after the other, are the offsets of an array
+        whose every other slot is wanted.
+        """
+        count = len(self.size)
+        if not count:
+            return pa.array([], kind)
+        offsets = np.empty(2 * count, np.int32)
+        offsets[0::2] = self._start
+        offsets[1::2] = self._start + self.size
+        slots = pa.Array.from_buffers(kind, 2 * count - 1, [None, pa.py_buffer(offsets), self._buffer])
+        return slots.take(pa.array(np.arange(0, 2 * count, 2)))
+
+    def integers(self) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Return them as two's complement integers of 128 bits: two words each, the lower first; and which are larger.
+
+        Their first byte is the highest.
+        """
+        width = max(16, int(self.size.max(initial=0)))
+        place = (self._start + self.size)[:, None] + np.arange(-width, 0)
+        digits = self._data[np.maximum(place, 0)]
+        negative = (self.size > 0) & (self._data[np.minimum(self._start, len(self._data) - 1)] >= 0x80)
+        sign = np.where(negative, 0xFF, 0).astype(np.uint8)
+        digits = np.where(np.arange(width) >= (width - self.size)[:, None], digits, sign[:, None])
+        larger = (digits[:, : width - 16] != sign[:, None]).any(axis=1)
+        larger |= (digits[:, width - 16] >= 0x80) != negative
+        words = np.ascontiguousarray(digits[:, width - 16 :]).view(">u8").astype(np.uint64)
+        return words[:, ::-1], larger

@@ -1,0 +1,150 @@
+"""Records whose values are in a schema registry's wire format: decoded in workers, bad ones found with their reason."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_exactlyonce.exceptions import BadRecordError, RefusedError
+from airflow_provider_exactlyonce.streaming.registry import avro_types, connection
+from airflow_provider_exactlyonce.streaming.registry.avro_decoder import AvroDecoder
+from airflow_provider_exactlyonce.streaming.registry.connection import RegistryAddress
+from airflow_provider_exactlyonce.streaming.registry.subjects import AVRO
+from airflow_provider_exactlyonce.streaming.registry.wire_format import Decoder, WireDecoder
+from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+#: The name by which a plan knows what decodes a source.
+DECODING: Final = "exactlyonce_decoding"
+_PLACE: Final = ("topic", "partition", "offset")
+
+
+@dataclass(frozen=True)
+class AvroReader:
+    """Reads values of any schemas that the registry knows as one of its own; pickled to the tasks.
+
+    :param schema: that it reads them as, JSON
+    :param address: of the registry
+    """
+
+    schema: str
+    address: RegistryAddress
+
+    @functools.lru_cache  # noqa: B019  # a process has few, and what it has looked up serves all of its tasks
+    def open(self) -> WireDecoder:
+        """Return what decodes the values, the same one in all tasks of a process."""
+        reader = avro_types.parse(self.schema)
+        registry = connection.connect(self.address)
+
+        def find(number: int) -> Decoder | str:
+            schema = registry.schema(number)
+            if schema is None:
+                return f"the schema registry has no schema {number}"
+            if schema.schema_type != AVRO:
+                return f"schema {number} of the registry is {schema.schema_type}, not {AVRO}"
+            named: dict[str, avro_types.AvroType] = {}
+            for one in registry.referred(schema):
+                named |= avro_types.named_types(avro_types.parse(str(one.schema_str), named))
+            try:
+                writer = avro_types.parse(str(schema.schema_str), named)
+            except RefusedError as error:
+                return f"schema {number} of the registry can't be read: {error}"
+            return AvroDecoder(writer, reader)
+
+        return WireDecoder(avro_types.arrow_type(reader), find)
+
+
+class EncodedValues:
+    """What a record's value gives by its schema, and why one does not fit.
+
+    :param reader: of the values
+    :param schema: of the stream
+    :param offset_column: the name of one more column with the record's offset, None for no such column
+    """
+
+    def __init__(self, reader: AvroReader, schema: StructType, offset_column: str | None = None) -> None:
+        self._reader, self._schema, self._offset_column = reader, schema, offset_column
+
+    def fitted(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
+        """Return the schema's columns of records.
+
+        :param records: a frame with Spark's Kafka columns
+        :param leave_out_bad: leave out records that do not fit, instead of raising
+        """
+        from pyspark.sql.types import LongType, StructType
+
+        columns = StructType()
+        for one in self._schema.fields:
+            columns.add(one.name, one.dataType)
+        if self._offset_column is not None:
+            columns.add(self._offset_column, LongType())
+        reader, keeps_offset = self._reader, self._offset_column is not None
+
+        def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from fitting(batches, reader, leave_out_bad=leave_out_bad, keeps_offset=keeps_offset)
+
+        decode.__name__ = DECODING
+        return records.select("value", *_PLACE).mapInArrow(decode, columns)
+
+    def misfits(self, records: DataFrame) -> DataFrame:
+        """Return the records that do not fit, as they are, with one more column ``reason``.
+
+        :param records: a frame with Spark's Kafka columns
+        """
+        from pyspark.sql.types import StringType, StructType
+
+        columns = StructType([*records.schema.fields]).add("reason", StringType())
+        reader = self._reader
+
+        def judge(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from misfitting(batches, reader)
+
+        return records.mapInArrow(judge, columns)
+
+
+def fitting(
+    batches: Iterable[pa.RecordBatch], reader: AvroReader, *, leave_out_bad: bool, keeps_offset: bool
+) -> Iterator[pa.RecordBatch]:
+    """Yield the columns of records; called in a task.
+
+    :param batches: of a value and its place
+    :raises BadRecordError: marked for the driver, when a record does not fit and is not to be left out
+    """
+    decoder = reader.open()
+    for batch in batches:
+        found, reasons = decoder.decode(_binary(batch.column("value")))
+        columns = [*found.flatten(), *([batch.column("offset")] if keeps_offset else [])]
+        if reasons and not leave_out_bad:
+            position = min(reasons)
+            topic, partition, offset = (batch.column(name)[position].as_py() for name in _PLACE)
+            raise BadRecordError(mark(BadRecordError, f"{topic}-{partition} offset {offset}: {reasons[position]}"))
+        if reasons:
+            fits = np.ones(len(found), np.bool_)
+            fits[list(reasons)] = False
+            columns = [column.filter(pa.array(fits)) for column in columns]
+        names = [one.name for one in found.type] + (["_offset"] if keeps_offset else [])
+        yield pa.RecordBatch.from_arrays(columns, names)
+
+
+def misfitting(batches: Iterable[pa.RecordBatch], reader: AvroReader) -> Iterator[pa.RecordBatch]:
+    """Yield the records that do not fit, with the reason; called in a task."""
+    decoder = reader.open()
+    for batch in batches:
+        _, reasons = decoder.decode(_binary(batch.column("value")))
+        if reasons:
+            positions = sorted(reasons)
+            bad = batch.take(pa.array(positions))
+            yield bad.append_column("reason", pa.array([reasons[one] for one in positions]))
+
+
+def _binary(values: pa.Array) -> pa.Array:
+    return values if values.type == pa.binary() else pc.cast(values, pa.binary())

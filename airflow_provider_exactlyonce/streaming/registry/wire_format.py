@@ -1,0 +1,89 @@
+"""The wire format of schema registries: a zero byte, the schema's id in four bytes, the encoded value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_exactlyonce.streaming.registry.avro_decoder import Gathered, SchemaMismatchError
+
+MAGIC_BYTE: Final = 0
+HEAD_BYTES: Final = 5
+
+
+def head(schema_id: int) -> bytes:
+    """Return what stands before a value that a schema was used for."""
+    return bytes([MAGIC_BYTE]) + schema_id.to_bytes(4, "big")
+
+
+class Decoder(Protocol):
+    """Decodes what was written with one schema."""
+
+    def decode(self, values: pa.Array, skipped: int) -> tuple[pa.StructArray, dict[int, str]]:
+        """Return the values' fields, and {position: why that one does not fit}.
+
+        :param values: binary, none of them null
+        :param skipped: bytes that each begins with and that are not part of the encoding
+        """
+
+
+#: Returns what decodes the values of a schema's id, or why none of them fits.
+FindDecoder = Callable[[int], Decoder | str]
+
+
+class WireDecoder:
+    """Decodes values of any schemas, each by the one that it names.
+
+    :param kind: of the result
+    :param find: asked once for each id that there is a schema for
+    """
+
+    def __init__(self, kind: pa.StructType, find: FindDecoder) -> None:
+        self._kind: Final = kind
+        self._find: Final = find
+        self._known: Final[dict[bytes, Decoder]] = {}
+
+    def decode(self, values: pa.Array) -> tuple[pa.StructArray, dict[int, str]]:
+        """Return the values' fields, null for one that does not fit, and {position: why it does not}.
+
+        :param values: binary
+        """
+        reasons: dict[int, str] = {}
+        heads = pc.binary_slice(values, 0, HEAD_BYTES).dictionary_encode(null_encoding="encode")
+        index = heads.indices.to_numpy(zero_copy_only=False)
+        gathered = Gathered(len(values))
+        for number, start in enumerate(heads.dictionary.to_pylist()):
+            chosen = np.equal(index, number)
+            decoder = self._decoder(start)
+            positions = np.flatnonzero(chosen)
+            if isinstance(decoder, str):
+                reasons.update(dict.fromkeys(positions.tolist(), decoder))
+                continue
+            mine = values if len(positions) == len(values) else values.take(pa.array(positions))
+            found, misfits = decoder.decode(mine, HEAD_BYTES)
+            reasons.update({int(positions[position]): reason for position, reason in misfits.items()})
+            gathered.add(chosen, found)
+        return gathered.array(self._kind), reasons
+
+    def _decoder(self, start: bytes | None) -> Decoder | str:
+        if start is None:
+            return "it has no value (a tombstone)"
+        known = self._known.get(start)
+        if known is not None:
+            return known
+        if len(start) < HEAD_BYTES:
+            return f"it is not in a schema registry's wire format: {len(start)} bytes"
+        if start[0] != MAGIC_BYTE:
+            return f"it is not in a schema registry's wire format: its first byte is 0x{start[0]:02x}, not 0x00"
+        number = int.from_bytes(start[1:], "big")
+        try:
+            found = self._find(number)
+        except SchemaMismatchError as error:
+            return f"schema {number} of the registry does not fit: {error}"
+        if not isinstance(found, str):
+            self._known[start] = found
+        return found

@@ -1,0 +1,262 @@
+"""The decoder beside fastavro: any schema, any values, any reader; and what does not fit, by its reason."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_exactlyonce.streaming.registry import avro_types
+from airflow_provider_exactlyonce.streaming.registry.avro_decoder import AvroDecoder, SchemaMismatchError
+
+HEAD = b"\0\0\0\0\7"
+
+
+def written(schema: Any, *values: Any) -> list[bytes]:
+    parsed, found = fastavro.parse_schema(schema), []
+    for value in values:
+        buffer = io.BytesIO()
+        fastavro.schemaless_writer(buffer, parsed, value)
+        found.append(HEAD + buffer.getvalue())
+    return found
+
+
+def record(*fields: tuple[str, Any], name: str = "R") -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": field, "type": kind} for field, kind in fields]}
+
+
+def decoded(writer: Any, reader: Any, values: Sequence[bytes]) -> tuple[list[dict[str, Any] | None], dict[int, str]]:
+    columns = avro_types.of_columns(reader) if isinstance(reader, str) else avro_types.parse(json.dumps(reader))
+    decoder = AvroDecoder(avro_types.parse(json.dumps(writer)), columns)
+    found, reasons = decoder.decode(pa.array(values, pa.binary()), len(HEAD))
+    found.validate(full=True)
+    fits = [position not in reasons for position in range(len(values))]
+    rows = iter(found.filter(pa.array(fits, pa.bool_())).to_pylist(maps_as_pydicts="strict"))
+    return [next(rows) if fit else None for fit in fits], reasons
+
+
+def renamed(schema: Any, numbers: Iterator[int]) -> Any:
+    """Give each named type a name of its own."""
+    if isinstance(schema, list):
+        return [renamed(one, numbers) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: renamed(schema[key], numbers) for key in ("type", "items", "values", "fields") if key in schema}
+    name = {"name": f"N{next(numbers)}"} if schema.get("type") in ("record", "enum", "fixed") else {}
+    return {**schema, **inner, **name}
+
+
+PRIMITIVES: dict[str, st.SearchStrategy[Any]] = {
+    "boolean": st.booleans(),
+    "int": st.integers(-(2**31), 2**31 - 1),
+    "long": st.integers(-(2**63), 2**63 - 1),
+    "float": st.floats(width=32, allow_nan=False),
+    "double": st.floats(allow_nan=False),
+    "bytes": st.binary(max_size=40),
+    "string": st.text(max_size=40),
+}
+
+
+@st.composite
+def typed(draw: st.DrawFn, depth: int = 2) -> tuple[Any, st.SearchStrategy[Any]]:
+    """Draw a type that a column can have, and what its values are."""
+    kinds = [*PRIMITIVES, "nullable", "fixed", "enum", "decimal"]
+    kind = draw(st.sampled_from([*kinds, "array", "map", "record"] if depth else kinds))
+    name = "N"
+    if kind in PRIMITIVES:
+        return kind, PRIMITIVES[kind]
+    if kind == "fixed":
+        size = draw(st.sampled_from([1, 7, 70]))
+        return {"type": "fixed", "name": name, "size": size}, st.binary(min_size=size, max_size=size)
+    if kind == "enum":
+        return {"type": "enum", "name": name, "symbols": ["A", "B", "C"]}, st.sampled_from("ABC")
+    if kind == "decimal":
+        values = st.integers(-(10**20) + 1, 10**20 - 1).map(lambda number: Decimal(number).scaleb(-3))
+        return {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 3}, values
+    if kind == "record":
+        fields = draw(st.lists(typed(depth - 1), min_size=1, max_size=4))
+        named = [(f"f{position}", one) for position, (one, _) in enumerate(fields)]
+        return record(*named, name=name), st.fixed_dictionaries(
+            {f"f{position}": values for position, (_, values) in enumerate(fields)}
+        )
+    inner, values = draw(typed(max(depth - 1, 0)))
+    if kind == "nullable":
+        if isinstance(inner, list):
+            return inner, values
+        return draw(st.permutations(["null", inner])), st.none() | values
+    if kind == "array":
+        return {"type": "array", "items": inner}, st.lists(values, max_size=4)
+    return {"type": "map", "values": inner}, st.dictionaries(st.text(max_size=5), values, max_size=4)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_records_are_what_fastavro_makes_of_them(data: st.DataObject) -> None:
+    fields = data.draw(st.lists(typed(), min_size=1, max_size=5))
+    schema = record(*[(f"c{position}", kind) for position, (kind, _) in enumerate(fields)])
+    schema = renamed(schema, itertools.count())
+    one = st.fixed_dictionaries({f"c{position}": values for position, (_, values) in enumerate(fields)})
+    values = written(schema, *data.draw(st.lists(one, max_size=8)))
+    expected: list[Any] = [fastavro.schemaless_reader(io.BytesIO(value[5:]), schema, None) for value in values]
+    wanted = data.draw(st.sets(st.sampled_from([one["name"] for one in schema["fields"]]), min_size=1))
+    reader = {**schema, "fields": [one for one in schema["fields"] if one["name"] in wanted]}
+    found, reasons = decoded(schema, reader, values)
+    assert reasons == {}
+    assert found == [{name: row[name] for name in row if name in wanted} for row in expected]
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_record_is_judged_by_itself_whatever_stands_beside_it(data: st.DataObject) -> None:
+    kind, values = data.draw(typed())
+    schema = renamed(record(("c", kind), ("last", "long")), itertools.count())
+    one = st.fixed_dictionaries({"c": values, "last": PRIMITIVES["long"]})
+    good = written(schema, *data.draw(st.lists(one, min_size=1, max_size=4)))
+    spoilt = []
+    for value in good:
+        change = data.draw(st.sampled_from(["none", "cut", "more", "byte"]))
+        place = data.draw(st.integers(5, len(value) - 1))
+        spoilt.append(
+            {
+                "none": value,
+                "cut": value[:place],
+                "more": value + b"\0",
+                "byte": value[:place] + data.draw(st.binary(min_size=1, max_size=1)) + value[place + 1 :],
+            }[change]
+        )
+    together, reasons = decoded(schema, schema, spoilt)
+    for position, value in enumerate(spoilt):
+        (alone,), reason = decoded(schema, schema, [value])
+        assert reason.get(0) == reasons.get(position)
+        if not reason:
+            assert repr(alone) == repr(together[position])
+        if value == good[position]:
+            assert not reason
+
+
+W = record(
+    ("id", "long"),
+    ("name", ["null", "string"]),
+    ("price", {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 3}),
+    ("at", {"type": "long", "logicalType": "timestamp-nanos"}),
+    ("kind", {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}),
+    ("either", ["int", "string"]),
+)
+ROW = {"id": 1, "name": "ü", "price": Decimal("1.250"), "at": 1_000_000, "kind": "B", "either": 3}
+
+
+def with_nanos(**changes: Any) -> bytes:
+    """Write a row; fastavro knows no nanoseconds, and writes the number that it is given."""
+    return written(W, {**ROW, **changes})[0]
+
+
+def test_columns_of_a_reader_are_found_by_name_and_converted() -> None:
+    reader = "price DECIMAL(10,2), id DOUBLE NOT NULL, absent STRING, at TIMESTAMP, kind STRING, either BIGINT"
+    found, reasons = decoded(W, reader, [with_nanos()])
+    assert (found, reasons) == (
+        [
+            {
+                "price": Decimal("1.25"),
+                "id": 1.0,
+                "absent": None,
+                "at": datetime(1970, 1, 1, 0, 0, 0, 1000, UTC),
+                "kind": "B",
+                "either": 3,
+            }
+        ],
+        {},
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("name STRING NOT NULL", with_nanos(name=None), "the required field name is null"),
+        ("price DECIMAL(12,2)", with_nanos(price=Decimal("1.251")), "field price does not fit DECIMAL(12,2): 1.251"),
+        ("price DECIMAL(5,3)", with_nanos(price=Decimal("100")), "field price does not fit DECIMAL(5,3): 100.000"),
+        ("at TIMESTAMP", with_nanos(at=1), "field at does not fit TIMESTAMP: 1970-01-01"),
+        ("either BIGINT", with_nanos(either="x"), "field either is string, which is not null or long"),
+        ("id DOUBLE", with_nanos(id=2**53 + 1), "field id does not fit DOUBLE: 9007199254740993"),
+        ("id BIGINT", with_nanos()[:-1], "it ends in the middle of either"),
+        ("id BIGINT", with_nanos() + b"\0", "bytes follow its last field"),
+        ("id BIGINT", HEAD + b"\x02\x04", "field name has a type that its union lacks"),
+        ("id BIGINT", HEAD + b"\xff" * 12, "id has more than 64 bits"),
+        ("id BIGINT", HEAD + b"\x02\x02\x01", "it ends in the middle of name"),
+        ("name STRING", HEAD + b"\x02\x02\x02\xff", "field name is not UTF-8"),
+    ],
+)
+def test_a_record_that_does_not_fit_has_its_reason(column: str, value: bytes, reason: str) -> None:
+    good = with_nanos(id=1, name="x", price=Decimal("1.2"))
+    _, reasons = decoded(W, column, [good, value, good])
+    assert list(reasons) == [1] and reasons[1].startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        ("id BIGINT, other STRING NOT NULL", "the required field other is missing"),
+        ("id INT", "field id is long, which is not null or int"),
+        ("id TIMESTAMP", "field id is long, which is not null or timestamp-micros"),
+        ("at TIMESTAMP_NTZ", "field at is timestamp-nanos, which is not null or local-timestamp-micros"),
+        ("at BIGINT", "field at is timestamp-nanos, which is not null or long"),
+        ("name BINARY, id STRUCT<x: INT>", "field id is long, which is not null or record columns_id"),
+        ("id ARRAY<INT>", "field id is long, which is not null or array"),
+        ("price DOUBLE", "field price is decimal(12,3), which is not null or double"),
+    ],
+)
+def test_a_schema_that_can_not_be_read_as_the_readers_is_told_by_its_field(column: str, reason: str) -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        decoded(W, column, [])
+    assert str(caught.value) == reason
+
+
+def test_a_readers_defaults_and_aliases_are_those_of_avro() -> None:
+    reader = {
+        "type": "record",
+        "name": "R",
+        "fields": [
+            {"name": "title", "aliases": ["name"], "type": ["null", "string"]},
+            {"name": "count", "type": "int", "default": 7},
+            {"name": "tags", "type": {"type": "array", "items": "string"}, "default": ["a"]},
+            {"name": "cost", "type": W["fields"][2]["type"], "default": "\u0004\u00e2"},
+            {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["A", "C"], "default": "C"}},
+        ],
+    }
+    found, reasons = decoded(W, reader, [with_nanos()])
+    assert (found, reasons) == (
+        [{"title": "ü", "count": 7, "tags": ["a"], "cost": Decimal("1.250"), "kind": "C"}],
+        {},
+    )
+
+
+def test_types_that_have_themselves_in_them_are_passed_over() -> None:
+    tree = record(("value", "int"), ("next", ["null", "Tree"]), name="Tree")
+    writer = record(("tree", tree), ("day", {"type": "int", "logicalType": "date"}))
+    nested = {"value": 1, "next": {"value": 2, "next": None}}
+    found, reasons = decoded(
+        writer, "day DATE", written(writer, *[{"tree": nested, "day": date(2026, 1, day)} for day in (1, 2)])
+    )
+    assert (found, reasons) == ([{"day": date(2026, 1, 1)}, {"day": date(2026, 1, 2)}], {})
+
+
+def test_a_block_of_items_that_says_its_size_is_read() -> None:
+    writer = record(("items", {"type": "array", "items": "int"}), ("last", "int"))
+    blocks = b"\x03\x04\x02\x04" + b"\x02\x06" + b"\x00"  # two items in two bytes, one item, the end
+    found, reasons = decoded(writer, "items ARRAY<INT>, last INT", [HEAD + blocks + b"\x08"])
+    assert (found, reasons) == ([{"items": [1, 2, 3], "last": 4}], {})
+
+
+def test_a_count_of_items_that_no_record_can_hold_ends_at_once() -> None:
+    writer = record(("items", {"type": "array", "items": "null"}), ("last", "int"))
+    _, reasons = decoded(writer, "last INT", [HEAD + b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01"])
+    assert reasons == {0: "field items has more items than bytes"}

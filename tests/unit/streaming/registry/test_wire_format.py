@@ -1,0 +1,59 @@
+"""Values of several schemas in one batch, and what is no value of any."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+
+from airflow_provider_exactlyonce.streaming.registry import avro_types
+from airflow_provider_exactlyonce.streaming.registry.avro_decoder import AvroDecoder
+from airflow_provider_exactlyonce.streaming.registry.wire_format import Decoder, WireDecoder, head
+
+READER = avro_types.of_columns("id BIGINT NOT NULL, note STRING")
+OLD = avro_types.parse('{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}')
+NEW = avro_types.parse(
+    json.dumps(
+        {"type": "record", "name": "R", "fields": [{"name": name, "type": "string"} for name in ("note", "more")]}
+        | {"fields": [{"name": "note", "type": "string"}, {"name": "id", "type": "long"}]}
+    )
+)
+OTHER = avro_types.parse('{"type": "record", "name": "R", "fields": [{"name": "note", "type": "string"}]}')
+
+
+def decoder(asked: list[int]) -> WireDecoder:
+    def find(number: int) -> Decoder | str:
+        asked.append(number)
+        known = {1: OLD, 2: NEW, 3: OTHER}.get(number)
+        return f"there is no schema {number}" if known is None else AvroDecoder(known, READER)
+
+    return WireDecoder(avro_types.arrow_type(READER), find)
+
+
+def test_each_value_is_read_by_the_schema_that_it_names() -> None:
+    values = [head(1) + b"\x02", head(2) + b"\x02a\x04", None, head(1) + b"\x06", head(3) + b"\x02a", head(9), b"{}"]
+    asked: list[int] = []
+    wire = decoder(asked)
+    found, reasons = wire.decode(pa.array([*values, b"\x01\0\0\0\1\x02"], pa.binary()))
+    assert found.take(pa.array([0, 1, 3])).to_pylist() == [
+        {"id": 1, "note": None},
+        {"id": 2, "note": "a"},
+        {"id": 3, "note": None},
+    ]
+    assert reasons == {
+        2: "it has no value (a tombstone)",
+        4: "schema 3 of the registry does not fit: the required field id is missing",
+        5: "there is no schema 9",
+        6: "it is not in a schema registry's wire format: 2 bytes",
+        7: "it is not in a schema registry's wire format: its first byte is 0x01, not 0x00",
+    }
+    wire.decode(pa.array(values, pa.binary()))
+    assert [asked.count(number) for number in (1, 2, 9)] == [1, 1, 2], "what exists is asked for once"
+
+
+def test_values_that_are_a_part_of_a_larger_array_are_read() -> None:
+    values = pa.array([head(1) + bytes([2 * number]) for number in range(9)], pa.binary())
+    found, reasons = decoder([]).decode(values[3:7])
+    assert (found.field("id").to_pylist(), reasons) == ([3, 4, 5, 6], {})
+    found, reasons = decoder([]).decode(values[:0])
+    assert (len(found), reasons) == (0, {})

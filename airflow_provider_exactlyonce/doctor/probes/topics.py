@@ -9,6 +9,7 @@ from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.doctor.facts import Facts, TopicsFacts
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def names(facts: Facts) -> tuple[list[str], list[str]]:
     if facts.home is not None and lineage is not None and tail is not None and tail.claim is not None:
         job = jobs.read(facts.home.home, lineage.id, tail.claim.version)
         if job is not None:
-            sources |= job.sources.keys()
+            sources |= {topic for text in job.sources for topic in SourceTopics.parse(text).names}
             sinks |= set(job.sinks)
     return sorted(sources), sorted(sinks)
 

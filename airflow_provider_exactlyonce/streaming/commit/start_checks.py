@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError, parse_offsets
@@ -12,6 +13,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger import topic_identity
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +168,29 @@ def check_topic_ids(topic_ids: Mapping[str, str], tail: LedgerTail | None) -> No
     topic_identity.check_sinks(topic_ids, topic_identity.known_sinks(commit))
 
 
+def check_sources_go_on(
+    tail: LedgerTail | None, declared: Sequence[SourceTopics], lossy: Collection[SourceTopics]
+) -> None:
+    """Check that each source still reads the topics that it has read: Spark would plan a batch without them.
+
+    :param declared: the topics of each declared source, in Spark's order
+    :param lossy: those that may lose records
+    :raises RefusedError: naming the topic
+    """
+    commit = tail.commit if tail else None
+    read = parse_offsets(commit.offsets).sources if commit else ()
+    if len(read) != len(declared):
+        return  # the function reads more than is declared, and Spark tells
+    for line, source in zip(read, declared, strict=True):
+        for topic in sorted(json.loads(line or "{}")):
+            if topic not in source and source not in lossy:
+                raise RefusedError(
+                    f"commit {commit.commit if commit else 0} has read topic {topic}, and the source in its place "
+                    f"reads {source}: what the topic has since would be lost. Let the source read it too, or start a "
+                    "new pipeline, with a name and a home of its own"
+                )
+
+
 def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> bool:
     """Step (d): make the checkpoint fit the ledger; returns whether commits have to be replayed first.
 
@@ -191,7 +216,16 @@ def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> boo
     if planned is not None and planned > committed and _offsets(checkpoint, planned) is None:
         log.warning("offsets/%d of %s is torn and is removed; its batch was not begun", planned, checkpoint.path)
         checkpoint.remove("offsets", planned)
+    elif planned is not None and planned > committed and (lacking := _lacking(checkpoint, planned)):
+        log.warning("offsets/%d of %s lacks %s, and is planned again", planned, checkpoint.path, ", ".join(lacking))
+        checkpoint.remove("offsets", planned)
     return False
+
+
+def _lacking(checkpoint: Checkpoint, planned: int) -> list[str]:
+    """Return the topics that a planned batch lacks of the one before it: Spark stops before it runs such a batch."""
+    before, after = _offsets(checkpoint, planned - 1), _offsets(checkpoint, planned)
+    return sorted(before.kafka_ends().keys() - after.kafka_ends().keys()) if before and after else []
 
 
 def check_not_ahead(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> None:

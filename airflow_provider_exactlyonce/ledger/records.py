@@ -179,6 +179,7 @@ class CommitRecord:
     :param late_total: rows in ``late`` of this commit and all before it, as far as they are known
     :param late_topic: where they are, None when they were only counted; in ``sink`` under it, not in ``rows`` or
         ``digest``
+    :param source_patterns: the expressions by which sources find topics: more of them may match by now
     """
 
     pipeline: str
@@ -215,6 +216,7 @@ class CommitRecord:
     late: Sequence[LateRows] | None = None
     late_total: int = 0
     late_topic: str | None = None
+    source_patterns: tuple[str, ...] = ()
 
     @property
     def is_untold(self) -> bool:

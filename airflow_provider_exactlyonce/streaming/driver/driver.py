@@ -89,6 +89,7 @@ class Driver:
                 accept_home=self._options.accept_home,
                 allow_single_replica=self._options.allow_single_replica,
                 ledger_retention=self._pipeline.ledger_retention,
+                source_patterns=self._pipeline.source_patterns,
             ),
         )
         releases.check_start(run.home, run.options.version, run.options.token)
@@ -97,7 +98,8 @@ class Driver:
         topics = self._lifecycle.check_topics(run, self._pipeline.sink_topics)  # before the seconds that Spark takes
         tail = run.check()
         check_topic_ids({name: topic.topic_id for name, topic in topics.items()}, tail)
-        check_sources_are_there(topics, known_sources(tail.commit if tail else None), self._pipeline.patterns)
+        found = [one.topics for one in self._pipeline.sources.values() if one.topics.pattern and not one.may_lose]
+        check_sources_are_there(topics, known_sources(tail.commit if tail else None), found)
         recover(
             run.home,
             run.pipeline,

@@ -14,7 +14,6 @@ from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, LedgerRetention
-from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.streaming.analysis.late_rows import COUNT_LATE_ROWS, LateRowsPolicy, check_can_be_told
 from airflow_provider_exactlyonce.streaming.job.checkpoint_config import CheckpointConfig, CheckpointingMode
 from airflow_provider_exactlyonce.streaming.job.job_file import JobSource
@@ -71,9 +70,10 @@ class PipelineDefinition:
     job: JobSource | None = None
 
     @property
-    def patterns(self) -> list[SourceTopics]:
-        """The patterns by which it reads topics, of which none may be lost."""
-        return [one.topics for one in self.sources.values() if one.topics.pattern and not one.may_lose]
+    def source_patterns(self) -> tuple[str, ...]:
+        """The expressions by which its sources find topics."""
+        patterns = [source.topics.pattern for source in self.sources.values()]
+        return tuple(one.expression for one in patterns if one is not None)
 
     def topics_among(self, existing: Callable[[], Iterable[str]]) -> list[str]:
         """Return the topics that it reads.

@@ -25,6 +25,8 @@ from airflow_provider_exactlyonce.checkpoint.restore import RestoreRequest, rest
 from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import status
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.ledger import gate
+from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
@@ -203,6 +205,7 @@ def check_case(case: Case, topics: Topics) -> None:
     assert report.is_clean, [str(violation) for violation in report.found]
 
 
+@pytest.mark.slow
 def test_several_topics_are_one_source_through_a_restore_a_replay_and_a_backfill(
     case: Case, topics: Topics, make_topic: Callable[..., str]
 ) -> None:
@@ -239,6 +242,7 @@ def test_several_topics_are_one_source_through_a_restore_a_replay_and_a_backfill
     )
 
 
+@pytest.mark.slow
 def test_a_topic_may_be_added_to_a_source_and_none_may_leave_it(case: Case, topics: Topics) -> None:
     one, other = topics.make("a", "b")
     topics.send(20, "a")
@@ -253,6 +257,7 @@ def test_a_topic_may_be_added_to_a_source_and_none_may_leave_it(case: Case, topi
     check_case(case, topics)
 
 
+@pytest.mark.slow
 def test_a_topic_of_several_that_is_recreated_stops_the_pipeline_by_name(case: Case, topics: Topics) -> None:
     both = topics.make("a", "b")
     topics.send(20, "a", "b")
@@ -285,7 +290,10 @@ def test_new_topics_and_partitions_of_a_pattern_are_read_from_their_beginning_an
     restore(case.home, case.name, case.config, RestoreRequest(savepoint=saved))
     topics.make("c")  # no recorded commit has it
     topics.send(40, "c")
+    now = GateTarget(up_to_now=True)
+    assert topics.name("c") in gate.check(case.config, case.name, now).missing
     case.run(topics.pattern)
+    assert gate.check(case.config, case.name, now).open
     assert topics.name("c") in case.commits()[-1].source
     assert len(case.commits()) == 4
     check_case(case, topics)
@@ -302,6 +310,7 @@ def test_a_topic_of_a_pattern_that_is_gone_or_recreated_stops_the_pipeline_by_na
     assert f"source topic {topics.name('b')} was recreated" in case.run(topics.pattern, expected=REFUSED)
 
 
+@pytest.mark.slow
 def test_drivers_that_are_killed_lose_and_double_nothing_of_a_patterns_topics(world: World, topics: Topics) -> None:
     world.job, world.source = "topics.py", str(SourceTopics.of(topics.pattern))
     topics.make("a", "b")

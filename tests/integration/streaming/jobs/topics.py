@@ -1,13 +1,16 @@
-"""Per topic: a sum and a count of the records of several topics, or of a pattern's; its names come from the test."""
+"""Per topic: a sum and a count of the records of several topics, or of a pattern's; its names come from the test.
+
+With ``TEST_FILES`` the rows go to files, too.
+"""
 
 import os
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, TopicPattern, pipeline
+from airflow_provider_exactlyonce.streaming import FileSink, KafkaSink, KafkaSource, TopicPattern, pipeline
 
-asked = os.environ["TEST_SOURCE"]
+asked, files = os.environ["TEST_SOURCE"], os.environ.get("TEST_FILES")
 
 
 @pipeline(
@@ -18,7 +21,10 @@ asked = os.environ["TEST_SOURCE"]
         max_offsets_per_trigger=100,
         topic_column="source",
     ),
-    sink=KafkaSink(os.environ["TEST_SINK"], key="source"),
+    sink=[
+        KafkaSink(os.environ["TEST_SINK"], key="source"),
+        *([FileSink(name="files", path=files)] if files else []),
+    ],
     output_mode="update",
 )
 def topics(events: DataFrame) -> DataFrame:

@@ -128,6 +128,13 @@ class Case:
         assert code == expected, status.read(self.home.status)
         return "".join(record.getMessage() for record in self.log.records if record.levelname == "ERROR")
 
+    def backfill(self, source: str | Sequence[str] | TopicPattern, topic: str, **asked: Any) -> list[bytes]:
+        """Run a range again into another topic; returns the values that it has then."""
+        home = workspace.make(self.home, self.name, BackfillRequest.parse(**asked, output=f"topic={topic}"))
+        options = DriverOptions(home=home, config=dict(self.config), token=str(uuid.uuid4()), backfill=True)
+        assert BackfillDriver(self.declared(source), options).run() == 0, status.read(home.status)
+        return sorted(record.value or b"" for record in read_committed(self.config, topic))
+
     def commits(self) -> list[CommitRecord]:
         with LedgerReader(self.config, self.name) as reader:
             return list(reader.commits())
@@ -206,40 +213,48 @@ def check_case(case: Case, topics: Topics) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("by", ["names", "pattern"])
 def test_several_topics_are_one_source_through_a_restore_a_replay_and_a_backfill(
-    case: Case, topics: Topics, make_topic: Callable[..., str]
+    case: Case, topics: Topics, make_topic: Callable[..., str], by: str
 ) -> None:
-    both = topics.make("b", "empty", "a")
+    made = topics.make("b", "empty", "a")
+    both: list[str] | TopicPattern = made if by == "names" else topics.pattern
     for _ in range(3):
         topics.send(70, "a", "b")
         case.run(both, max_offsets_per_trigger=80)
     saved = case.save()
     topics.send(30, "a")
     case.run(both, max_offsets_per_trigger=80)
-    assert set(case.commits()[-1].source_topic_ids) == set(both)
+    assert set(case.commits()[-1].source_topic_ids) == set(made)
     check_case(case, topics)
 
     before = len(case.commits())
     restore(case.home, case.name, case.config, RestoreRequest(savepoint=saved))
     topics.send(10, "b")
-    case.run(both[::-1], max_offsets_per_trigger=80)  # replays what follows the savepoint, then goes on
+    case.run(
+        both[::-1] if isinstance(both, list) else both, max_offsets_per_trigger=80
+    )  # replays what follows the savepoint, then goes on
     assert len(case.commits()) == before + 1
     check_case(case, topics)
 
-    other = make_topic(partitions=1)
-    request = BackfillRequest.parse(commits="2..3", state="savepoint", output=f"topic={other}")
-    home = workspace.make(case.home, case.name, request)
-    options = DriverOptions(home=home, config=dict(case.config), token=str(uuid.uuid4()), backfill=True)
-    assert BackfillDriver(case.declared(both), options).run() == 0, status.read(home.status)
-    delivered = [
-        record.value
-        for record in read_committed(case.config, case.sink)
-        for commit in case.commits()[1:3]
-        if (span := commit.sink[case.sink].get(record.partition)) and span.first <= record.offset <= span.last
-    ]
-    assert sorted(filter(None, delivered)) == sorted(
-        filter(None, (one.value for one in read_committed(case.config, other)))
+    topics.make("late")  # no commit that is run again has it
+    written = {
+        commit.commit: [
+            record.value or b""
+            for record in read_committed(case.config, case.sink)
+            if (span := commit.sink[case.sink].get(record.partition)) and span.first <= record.offset <= span.last
+        ]
+        for commit in case.commits()
+    }
+    assert case.backfill(both, make_topic(partitions=1), commits="2..3", state="savepoint") == sorted(
+        written[2] + written[3]
     )
+    offsets = {topics.name("a"): {0: [0, 5]}, topics.name("b"): {0: [3, 4], 1: [0, 2]}}
+    again = case.backfill(both, make_topic(partitions=1), offsets=offsets, state="empty")
+    assert [(row["source"], row["n"]) for row in map(json.loads, again)] == [
+        (topics.name("a"), 5),
+        (topics.name("b"), 3),
+    ]
 
 
 @pytest.mark.slow
@@ -299,6 +314,7 @@ def test_new_topics_and_partitions_of_a_pattern_are_read_from_their_beginning_an
     check_case(case, topics)
 
 
+@pytest.mark.slow
 def test_a_topic_of_a_pattern_that_is_gone_or_recreated_stops_the_pipeline_by_name(case: Case, topics: Topics) -> None:
     topics.make("a", "b")
     topics.send(20, "a", "b")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -38,6 +38,7 @@ from tests.integration.streaming.harness import World, read_committed
 from tests.waiting import eventually
 
 REFUSED = 64
+LOST = 72
 
 
 @dataclass
@@ -324,6 +325,18 @@ def test_a_topic_of_a_pattern_that_is_gone_or_recreated_stops_the_pipeline_by_na
     assert topics.name("b") in case.run(topics.pattern, expected=REFUSED)
     topics.make("b")
     assert f"source topic {topics.name('b')} was recreated" in case.run(topics.pattern, expected=REFUSED)
+
+
+@pytest.mark.slow
+def test_a_topic_whose_first_records_are_gone_when_it_is_found_stops_the_pipeline(case: Case, topics: Topics) -> None:
+    topics.make("a")
+    topics.send(20, "a")
+    case.run(topics.pattern)
+    topics.make("b", partitions=1)
+    topics.send(9, "b")
+    admin, place = AdminClient(dict(case.config)), TopicPartition(topics.name("b"), 0, 4)
+    admin.delete_records([place])[place].result(30)
+    assert f"{topics.name('b')}-0" in case.run(topics.pattern, expected=LOST)
 
 
 @pytest.mark.slow

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError, parse_offsets
@@ -168,27 +167,25 @@ def check_topic_ids(topic_ids: Mapping[str, str], tail: LedgerTail | None) -> No
     topic_identity.check_sinks(topic_ids, topic_identity.known_sinks(commit))
 
 
-def check_sources_go_on(
-    tail: LedgerTail | None, declared: Sequence[SourceTopics], lossy: Collection[SourceTopics]
-) -> None:
-    """Check that each source still reads the topics that it has read: Spark would plan a batch without them.
+def check_sources_go_on(tail: LedgerTail | None, declared: Sequence[SourceTopics]) -> None:
+    """Check that all topics that have been read still are: Spark would plan a batch without them.
 
-    :param declared: the topics of each declared source, in Spark's order
-    :param lossy: those that may lose records
-    :raises RefusedError: naming the topic
+    :param declared: the topics of each declared source
+    :raises RefusedError: naming the first that is read no more
     """
     commit = tail.commit if tail else None
-    read = parse_offsets(commit.offsets).sources if commit else ()
-    if len(read) != len(declared):
+    if commit is None:
+        return
+    read = parse_offsets(commit.offsets)
+    if len(read.sources) != len(declared):
         return  # the function reads more than is declared, and Spark tells
-    for line, source in zip(read, declared, strict=True):
-        for topic in sorted(json.loads(line or "{}")):
-            if topic not in source and source not in lossy:
-                raise RefusedError(
-                    f"commit {commit.commit if commit else 0} has read topic {topic}, and the source in its place "
-                    f"reads {source}: what the topic has since would be lost. Let the source read it too, or start a "
-                    "new pipeline, with a name and a home of its own"
-                )
+    for topic in sorted(read.kafka_ends()):
+        if not any(topic in source for source in declared):
+            raise RefusedError(
+                f"commit {commit.commit} has read topic {topic}, and the sources now read "
+                f"{' and '.join(map(str, declared))}: what the topic has since would be lost. Let a source read it, or "
+                "start a new pipeline, with a name and a home of its own"
+            )
 
 
 def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> bool:

@@ -267,7 +267,7 @@ def test_a_topic_may_be_added_to_a_source_and_none_may_leave_it(case: Case, topi
     case.run([one, other])
     check_case(case, topics)
     topics.send(1, "a", "b")
-    assert f"has read topic {one}, and the source in its place reads {other}" in case.run(other, expected=REFUSED)
+    assert f"has read topic {one}, and the sources now read {other}" in case.run(other, expected=REFUSED)
     case.plan_without(one)  # as Spark would, if the cluster once did not tell of the topic
     case.run([one, other])
     check_case(case, topics)

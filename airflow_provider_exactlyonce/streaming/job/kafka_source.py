@@ -68,8 +68,8 @@ class KafkaSource:
     :param max_offsets_per_trigger: at most so many records a batch, None for no limit
     :param offset_column: beside the schema's columns, one of this name with the record's offset: the order of records
         that have one key, which are in one partition
-    :param topic_column: beside the schema's columns, one of this name with the record's topic
     :param options: more options of Spark's Kafka source
+    :param topic_column: beside the schema's columns, one of this name with the record's topic
     """
 
     topic: str | Sequence[str] | TopicPattern
@@ -77,8 +77,8 @@ class KafkaSource:
     starting_offsets: str | datetime = "earliest"
     max_offsets_per_trigger: int | None = None
     offset_column: str | None = field(default=None, repr=False)  # the version of a pipeline without it stays
-    topic_column: str | None = field(default=None, repr=False)
     options: Mapping[str, str] = field(default_factory=dict)
+    topic_column: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         try:

@@ -12,13 +12,14 @@ first. It is left out where the watermark has not moved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_exactlyonce.backfill.request import BackfillState, Output
 from airflow_provider_exactlyonce.backfill.resolve import Positions, Resolved, ends_of
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +44,14 @@ class BackfillStep:
 class PlanInputs:
     """What besides the range decides the batches.
 
-    :param limits: {topic: records a batch}, for batches that no commit gives
+    :param limits: (topics of a source, its records a batch), for batches that no commit gives
     :param version: of the job that runs
     """
 
     state: BackfillState
     kind: Output
     version: str
-    limits: Mapping[str, int]
+    limits: Sequence[tuple[SourceTopics, int]]
 
 
 def plan(resolved: Resolved, terms: PlanInputs, commits: Iterable[CommitRecord]) -> list[BackfillStep]:
@@ -185,8 +186,8 @@ class _Planner:
             totals[topic] = totals.get(topic, 0) + end - start.get((topic, partition), end)
         if not any(totals.values()):
             return
-        limits = self._terms.limits
-        pieces = max(-(-total // limits[topic]) if topic in limits else 1 for topic, total in totals.items())
+        limits = [(sum(topics.share(totals).values()), limit) for topics, limit in self._terms.limits]
+        pieces = max((-(-total // limit) for total, limit in limits), default=1) or 1
         for piece in range(1, pieces + 1):
             ends = {
                 place: start.get(place, end) + (end - start.get(place, end)) * piece // pieces

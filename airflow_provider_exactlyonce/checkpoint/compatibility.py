@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
+from airflow_provider_exactlyonce.checkpoint import plan as plans
 from airflow_provider_exactlyonce.checkpoint.manifest import Savepoint, backend_of
+from airflow_provider_exactlyonce.checkpoint.plan import QueryPlan
 from airflow_provider_exactlyonce.checkpoint.state_compatibility import meaning, operators, schemas, type_name
 from airflow_provider_exactlyonce.checkpoint.versions import (
     BUILD_ANEW,
@@ -24,6 +28,7 @@ from airflow_provider_exactlyonce.checkpoint.versions import (
     incompatible,
     note,
 )
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 
 _ENCODING: Final = "spark.sql.streaming.stateStore.encodingFormat"
 _PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
@@ -40,6 +45,7 @@ def of_savepoint(savepoint: Savepoint, conf: Mapping[str, str]) -> Version:
         job_hash=savepoint.job_hash,
         output_mode=savepoint.output_mode,
         topics=tuple(one.topic for one in savepoint.plan.sources) if savepoint.plan else tuple(savepoint.source),
+        read=tuple(savepoint.source),
         plan=savepoint.plan,
         operators=savepoint.operators,
         state_backend=backend_of(conf, ()) if _PROVIDER in conf else None,
@@ -50,6 +56,8 @@ def of_savepoint(savepoint: Savepoint, conf: Mapping[str, str]) -> Version:
 
 def compare(old: Version, new: Version) -> CompatibilityReport:
     """Tell whether a new version can go on from the state of an old one."""
+    if _read_on(old, new):
+        old = replace(old, plan=_renamed(old, new))
     findings: list[VersionChange] = []
     unchanged = []
     for aspect, check in _CHECKS:
@@ -62,6 +70,20 @@ def compare(old: Version, new: Version) -> CompatibilityReport:
             unchanged.append(aspect)
     findings.sort(key=lambda one: -ORDER.index(one.verdict))
     return CompatibilityReport(findings=tuple(findings), unchanged=tuple(unchanged))
+
+
+def _renamed(old: Version, new: Version) -> QueryPlan | None:
+    """Return the old plan with each source's columns under the name that they have in the new one."""
+    if old.plan is None:
+        return None
+    body = plans.encode(old.plan)
+    of_columns = json.dumps({name: body[name] for name in ("operators", "watermarks", "filters")})
+    for before, after in zip(old.topics, new.topics, strict=True):
+        whole = rf"(?<![\w.,/-]){re.escape(json.dumps(before)[1:-1])}\."
+        of_columns = re.sub(whole, f"{json.dumps(after)[1:-1]}.".replace("\\", r"\\"), of_columns)
+    names = dict(zip(old.topics, new.topics, strict=True))
+    sources = [{**one, "topic": names.get(one["topic"], one["topic"])} for one in body["sources"]]
+    return plans.decode({**body, **json.loads(of_columns), "sources": sources})
 
 
 def _pipeline(old: Version, new: Version) -> Iterator[VersionChange]:
@@ -161,7 +183,14 @@ def _partitions(old: Version, new: Version) -> list[VersionChange] | None:
 
 def _sources(old: Version, new: Version) -> Iterator[VersionChange]:
     before, after = Counter(old.topics), Counter(new.topics)
-    if old.topics == new.topics:
+    if old.topics == new.topics or (old.plan is None and _names(old) == _names(new)):
+        return
+    if _read_on(old, new):
+        reason = (
+            "topics that a source reads anew are read from their beginning; Spark stops at one whose first records "
+            "are gone"
+        )
+        yield note("sources", old.topics, new.topics, reason)
         return
     if before == after:
         yield incompatible(
@@ -174,7 +203,7 @@ def _sources(old: Version, new: Version) -> Iterator[VersionChange]:
         return
     added, gone = tuple((after - before).elements()), tuple((before - after).elements())
     if added and gone and len(old.topics) == len(new.topics):
-        reason = "the checkpoint's offsets are of the old topic: Spark misses its partitions in the new one, and stops"
+        reason = "the checkpoint has offsets of topics that are read no more: Spark misses their partitions, and stops"
     elif added and gone:
         reason = "the checkpoint has offsets of other sources"
     elif added:
@@ -182,6 +211,21 @@ def _sources(old: Version, new: Version) -> Iterator[VersionChange]:
     else:
         reason = f"the checkpoint has offsets of {len(old.topics)} sources, and Spark refuses fewer"
     yield incompatible("sources", old.topics, new.topics, reason)
+
+
+def _names(version: Version) -> list[str]:
+    return sorted(topic for text in version.topics for topic in SourceTopics.parse(text).names)
+
+
+def _read_on(old: Version, new: Version) -> bool:
+    """Tell whether each source of the old version is one of the new, and what it has read goes on being read."""
+    if len(old.topics) != len(new.topics):
+        return False
+    for one, other in zip(map(SourceTopics.parse, old.topics), map(SourceTopics.parse, new.topics), strict=True):
+        read = one.among(old.read)
+        if one != other and not (read and all(topic in other for topic in read)):
+            return False
+    return True
 
 
 def _source_columns(old: Version, new: Version) -> list[VersionChange] | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
+
 
 def adapted(text: str, *, confs_of: str | None, watermark: int | None) -> str:
     """Return an offset log entry with the lineage's own configuration.
@@ -27,7 +29,7 @@ def adapted(text: str, *, confs_of: str | None, watermark: int | None) -> str:
 
 def composed(
     conf: Mapping[str, str],
-    topics: Sequence[str],
+    sources: Sequence[SourceTopics],
     ends: Mapping[tuple[str, int], int],
     *,
     timestamp: int,
@@ -36,14 +38,15 @@ def composed(
     """Return an offset log entry of Kafka sources.
 
     :param conf: the lineage's configuration
-    :param topics: of the sources, in Spark's order
+    :param sources: the topics of each source, in Spark's order
     :param ends: where the batch ends, exclusive
     :param timestamp: the batch's, milliseconds since the epoch
     :param watermark: the batch's, milliseconds since the epoch
     """
     metadata = {"batchWatermarkMs": watermark, "batchTimestampMs": timestamp, "conf": dict(conf)}
     lines = ["v1", json.dumps(metadata, separators=(",", ":"))]
-    for topic in topics:
-        partitions = {str(partition): end for (of, partition), end in sorted(ends.items()) if of == topic}
-        lines.append(json.dumps({topic: partitions}, separators=(",", ":")))
+    by_topic: dict[str, dict[str, int]] = {}
+    for (topic, partition), end in sorted(ends.items()):
+        by_topic.setdefault(topic, {})[str(partition)] = end
+    lines += [json.dumps(topics.share(by_topic), separators=(",", ":")) for topics in sources]
     return "\n".join(lines)

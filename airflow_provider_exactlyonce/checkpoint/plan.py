@@ -18,6 +18,7 @@ SCHEMA: Final = 1
 class SourcePlan:
     """One stream that a plan reads.
 
+    :param topic: the topics that it reads, as one text
     :param columns: ``name type`` of each
     """
 

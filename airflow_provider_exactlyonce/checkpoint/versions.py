@@ -52,7 +52,7 @@ class Version:
     :param spark_version: None when it is not known
     :param job_hash: SHA-256 of the job's file, None when it is not known
     :param output_mode: None when it is not known
-    :param topics: of the sources, in Spark's order
+    :param topics: of each source, as one text, in Spark's order
     :param plan: None when it is not known
     :param operators: None when Spark would not plan it
     :param state_backend: ``hashmap`` or ``rocksdb``; None when it does not say
@@ -60,6 +60,7 @@ class Version:
     :param partitions: of state that were asked for, None when nobody has asked
     :param result_schema: Spark's JSON, None when it is not known
     :param refused: why Spark would not plan it
+    :param read: the topics that it has read, when it has run
     """
 
     pipeline: str
@@ -74,6 +75,7 @@ class Version:
     partitions: int | None = None
     result_schema: str | None = None
     refused: str | None = None
+    read: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

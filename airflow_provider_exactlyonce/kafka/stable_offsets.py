@@ -52,6 +52,10 @@ class StableOffsets:
 
         self._admin = AdminClient(self._config)
 
+    def topics(self) -> list[str]:
+        """Return the names of all topics that we may see."""
+        return sorted(self._admin.list_topics(timeout=_TIMEOUT_SECONDS).topics)
+
     def partitions(self, topics: Iterable[str]) -> list[Place]:
         """Return all partitions of topics.
 

@@ -31,6 +31,7 @@ from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionEr
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget, Offsets, moment
 from airflow_provider_exactlyonce.ledger.reader import LedgerConnections, LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics, TopicPattern
 from airflow_provider_exactlyonce.ledger.written import WINDOW, Last, WrittenOffsets
 
 _SHOWN: Final = 5
@@ -241,11 +242,9 @@ class Gates:
         if not wanted or seconds < min(wanted):
             return 0.0
         offsets = self._connections.offsets
-        ends = offsets.ends(offsets.partitions(newest.source))
-        is_quiet = all(
-            newest.source[topic][partition][1] >= end if partition in newest.source[topic] else end == 0
-            for (topic, partition), end in ends.items()
-        )
+        ends = offsets.ends(_read(offsets, newest))
+        committed = {(topic, number): end for topic, of in newest.source.items() for number, (_, end) in of.items()}
+        is_quiet = all(committed.get(place, 0) >= end for place, end in ends.items())
         return seconds if is_quiet else 0.0
 
 
@@ -259,9 +258,16 @@ def _without_commit(gate: Gate) -> GateAnswer:
     return _closed(gate.target, 0, [f"pipeline {gate.pipeline} has committed nothing yet"])
 
 
+def _read(offsets: StableOffsets, newest: CommitRecord) -> list[Place]:
+    """Return all partitions of the topics that the pipeline reads, with those that its patterns match by now."""
+    patterns = [SourceTopics.of(TopicPattern(one)) for one in newest.source_patterns]
+    existing = offsets.topics() if patterns else []
+    return offsets.partitions({*newest.source, *(topic for one in patterns for topic in one.among(existing))})
+
+
 def _resolved(offsets: StableOffsets, newest: CommitRecord, milliseconds: int | None) -> Offsets:
     """Turn a timestamp, or now, into source offsets."""
-    places = offsets.partitions(newest.source)
+    places = _read(offsets, newest)
     # The ends first: a record that arrives in between is then either waited for or behind the moment, never forgotten.
     ends = offsets.ends(places)
     found = {} if milliseconds is None else offsets.at_timestamp(places, milliseconds)

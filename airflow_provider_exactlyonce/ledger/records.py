@@ -23,7 +23,7 @@ SCHEMA: Final = 2
 RECORD_BYTES_MAXIMUM: Final = 8 * 1024 * 1024
 _HEADROOM_BYTES: Final = 64 * 1024  # for tombstones in the same record batch
 _TRANSACTIONAL_ID_PREFIX: Final = "exactlyonce."
-_LEDGER_PREFIX: Final = "exactlyonce.ledger."
+LEDGER_PREFIX: Final = "exactlyonce.ledger."
 _BACKFILL_SUFFIX: Final = ".backfill"
 _COMMIT: Final = "commit"
 _BACKFILL: Final = "backfill"
@@ -49,12 +49,12 @@ def check_pipeline_name(name: str) -> str:
 
 def ledger_topic(pipeline: str) -> str:
     """Return the name of the pipeline's ledger topic."""
-    return f"{_LEDGER_PREFIX}{check_pipeline_name(pipeline)}"
+    return f"{LEDGER_PREFIX}{check_pipeline_name(pipeline)}"
 
 
 def ledgered(topic: str) -> str | None:
     """Return the pipeline whose ledger a topic is, None when it is none."""
-    name = topic.removeprefix(_LEDGER_PREFIX)
+    name = topic.removeprefix(LEDGER_PREFIX)
     return name if name != topic and _NAME.fullmatch(name) else None
 
 
@@ -179,6 +179,7 @@ class CommitRecord:
     :param late_total: rows in ``late`` of this commit and all before it, as far as they are known
     :param late_topic: where they are, None when they were only counted; in ``sink`` under it, not in ``rows`` or
         ``digest``
+    :param source_patterns: the expressions by which sources find topics: more of them may match by now
     """
 
     pipeline: str
@@ -215,6 +216,7 @@ class CommitRecord:
     late: Sequence[LateRows] | None = None
     late_total: int = 0
     late_topic: str | None = None
+    source_patterns: tuple[str, ...] = ()
 
     @property
     def is_untold(self) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,24 @@ def check_sources(topic_ids: Mapping[str, str], known: Mapping[str, KnownTopic])
             f"is {topic_id} now. What it held and no commit has read is gone, and the checkpoint's offsets mean "
             "nothing in it: start a new pipeline, with a name and a home of its own"
         )
+
+
+def check_sources_are_there(
+    topics: Collection[str], known: Mapping[str, KnownTopic], patterns: Iterable[SourceTopics]
+) -> None:
+    """Check that topics which a pattern has found once can still be read.
+
+    :param topics: those that the sources read now
+    :raises RefusedError: naming the first that is gone
+    """
+    for pattern in patterns:
+        for name, before in sorted(pattern.share(known).items()):
+            if name not in topics:
+                raise RefusedError(
+                    f"source topic {name}, which commit {before.commit} read by {pattern}, does not exist any more on "
+                    "this cluster. What it held and no commit has read is gone: start a new pipeline, with a name and "
+                    "a home of its own, or accept the loss with options={'failOnDataLoss': 'false'}"
+                )
 
 
 def check_sinks(topic_ids: Mapping[str, str], known: Mapping[str, KnownTopic]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.checkpoint.savepoints import SavepointRetention
     from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
+    from airflow_provider_exactlyonce.ledger.source_topics import TopicPattern
     from airflow_provider_exactlyonce.streaming.declaration import Pipeline, pipeline
     from airflow_provider_exactlyonce.streaming.job.checkpoint_config import (
         CheckpointConfig,
@@ -47,6 +48,7 @@ __all__ = [
     "Sink",
     "StateBackend",
     "Target",
+    "TopicPattern",
     "UpsertSink",
     "WriteAheadLogSink",
     "connect",
@@ -75,6 +77,7 @@ _HOMES: Final = {
     "StateBackend": "job.state_backend",
     "UpsertSink": "sinks.upsert.sink",
     "Target": "sinks.write_ahead_log.delivery",
+    "TopicPattern": "job.kafka_source",
     "WriteAheadLogSink": "sinks.write_ahead_log.sink",
     "connect": "keyed.connected_stream",
     "key_by": "keyed.keyed_stream",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.ledger.records import KAFKA, check_pipeline_name
+from airflow_provider_exactlyonce.ledger.records import KAFKA, check_pipeline_name, ledger_topic
 from airflow_provider_exactlyonce.ledger.retention import DEFAULT_RETENTION, LedgerRetention
 from airflow_provider_exactlyonce.streaming.analysis import feedback
 from airflow_provider_exactlyonce.streaming.analysis.late_rows import policy as late_policy
@@ -102,8 +102,9 @@ def pipeline(
         raise RefusedError(
             f"late_rows='topic' of pipeline {name} needs guarantee='exactly_once', not {promised.value!r}"
         )
-    read = {one.topic for one in sources.values()}
+    _check_shares(name, list(sources.values()))
     written = [*(kafka.topics if kafka else ()), *([policy.topic] if policy.topic is not None else ())]
+    read = {topic for topic in (*written, ledger_topic(name)) if any(topic in one.topics for one in sources.values())}
     feedback.check_topics(name, written, read, allowed=allow_feedback)
     seconds = checkpoint.transaction_timeout_seconds(
         kafka.transaction_timeout_seconds if kafka else KafkaSink.transaction_timeout_seconds,
@@ -130,6 +131,22 @@ def pipeline(
         )
 
     return declare
+
+
+def _check_shares(pipeline: str, sources: Sequence[KafkaSource]) -> None:
+    """Check that a topic of a source that reads several is in no other: the ledger has one range of each topic.
+
+    :raises RefusedError: naming the topic
+    """
+    for position, one in enumerate(sources):
+        for other in sources[:position]:
+            twice = [
+                topic
+                for topic in (*one.topics.names, *other.topics.names)
+                if topic in one.topics and topic in other.topics
+            ]
+            if twice and (len(one.topics.names), len(other.topics.names)) != (1, 1):
+                raise RefusedError(f"two sources of pipeline {pipeline} read topic {twice[0]}: let one of them read it")
 
 
 def _routes(pipeline: str, sinks: Sequence[AnySink]) -> SinkRoutes:

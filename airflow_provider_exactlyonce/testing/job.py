@@ -90,7 +90,8 @@ def run_job(
 ) -> list[JobBatch]:
     """Run a pipeline's function over batches, in order, with state from each to the next.
 
-    What a sink would get is told, nothing is written. Each source is a topic of one partition.
+    What a sink would get is told, nothing is written. Each source's topic has one partition. Of a source that reads
+    several, a record that names none is of the first.
 
     :param batches: at least one
     :param deterministic: run everything a second time, with other partitions, and compare
@@ -168,7 +169,7 @@ class _Query:
         offset, began = 0, time.time() - _FILE_AGES_SECONDS * len(self._given)
         for number, batch in enumerate(self._given):
             path = folder / _file(number)
-            records.write(path, source.topic, offset, batch[name])
+            records.write(path, source.topics, offset, batch[name])
             os.utime(path, (began + number * _FILE_AGES_SECONDS,) * 2)
             offset += len(batch[name])
         reader = self._spark.readStream.schema(source.columns).option("maxFilesPerTrigger", 1)

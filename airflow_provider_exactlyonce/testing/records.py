@@ -10,6 +10,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
+
 _FIRST: Final = datetime(2024, 1, 1, tzinfo=UTC)
 
 
@@ -18,6 +21,7 @@ class InputRecord:
     """One record of a source.
 
     :param value: None for a tombstone
+    :param topic: which of its source's topics it is of, None for the first
     :param timestamp: its CreateTime
     """
 
@@ -25,6 +29,7 @@ class InputRecord:
     key: bytes | None = None
     headers: Sequence[tuple[str, bytes]] = ()
     timestamp: datetime = _FIRST
+    topic: str | None = None
 
 
 #: A record; or a value: a dictionary as JSON, text or bytes as they are, None for a tombstone.
@@ -40,10 +45,12 @@ def record_of(given: Given) -> InputRecord:
     return InputRecord(value=given.encode() if isinstance(given, str) else given)
 
 
-def write(path: Path, topic: str, first: int, given: Sequence[Given]) -> None:
+def write(path: Path, topics: SourceTopics, first: int, given: Sequence[Given]) -> None:
     """Write records as a Parquet file with the columns of Spark's Kafka source.
 
+    :param topics: of the source
     :param first: the offset of the first
+    :raises ExactlyOnceError: when a record is of another topic, or of a pattern's topics and names none
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -53,7 +60,7 @@ def write(path: Path, topic: str, first: int, given: Sequence[Given]) -> None:
     columns = {
         "key": pa.array([one.key for one in records], pa.binary()),
         "value": pa.array([one.value for one in records], pa.binary()),
-        "topic": pa.array([topic] * len(records), pa.string()),
+        "topic": pa.array([_topic(one, topics) for one in records], pa.string()),
         "partition": pa.array([0] * len(records), pa.int32()),
         "offset": pa.array(range(first, first + len(records)), pa.int64()),
         "timestamp": pa.array([one.timestamp for one in records], pa.timestamp("us", tz="UTC")),
@@ -63,6 +70,13 @@ def write(path: Path, topic: str, first: int, given: Sequence[Given]) -> None:
         ),
     }
     pq.write_table(pa.table(columns), path)
+
+
+def _topic(record: InputRecord, topics: SourceTopics) -> str:
+    topic = record.topic or next(iter(topics.names), None)
+    if topic is None or topic not in topics:
+        raise ExactlyOnceError(f"a record of topic {topic} for a source of {topics}: give InputRecord(topic=…)")
+    return topic
 
 
 def _json(value: object) -> object:

@@ -9,6 +9,7 @@ from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.doctor.facts import Facts, TopicsFacts
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _SPAN: Final = 100
 
 
-def names(facts: Facts) -> tuple[list[str], list[str]]:
+def names(facts: Facts, client: WireClient) -> tuple[list[str], list[str]]:
     """Return the topics that the pipeline reads, and those that it writes, as far as its records tell."""
     tail = facts.tail
     sources: set[str] = set()
@@ -31,7 +32,9 @@ def names(facts: Facts) -> tuple[list[str], list[str]]:
     if facts.home is not None and lineage is not None and tail is not None and tail.claim is not None:
         job = jobs.read(facts.home.home, lineage.id, tail.claim.version)
         if job is not None:
-            sources |= job.sources.keys()
+            read = [SourceTopics.parse(text) for text in job.sources]
+            existing = client.offsets.topics() if any(one.pattern for one in read) else []
+            sources |= {topic for one in read for topic in one.among(existing)}
             sinks |= set(job.sinks)
     return sorted(sources), sorted(sinks)
 
@@ -40,7 +43,7 @@ def look(facts: Facts, client: WireClient) -> TopicsFacts:
     """Look at the topics as a start would, and at what is left of their records."""
     from airflow_provider_exactlyonce.audit import topics
 
-    sources, sinks = names(facts)
+    sources, sinks = names(facts, client)
     found = TopicsFacts(cluster=_cluster(facts, client))
     problems: dict[str, tuple[str, str]] = {}
     topic_ids: dict[str, str] = {}

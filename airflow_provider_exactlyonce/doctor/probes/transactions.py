@@ -23,7 +23,7 @@ def look(facts: Facts, client: WireClient) -> TransactionFacts:
     transactions = Transactions(client)
     name = transactional_id(facts.pipeline)
     problems = facts.topics.problems if facts.topics else {}
-    sources, sinks = topic_probe.names(facts)
+    sources, sinks = topic_probe.names(facts, client)
     topics = {
         topic
         for topic in {*sources, *sinks, *({ledger_topic(facts.pipeline)} if facts.tail else ())}

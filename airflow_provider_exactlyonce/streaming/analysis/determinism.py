@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.streaming.analysis.logical_plans import steps, text
-from airflow_provider_exactlyonce.streaming.analysis.source_mark import topic_of_mark
+from airflow_provider_exactlyonce.streaming.analysis.source_mark import topics_of_mark
 from airflow_provider_exactlyonce.streaming.spark.jvm import elements, tree
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _rows_kept_by_chance(plan: Any, needed: Set[int]) -> Iterator[str]:
     :param needed: ids of the plan's columns that are used above it
     """
     name = plan.getClass().getSimpleName()
-    if topic_of_mark(plan, name) is not None:
+    if topics_of_mark(plan, name) is not None:
         return
     if name in _DEDUPLICATIONS:
         keys = _ids(plan.keys())

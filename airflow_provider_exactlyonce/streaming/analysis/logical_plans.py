@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming.analysis.source_mark import topic_of_mark
+from airflow_provider_exactlyonce.streaming.analysis.source_mark import topics_of_mark
 from airflow_provider_exactlyonce.streaming.spark.jvm import elements, tree
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def undeclared_streams(frame: DataFrame) -> list[Stream]:
 
 def _undeclared(plan: Any) -> Iterator[Stream]:
     name = plan.getClass().getSimpleName()
-    if topic_of_mark(plan, name) is not None:
+    if topics_of_mark(plan, name) is not None:
         return
     if name in _STREAMS:
         options = _options(plan, name)
@@ -84,7 +84,7 @@ def check_sources(frame: DataFrame) -> None:
 def steps(plan: Any) -> Iterator[Any]:
     """Yield a plan and all below it, but nothing of the declared sources: what they do is known."""
     yield plan
-    if topic_of_mark(plan, plan.getClass().getSimpleName()) is None:
+    if topics_of_mark(plan, plan.getClass().getSimpleName()) is None:
         for child in elements(plan.children()):
             yield from steps(child)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.checkpoint.plan import OperatorPlan, QueryPlan, SourcePlan, WatermarkPlan
 from airflow_provider_exactlyonce.streaming.analysis.expressions import Expressions, simple_name
-from airflow_provider_exactlyonce.streaming.analysis.source_mark import topic_of_mark
+from airflow_provider_exactlyonce.streaming.analysis.source_mark import topics_of_mark
 from airflow_provider_exactlyonce.streaming.spark.jvm import elements
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class _Walk:
         """Note which columns are used: Spark keeps no state for an aggregate that nobody reads."""
         self._needed.update(ids)
         name = simple_name(plan)
-        if topic_of_mark(plan, name) is not None:
+        if topics_of_mark(plan, name) is not None:
             return
         if name == "WithCTE":
             self._shared.update({one.id(): one.child() for one in elements(plan.cteDefs())})
@@ -116,7 +116,7 @@ class _Walk:
     def columns(self, plan: Any) -> Columns:
         """Return what the columns of a plan are made of, and describe its operators on the way, outermost first."""
         name = simple_name(plan)
-        topic = topic_of_mark(plan, name)
+        topic = topics_of_mark(plan, name)
         if topic is not None:
             return self._source(topic, plan)
         if name == "WithCTE":

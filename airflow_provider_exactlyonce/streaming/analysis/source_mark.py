@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
+from airflow_provider_exactlyonce.streaming.spark.jvm import tree
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _MARK: Final = "exactlyonce source "
 
 
-def mark(records: DataFrame, topic: str) -> DataFrame:
+def mark(records: DataFrame, topics: SourceTopics) -> DataFrame:
     """Return what a source reads with its mark."""
-    return records.alias(f"{_MARK}{topic}")
+    return records.alias(f"{_MARK}{topics}")
 
 
-def topic_of_mark(plan: Any, name: str) -> str | None:
-    """Return the topic whose source a plan node marks the end of, None for any other node.
+def topics_of_mark(plan: Any, name: str) -> str | None:
+    """Return the topics, as one text, whose source a plan node marks the end of, None for any other node.
 
     :param name: the simple name of the node's class
     """
     alias = str(plan.alias()) if name == "SubqueryAlias" else ""
     return alias.removeprefix(_MARK) if alias.startswith(_MARK) else None
+
+
+def sources_of(result: DataFrame) -> list[SourceTopics]:
+    """Return the topics of each declared source in the order in which Spark numbers them.
+
+    :param result: what the user's function makes of them
+    """
+    nodes = tree(result._jdf.queryExecution().analyzed())
+    found = dict.fromkeys(topics_of_mark(node, node.getClass().getSimpleName()) for node in nodes)
+    return [SourceTopics.parse(text) for text in found if text is not None]

@@ -181,6 +181,7 @@ class BatchTransaction(TransactionalSink):
             late=counts.late if counts else None,
             late_total=(newest.late_total if newest else 0) + (counts.late_rows if counts else 0),
             late_topic=self._late_topic,
+            source_patterns=run.options.source_patterns,
         )
         group = self._definition.offsets_group if self._definition else None
         if group is not None and batch.source:

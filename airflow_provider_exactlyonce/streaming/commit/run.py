@@ -64,6 +64,7 @@ class RunOptions:
     :param ledger_retention: how much of the ledger's history stays
     :param backfill: the backfill that this run is of, None for the pipeline itself
     :param plan: what the backfill's request meant when it was begun
+    :param source_patterns: the expressions by which its sources find topics
     """
 
     config: dict[str, str] = field(repr=False)
@@ -75,6 +76,7 @@ class RunOptions:
     ledger_retention: LedgerRetention = DEFAULT_RETENTION
     backfill: str | None = None
     plan: Mapping[str, Any] | None = None
+    source_patterns: tuple[str, ...] = ()
 
 
 class Run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError, parse_offsets
@@ -12,6 +12,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger import topic_identity
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +167,27 @@ def check_topic_ids(topic_ids: Mapping[str, str], tail: LedgerTail | None) -> No
     topic_identity.check_sinks(topic_ids, topic_identity.known_sinks(commit))
 
 
+def check_sources_go_on(tail: LedgerTail | None, declared: Sequence[SourceTopics]) -> None:
+    """Check that all topics that have been read still are: Spark would plan a batch without them.
+
+    :param declared: the topics of each declared source
+    :raises RefusedError: naming the first that is read no more
+    """
+    commit = tail.commit if tail else None
+    if commit is None:
+        return
+    read = parse_offsets(commit.offsets)
+    if len(read.sources) != len(declared):
+        return  # the function reads more than is declared, and Spark tells
+    for topic in sorted(read.kafka_ends()):
+        if not any(topic in source for source in declared):
+            raise RefusedError(
+                f"commit {commit.commit} has read topic {topic}, and the sources now read "
+                f"{' and '.join(map(str, declared))}: what the topic has since would be lost. Let a source read it, or "
+                "start a new pipeline, with a name and a home of its own"
+            )
+
+
 def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> bool:
     """Step (d): make the checkpoint fit the ledger; returns whether commits have to be replayed first.
 
@@ -191,7 +213,16 @@ def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> boo
     if planned is not None and planned > committed and _offsets(checkpoint, planned) is None:
         log.warning("offsets/%d of %s is torn and is removed; its batch was not begun", planned, checkpoint.path)
         checkpoint.remove("offsets", planned)
+    elif planned is not None and planned > committed and (lacking := _lacking(checkpoint, planned)):
+        log.warning("offsets/%d of %s lacks %s, and is planned again", planned, checkpoint.path, ", ".join(lacking))
+        checkpoint.remove("offsets", planned)
     return False
+
+
+def _lacking(checkpoint: Checkpoint, planned: int) -> list[str]:
+    """Return the topics that a planned batch lacks of the one before it: Spark stops before it runs such a batch."""
+    before, after = _offsets(checkpoint, planned - 1), _offsets(checkpoint, planned)
+    return sorted(before.kafka_ends().keys() - after.kafka_ends().keys()) if before and after else []
 
 
 def check_not_ahead(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> None:

@@ -32,6 +32,7 @@ from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.status import DriverState
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger import records
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
@@ -43,12 +44,13 @@ from airflow_provider_exactlyonce.ledger.records import (
     ledger_topic,
 )
 from airflow_provider_exactlyonce.ledger.retention import LedgerRetention
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.policies.termination import AVAILABLE
 from airflow_provider_exactlyonce.streaming.analysis import determinism, feedback
 from airflow_provider_exactlyonce.streaming.analysis.executed_batch import ExecutedBatch
 from airflow_provider_exactlyonce.streaming.analysis.late_rows import LateRowsPolicy
 from airflow_provider_exactlyonce.streaming.analysis.logical_plans import check_sources
-from airflow_provider_exactlyonce.streaming.analysis.source_mark import topic_of_mark
+from airflow_provider_exactlyonce.streaming.analysis.source_mark import sources_of
 from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt, TransactionOptions
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.exactly_once import TransactionalWriter
@@ -61,7 +63,6 @@ from airflow_provider_exactlyonce.streaming.replay.backfill_batches import Backf
 from airflow_provider_exactlyonce.streaming.replay.backfill_steps import BackfillSteps
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
-from airflow_provider_exactlyonce.streaming.spark.jvm import tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -99,7 +100,7 @@ class BackfillDriver:
         with workspace.turn(home, self._give_up):
             self._lifecycle.report.own(alone=True)  # who has the turn
             self._lifecycle.report.tell()
-            start = begin(home, self._options.config, self._pipeline.version, self._pipeline.topics_read)
+            start = begin(home, self._options.config, self._pipeline.version, self._topics_read())
             done = self._run_again(start.begun, start.done) if isinstance(start, Start) else start
             workspace.write_result(home, done)
             workspace.forget(home)
@@ -126,11 +127,11 @@ class BackfillDriver:
 
     def _plan_steps(self, begun: Begun, topic_ids: Mapping[str, str]) -> list[BackfillStep]:
         request = self._asked.request
-        limits = {
-            source.topic: source.max_offsets_per_trigger
+        limits = [
+            (source.topics, source.max_offsets_per_trigger)
             for source in self._pipeline.sources.values()
             if source.max_offsets_per_trigger
-        }
+        ]
         terms = PlanInputs(state=request.state, kind=request.kind, version=begun.version, limits=limits)
         with LedgerReader(self._options.config, self._asked.pipeline) as reader:
             tail = reader.tail()
@@ -153,7 +154,7 @@ class BackfillDriver:
         result = self._lifecycle.result(spark)
         check_sources(result)
         self._check_deterministic(steps, determinism.find(result))
-        order = _order(result)
+        order = sources_of(result)
         declared = self._pipeline.kafka_sink("a backfill")
         if self._asked.request.topic and declared.topic_column:
             result = result.drop(declared.topic_column)
@@ -189,7 +190,7 @@ class BackfillDriver:
             commits=RecordedCommits(LedgerReader(config, self._asked.pipeline), begun.resolved.base_commit + 1, last)
             if last
             else None,
-            topics=order,
+            sources=order,
             done=done,
             written=written.batches if self._writes else None,
         )
@@ -292,7 +293,7 @@ class BackfillDriver:
         return result
 
     def _lineage(
-        self, begun: Begun, order: list[str], done: Done | None, tail: LedgerTail | None
+        self, begun: Begun, order: list[SourceTopics], done: Done | None, tail: LedgerTail | None
     ) -> tuple[Lineage, Done]:
         """Make the backfill's lineage, or find it, and let it follow what other backfills have committed since."""
         home = self._options.home
@@ -316,7 +317,7 @@ class BackfillDriver:
         home.remember(lineage)
         return lineage, done
 
-    def _made(self, begun: Begun, order: list[str]) -> Lineage:
+    def _made(self, begun: Begun, order: list[SourceTopics]) -> Lineage:
         home, resolved = self._options.home, begun.resolved
         if resolved.savepoint is None:
             lineage = Lineage(id=str(uuid.uuid4()))
@@ -324,8 +325,8 @@ class BackfillDriver:
             checkpoint.mkdir(parents=True, mode=0o700)
             (checkpoint / "metadata").write_text(json.dumps({"id": lineage.id}, separators=(",", ":")))
             begins = positions_to_json(resolved.begins)
-            for number, topic in enumerate(order):
-                write_start(checkpoint / "sources" / str(number), json.dumps({topic: begins.get(topic, {})}))
+            for number, topics in enumerate(order):
+                write_start(checkpoint / "sources" / str(number), json.dumps(topics.share(begins)))
             home.remember(lineage)
             return lineage
         savepoints = Savepoints(Home(self._asked.home).savepoints)
@@ -334,6 +335,10 @@ class BackfillDriver:
         source = savepoints.checkpoint(savepoint.id).path
         lineages.make(home.lineages / lineage.id, source, savepoint.files, lineage)
         return lineage
+
+    def _topics_read(self) -> list[str]:
+        """Return the topics that the sources read now."""
+        return self._pipeline.topics_among(lambda: StableOffsets(self._options.config).topics())
 
     def _sink_topics(self) -> list[str]:
         return [*self._sink.topics, *([self._late.topic] if self._late.topic is not None else [])]
@@ -386,7 +391,8 @@ def _sink(pipeline: PipelineDefinition, request: BackfillRequest) -> KafkaSink:
             "there: ask for output 'reemit', which marks them"
         )
     other = replace(sink, offsets_group=None, topic=request.topic, topic_column=None, bad_records_topic=None)
-    feedback.check_topics(pipeline.name, other.topics, pipeline.topics_read, allowed=pipeline.allow_feedback)
+    read = {topic for topic in other.topics if any(topic in source.topics for source in pipeline.sources.values())}
+    feedback.check_topics(pipeline.name, other.topics, read, allowed=pipeline.allow_feedback)
     return other
 
 
@@ -396,11 +402,3 @@ def _late(pipeline: PipelineDefinition, sink: KafkaSink) -> LateRowsPolicy:
     if declared.topic is None or sink.topic == pipeline.kafka_sink("a backfill").topic:
         return declared
     return replace(declared, topic=f"{sink.topic}.late")
-
-
-def _order(result: DataFrame) -> list[str]:
-    """Return the sources' topics in the order in which Spark numbers them."""
-    found = [
-        topic_of_mark(node, node.getClass().getSimpleName()) for node in tree(result._jdf.queryExecution().analyzed())
-    ]
-    return list(dict.fromkeys(topic for topic in found if topic is not None))

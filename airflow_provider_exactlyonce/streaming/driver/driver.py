@@ -17,8 +17,10 @@ from airflow_provider_exactlyonce.exceptions import DivergedError, RefusedError
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
+from airflow_provider_exactlyonce.ledger.topic_identity import check_sources_are_there, known_sources
 from airflow_provider_exactlyonce.streaming.analysis import determinism
 from airflow_provider_exactlyonce.streaming.analysis.executed_batch import ExecutedBatch
+from airflow_provider_exactlyonce.streaming.analysis.source_mark import sources_of
 from airflow_provider_exactlyonce.streaming.commit.at_least_once import AtLeastOnceWriter
 from airflow_provider_exactlyonce.streaming.commit.at_most_once import AtMostOnceSink
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch, planned_batch
@@ -29,7 +31,12 @@ from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks,
 from airflow_provider_exactlyonce.streaming.commit.exactly_once import TransactionalWriter
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
-from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids, first_repeated, reconcile
+from airflow_provider_exactlyonce.streaming.commit.start_checks import (
+    check_sources_go_on,
+    check_topic_ids,
+    first_repeated,
+    reconcile,
+)
 from airflow_provider_exactlyonce.streaming.driver.lifecycle import DriverLifecycle, listen
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
 from airflow_provider_exactlyonce.streaming.driver.savepoint_service import SavepointService
@@ -82,6 +89,7 @@ class Driver:
                 accept_home=self._options.accept_home,
                 allow_single_replica=self._options.allow_single_replica,
                 ledger_retention=self._pipeline.ledger_retention,
+                source_patterns=self._pipeline.source_patterns,
             ),
         )
         releases.check_start(run.home, run.options.version, run.options.token)
@@ -90,6 +98,8 @@ class Driver:
         topics = self._lifecycle.check_topics(run, self._pipeline.sink_topics)  # before the seconds that Spark takes
         tail = run.check()
         check_topic_ids({name: topic.topic_id for name, topic in topics.items()}, tail)
+        found = [one.topics for one in self._pipeline.sources.values() if one.topics.pattern and not one.may_lose]
+        check_sources_are_there(topics, known_sources(tail.commit if tail else None), found)
         recover(
             run.home,
             run.pipeline,
@@ -117,6 +127,8 @@ class Driver:
         # Whatever can be refused is, before the start of the run fences anybody.
         result = self._lifecycle.result(spark)
         self._pipeline.check(result)
+        if not any(source.may_lose for source in self._pipeline.sources.values()):
+            check_sources_go_on(tail, sources_of(result))
         unsure = determinism.find(result)
         guarantee = self._promise(
             guarantees.examine(self._pipeline, result, unsure, dict(spark.sparkContext.getConf().getAll()))
@@ -219,7 +231,7 @@ class Driver:
             return
         if owed is not None:
             checkpoint = Checkpoint(run.home.checkpoint(run.lineage.id))
-            owed_batch.plan(checkpoint, run.lineage, owed, self._options.config, spark)
+            owed_batch.plan(checkpoint, run.lineage, owed, self._options.config, spark, sources_of(stream))
         runner.run_live()
 
     def _promise(self, guarantee: DeliveryGuarantee) -> DeliveryGuarantee:

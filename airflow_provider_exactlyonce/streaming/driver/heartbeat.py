@@ -21,11 +21,11 @@ class Heartbeat:
 
     The first asks no network, so that it goes on while Kafka does not answer.
 
-    :param topics: the sources'
+    :param topics: tells the sources'
     :param others: the sinks that are not Kafka
     """
 
-    def __init__(self, run: Run, report: DriverReport, topics: Sequence[str], others: SinkGroup) -> None:
+    def __init__(self, run: Run, report: DriverReport, topics: Callable[[], Sequence[str]], others: SinkGroup) -> None:
         self._run: Final = run
         self._report: Final = report
         self._topics: Final = topics
@@ -72,7 +72,7 @@ class Heartbeat:
         self._report.available(
             {
                 (topic, partition): offset
-                for topic in self._topics
+                for topic in self._topics()
                 for partition, offset in client.stable_offsets(topic).items()
             }
         )

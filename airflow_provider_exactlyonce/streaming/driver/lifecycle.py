@@ -112,12 +112,19 @@ class DriverLifecycle:
         """
         return preflight.check_topics(
             run.client,
-            sources=self._pipeline.topics_read,
+            sources=self.topics_read(run),
             sinks=sinks,
             ledger=ledger_topic(run.pipeline),
             user=self._options.config.get("sasl.username"),
             allow_single_replica=self._options.allow_single_replica,
         )
+
+    def topics_read(self, run: Run) -> list[str]:
+        """Return the topics that the pipeline's sources read now: those that they name, and that their patterns match.
+
+        :raises RefusedError: when two sources read one
+        """
+        return self._pipeline.topics_among(lambda: run.client.offsets.topics())
 
     def open_session(self) -> SparkSession:
         """Return the Spark session, with the settings that the pipeline's declaration asks for.
@@ -151,7 +158,7 @@ class DriverLifecycle:
         :param others: the sinks that are not Kafka
         :raises ExactlyOnceError: as :meth:`Run.start`
         """
-        self._heartbeat = Heartbeat(run, self.report, self._pipeline.topics_read, others)
+        self._heartbeat = Heartbeat(run, self.report, lambda: self.topics_read(run), others)
         self._heartbeat.start()
         run.start()
         self.report.own()

@@ -48,7 +48,9 @@ def check_compatibility(
         spark_version=description.spark_version,
         job_hash=description.job_hash,
         output_mode=description.output_mode,
-        topics=tuple(one.topic for one in plan.sources) if plan else tuple(description.sources),
+        topics=tuple(one.topic for one in plan.sources)
+        if plan
+        else tuple(str(source.topics) for source in job.sources.values()),
         plan=plan,
         operators=operators,
         state_backend=job.state_backend.name if job.state_backend else None,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
@@ -69,9 +70,24 @@ class PipelineDefinition:
     job: JobSource | None = None
 
     @property
-    def topics_read(self) -> list[str]:
-        """The topics that it declares as sources."""
-        return sorted({source.topic for source in self.sources.values()})
+    def source_patterns(self) -> tuple[str, ...]:
+        """The expressions by which its sources find topics."""
+        patterns = [source.topics.pattern for source in self.sources.values()]
+        return tuple(one.expression for one in patterns if one is not None)
+
+    def topics_among(self, existing: Callable[[], Iterable[str]]) -> list[str]:
+        """Return the topics that it reads.
+
+        :param existing: gives those of the cluster; called only where a pattern asks for them
+        :raises RefusedError: when two sources read one topic, and one of them by a pattern
+        """
+        sources = [source.topics for source in self.sources.values()]
+        found = list(existing()) if any(source.pattern for source in sources) else []
+        read = Counter(topic for source in sources for topic in source.among(found))
+        for topic in sorted(read):
+            if read[topic] > 1 and any(source.pattern and topic in source for source in sources):
+                raise RefusedError(f"two sources of pipeline {self.name} read topic {topic}: let one of them read it")
+        return sorted(read)
 
     @property
     def mode(self) -> CheckpointingMode:
@@ -151,11 +167,7 @@ class PipelineDefinition:
         """
         from pyspark.sql import functions as F
 
-        read = [
-            source.bad_records(spark, config, ranges[source.topic])
-            for source in self.sources.values()
-            if source.topic in ranges
-        ]
+        read = [source.bad_records(spark, config, ranges) for source in self.sources.values()]
         found = [frame for frame in read if frame is not None]
         if not found:
             return None
@@ -180,7 +192,11 @@ class PipelineDefinition:
             job_hash=self.job_hash,
             spark_version=spark.version,
             output_mode=self.output_mode,
-            sources={source.topic: source.schema for source in self.sources.values()},
+            sources={
+                topic: source.schema
+                for source in self.sources.values()
+                for topic in source.topics.names or (str(source.topics),)
+            },
             sinks=tuple(self.routes.names),
             result_schema=result.schema.json(),
             nondeterministic=tuple(unsure),

@@ -246,7 +246,7 @@ def _left(*, loses: bool, doubles: bool) -> str:
 
 
 def _declared(source: KafkaSource) -> Link:
-    return _kafka(f"kafka {source.topic}", may_lose=source.may_lose)
+    return _kafka(f"kafka {source.topics}", may_lose=source.may_lose)
 
 
 def _kafka(name: str, *, may_lose: bool) -> Link:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _CORRUPT: Final = "_exactlyonce_corrupt"
 _PARSED: Final = "_exactlyonce_parsed"
 _OFFSET: Final = "_exactlyonce_offset"
+_TOPIC: Final = "_exactlyonce_topic"
 _WIDE_SCALE: Final = 18
 
 
@@ -27,12 +28,13 @@ class JsonValues:
 
     :param schema: of the stream; a field that is not nullable is required
     :param offset_column: the name of one more column with the record's offset, None for no such column
+    :param topic_column: the same with the record's topic
     """
 
-    def __init__(self, schema: StructType, offset_column: str | None = None) -> None:
+    def __init__(self, schema: StructType, offset_column: str | None = None, topic_column: str | None = None) -> None:
         from pyspark.sql import functions as F
 
-        self._schema, self._offset_column = schema, offset_column
+        self._schema, self._offset_column, self._topic_column = schema, offset_column, topic_column
         self._text = F.col("value").cast("string")
         # Nested ones, too; a field of such a name only costs time.
         self._has_floats = re.search('"(float|double)"', schema.json()) is not None
@@ -49,15 +51,17 @@ class JsonValues:
         parsed = F.from_json(self._text, self._reading_schema(), options)
         # Spark moves a filter below a projection, and would parse once more for each field that the filter names. Below
         # a generator it moves what names none of the generator's columns: so each column that a job gets is one.
-        generated = F.struct(parsed.alias(_PARSED), F.col("offset").alias(_OFFSET))
-        return records.select("*", F.inline(F.array(generated)))
+        generated = [parsed.alias(_PARSED), F.col("offset").alias(_OFFSET)]
+        generated += [F.col("topic").alias(_TOPIC)] if self._topic_column else []
+        return records.select("*", F.inline(F.array(F.struct(*generated))))
 
     def columns(self) -> list[Column]:
-        """Return the schema's columns, and the one with the offset."""
+        """Return the schema's columns, and those with offset and topic."""
         from pyspark.sql import functions as F
 
         columns = [_field(one).cast(one.dataType).alias(one.name) for one in self._schema.fields]
-        return columns + ([F.col(_OFFSET).alias(self._offset_column)] if self._offset_column else [])
+        places = ((_OFFSET, self._offset_column), (_TOPIC, self._topic_column))
+        return columns + [F.col(place).alias(name) for place, name in places if name]
 
     def fits(self) -> Column:
         """Say whether a record fits."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 from airflow_provider_exactlyonce import moments
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka.config import for_spark
+from airflow_provider_exactlyonce.ledger.records import SourceRanges
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics, TopicPattern
 from airflow_provider_exactlyonce.state import ddl
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import mark
 from airflow_provider_exactlyonce.streaming.job.json_values import JsonValues
@@ -36,6 +38,8 @@ _LIMIT: Final = "maxOffsetsPerTrigger"
 #: Options that a parameter of KafkaSource declares.
 _DECLARED: Final[Mapping[str, str]] = {
     "subscribe": "topic",
+    "subscribePattern": "topic",
+    "assign": "topic",
     "startingOffsets": "starting_offsets",
     "startingTimestamp": "starting_offsets",
     "startingOffsetsByTimestamp": "starting_offsets",
@@ -51,7 +55,7 @@ _DEFAULTS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class KafkaSource:
-    """Reads a topic, committed records only.
+    """Reads one or several topics, committed records only.
 
     With ``schema`` each value is a JSON object, or what ``value_format`` says, and the stream has the schema's columns.
     A field that is declared ``NOT NULL`` is required. A record that does not fit (no value, not JSON, a wrong type, a
@@ -59,7 +63,7 @@ class KafkaSource:
     that the schema does not name are ignored. Without ``schema`` the stream has Spark's own columns: key, value, topic,
     partition, offset, timestamp, timestampType.
 
-    :param topic: the topic
+    :param topic: the topic; or a list of topics; or a :class:`TopicPattern`
     :param schema: columns in Spark's DDL, for example ``"id STRING NOT NULL, price DECIMAL(12,2)"``
     :param starting_offsets: where a new pipeline begins: ``"earliest"``, ``"latest"``, or a time, from which on records
         are read, by the timestamps that Kafka has of them; a partition without later ones is read from its end. A
@@ -69,19 +73,27 @@ class KafkaSource:
         that have one key, which are in one partition
     :param options: more options of Spark's Kafka source
     :param value_format: what the values are, None for JSON. ``schema`` is made of the one of an :class:`AvroFormat`
+    :param topic_column: beside the schema's columns, one of this name with the record's topic
     """
 
-    topic: str
+    topic: str | Sequence[str] | TopicPattern
     schema: str | None = None
     starting_offsets: str | datetime = "earliest"
     max_offsets_per_trigger: int | None = None
     offset_column: str | None = field(default=None, repr=False)  # the version of a pipeline without it stays
     options: Mapping[str, str] = field(default_factory=dict)
     value_format: AvroFormat | None = field(default=None, repr=False)  # its schema is in the other one
+    topic_column: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.topic or not isinstance(self.topic, str):
-            raise RefusedError(f"KafkaSource({self.topic!r}): the name of a topic")
+        try:
+            topics = SourceTopics.of(self.topic)
+        except (RefusedError, TypeError):
+            raise RefusedError(
+                f"KafkaSource({self.topic!r}): the name of a topic, a list of names, or a TopicPattern"
+            ) from None
+        names = topics.names  # in one order: a pipeline's version does not change with it
+        object.__setattr__(self, "topic", topics.pattern or (names if len(names) > 1 else names[0]))
         if self.value_format is not None:
             object.__setattr__(self, "schema", self._encoded_columns(self.value_format))
         if self.starting_offsets not in _STARTS:
@@ -99,11 +111,18 @@ class KafkaSource:
                 ddl.check_columns(self.schema)
             except RefusedError as error:
                 raise RefusedError(f"schema of KafkaSource({self.topic!r}) is not DDL: {error}") from error
-        if self.offset_column is not None and self.schema is None:
-            raise RefusedError(
-                f"offset_column={self.offset_column!r} of KafkaSource({self.topic!r}): without a schema the stream has "
-                "Spark's own columns, with offset"
-            )
+        for name in ("offset", "topic"):
+            column = getattr(self, f"{name}_column")
+            if column is not None and self.schema is None:
+                raise RefusedError(
+                    f"{name}_column={column!r} of KafkaSource({self.topic!r}): without a schema the stream has Spark's "
+                    f"own columns, with {name}"
+                )
+
+    @property
+    def topics(self) -> SourceTopics:
+        """The topics that it reads."""
+        return SourceTopics.of(self.topic)
 
     def _encoded_columns(self, value_format: AvroFormat) -> str:
         if not isinstance(value_format, AvroFormat) or value_format.schema_id is not None:
@@ -154,33 +173,36 @@ class KafkaSource:
         :param records: a frame of :attr:`columns`
         :param leave_out_bad: leave out records that do not fit, instead of raising
         """
-        return mark(self.fitted(records, leave_out_bad=leave_out_bad), self.topic)
+        return mark(self.fitted(records, leave_out_bad=leave_out_bad), self.topics)
 
     def stand_in(self, spark: SparkSession) -> DataFrame:
         """Return a stream of the same columns for planning only: without Spark's connector, a broker, or records."""
         schema = self.schema or self.columns
         if self.offset_column is not None:
             schema += f", `{self.offset_column}` BIGINT"
+        if self.topic_column is not None:
+            schema += f", `{self.topic_column}` STRING"
         # A path with a wildcard need not exist.
         stream = spark.readStream.format("parquet").schema(schema).load("/exactlyonce/planning/only/*")
-        return mark(stream, self.topic)
+        return mark(stream, self.topics)
 
-    def bad_records(
-        self, spark: SparkSession, config: Mapping[str, str], ranges: Mapping[int, tuple[int, int]]
-    ) -> DataFrame | None:
+    def bad_records(self, spark: SparkSession, config: Mapping[str, str], ranges: SourceRanges) -> DataFrame | None:
         """Read a batch's ranges again and return the records that do not fit, None when every record fits.
 
         The columns are key, value and headers; the last says where the record is from and why it does not fit.
 
-        :param ranges: {partition: (start, end)}, end exclusive
+        :param ranges: those of all sources
         """
-        if self.schema is None:
+        own = self.topics.share(ranges)
+        if self.schema is None or not any(own.values()):
             return None
         options = self.spark_options(config, may_lose=True)
         options = {name: value for name, value in options.items() if _of(_DECLARED, name) is None}
-        starts, ends = ({self.topic: {str(one): of[end] for one, of in ranges.items()}} for end in (0, 1))
+        starts, ends = (
+            {topic: {str(one): span[end] for one, span in of.items()} for topic, of in own.items()} for end in (0, 1)
+        )
         again = {
-            "assign": json.dumps({self.topic: sorted(ranges)}),
+            "assign": json.dumps({topic: sorted(of) for topic, of in own.items()}),
             "startingOffsets": json.dumps(starts),
             "endingOffsets": json.dumps(ends),
             "includeHeaders": "true",
@@ -233,7 +255,8 @@ class KafkaSource:
         return _merged(_DEFAULTS, self.options, for_spark(config), declared, fixed)
 
     def _declared(self) -> dict[str, str]:
-        declared = {"subscribe": self.topic}
+        topics = self.topics
+        declared = {"subscribePattern": topics.pattern.guarded} if topics.pattern else {"subscribe": str(topics)}
         if self.starting_offsets in _STARTS:
             declared["startingOffsets"] = str(self.starting_offsets)
         else:
@@ -253,7 +276,7 @@ class KafkaSource:
             return records
         if self.value_format is not None:
             return self._encoded_values(self.value_format).fitted(records, leave_out_bad=leave_out_bad)
-        values = JsonValues(self._struct(), self.offset_column)
+        values = JsonValues(self._struct(), self.offset_column, self.topic_column)
         stays = values.fits() if leave_out_bad else values.fits_or_raises()
         return values.parsed(records).where(stays).select(*values.columns())
 
@@ -262,7 +285,7 @@ class KafkaSource:
         from airflow_provider_exactlyonce.streaming.registry.encoded_values import AvroReader, EncodedValues
 
         reader = AvroReader(value_format.reading_schema(str(self.schema)), connection.from_environment())
-        return EncodedValues(reader, self._struct(), self.offset_column)
+        return EncodedValues(reader, self._struct(), self.offset_column, self.topic_column)
 
     def _struct(self) -> StructType:
         from pyspark.sql.types import StructType

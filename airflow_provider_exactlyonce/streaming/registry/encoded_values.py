@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -69,10 +69,18 @@ class EncodedValues:
     :param reader: of the values
     :param schema: of the stream
     :param offset_column: the name of one more column with the record's offset, None for no such column
+    :param topic_column: the same with the record's topic
     """
 
-    def __init__(self, reader: AvroReader, schema: StructType, offset_column: str | None = None) -> None:
-        self._reader, self._schema, self._offset_column = reader, schema, offset_column
+    def __init__(
+        self,
+        reader: AvroReader,
+        schema: StructType,
+        offset_column: str | None = None,
+        topic_column: str | None = None,
+    ) -> None:
+        self._reader, self._schema = reader, schema
+        self._places = {place: name for place, name in (("offset", offset_column), ("topic", topic_column)) if name}
 
     def fitted(self, records: DataFrame, *, leave_out_bad: bool = False) -> DataFrame:
         """Return the schema's columns of records.
@@ -80,17 +88,17 @@ class EncodedValues:
         :param records: a frame with Spark's Kafka columns
         :param leave_out_bad: leave out records that do not fit, instead of raising
         """
-        from pyspark.sql.types import LongType, StructType
+        from pyspark.sql.types import StructType
 
         columns = StructType()
         for one in self._schema.fields:
             columns.add(one.name, one.dataType)
-        if self._offset_column is not None:
-            columns.add(self._offset_column, LongType())
-        reader, keeps_offset = self._reader, self._offset_column is not None
+        for place, name in self._places.items():
+            columns.add(name, records.schema[place].dataType)
+        reader, kept = self._reader, tuple(self._places)
 
         def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from fitting(batches, reader, leave_out_bad=leave_out_bad, keeps_offset=keeps_offset)
+            yield from fitting(batches, reader, leave_out_bad=leave_out_bad, kept=kept)
 
         decode.__name__ = DECODING
         return records.select("value", *_PLACE).mapInArrow(decode, columns)
@@ -112,17 +120,18 @@ class EncodedValues:
 
 
 def fitting(
-    batches: Iterable[pa.RecordBatch], reader: AvroReader, *, leave_out_bad: bool, keeps_offset: bool
+    batches: Iterable[pa.RecordBatch], reader: AvroReader, *, leave_out_bad: bool, kept: Sequence[str] = ()
 ) -> Iterator[pa.RecordBatch]:
     """Yield the columns of records; called in a task.
 
     :param batches: of a value and its place
+    :param kept: what of the place follows the schema's columns
     :raises BadRecordError: marked for the driver, when a record does not fit and is not to be left out
     """
     decoder = reader.open()
     for batch in batches:
         found, reasons = decoder.decode(_binary(batch.column("value")))
-        columns = [*found.flatten(), *([batch.column("offset")] if keeps_offset else [])]
+        columns = [*found.flatten(), *(batch.column(name) for name in kept)]
         if reasons and not leave_out_bad:
             position = min(reasons)
             topic, partition, offset = (batch.column(name)[position].as_py() for name in _PLACE)
@@ -131,7 +140,7 @@ def fitting(
             fits = np.ones(len(found), np.bool_)
             fits[list(reasons)] = False
             columns = [column.filter(pa.array(fits)) for column in columns]
-        names = [one.name for one in found.type] + (["_offset"] if keeps_offset else [])
+        names = [*(one.name for one in found.type), *(f"_{name}" for name in kept)]
         yield pa.RecordBatch.from_arrays(columns, names)
 
 

@@ -26,6 +26,7 @@ from airflow_provider_exactlyonce.checkpoint.offsets_text import adapted, compos
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.streaming.spark.steering import QuerySteering, SteeredQuery, fixed_settings
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class BackfillSteps:
     :param checkpoint: of the backfill's lineage
     :param steps: all of them
     :param commits: the pipeline's records, for the steps that repeat one; None when none does
-    :param topics: of the sources, in Spark's order
+    :param sources: the topics of each source, in Spark's order
     :param done: what of them has been done
     :param written: the record of each batch of the range that is written, in their order; None when none ever is
     """
@@ -52,7 +53,7 @@ class BackfillSteps:
         steps: Sequence[BackfillStep],
         *,
         commits: RecordedCommits | None,
-        topics: Sequence[str],
+        sources: Sequence[SourceTopics],
         done: Done,
         written: Sequence[CommitRecord] | None,
     ) -> None:
@@ -60,7 +61,7 @@ class BackfillSteps:
         self._checkpoint: Final = checkpoint
         self._steps: Final = steps
         self._commits: Final = commits
-        self._topics: Final = topics
+        self._sources: Final = sources
         self._written: Final = None if written is None else list(written)
         self.steering: Final = QuerySteering(spark)
         self._once = self._repeats = False
@@ -234,7 +235,7 @@ class BackfillSteps:
             steered.steer(offsets.sources, timestamp=offsets.timestamp, watermark=offsets.watermark)
         else:
             step = self.upcoming
-            text = composed({}, self._topics, step.ends, timestamp=0, watermark=0)
+            text = composed({}, self._sources, step.ends, timestamp=0, watermark=0)
             steered.steer(parse_offsets(text).sources, timestamp=self._timestamp(step), watermark=None)
 
     def _is_left_out(self) -> bool:
@@ -258,7 +259,7 @@ class BackfillSteps:
             return adapted(pattern.offsets, confs_of=before.text if before else None, watermark=None)
         return composed(
             before.conf if before is not None else fixed_settings(self._spark),
-            self._topics,
+            self._sources,
             step.ends,
             timestamp=self._timestamp(step),
             watermark=done.next_watermark if done is not None else 0,

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, check_input
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.streaming.spark.steering import fixed_settings
 
 if TYPE_CHECKING:
@@ -28,13 +29,19 @@ log = logging.getLogger(__name__)
 
 
 def plan(
-    checkpoint: Checkpoint, lineage: Lineage, owed: SinkEntry, config: Mapping[str, Any], spark: SparkSession | None
+    checkpoint: Checkpoint,
+    lineage: Lineage,
+    owed: SinkEntry,
+    config: Mapping[str, Any],
+    spark: SparkSession | None,
+    declared: Sequence[SourceTopics],
 ) -> None:
     """Make the checkpoint plan the batch that is owed; all before it are done.
 
     :param owed: the sink's entry
     :param config: client configuration in librdkafka's names
     :param spark: tells the settings of a checkpoint that has no batch yet
+    :param declared: the topics of each declared source, in Spark's order
     :raises RefusedError: when the batch can't follow the checkpoint, or its input is gone
     """
     number = lineage.batch_of(owed.commit)
@@ -46,16 +53,15 @@ def plan(
     stretch = CommitSpan(first=owed.commit, last=owed.commit)
     stretch.reads(owed.commit, owed.source)
     check_input(config, stretch)
-    sources = _source_topics(checkpoint, before or planned)
-    if sorted(topic for of in sources for topic in of) != sorted(ends):
+    sources = _source_topics(checkpoint, before or planned, declared)
+    if sorted(topic for of in sources for topic in of.share(ends)) != sorted(ends):
         raise RefusedError(
             f"commit {owed.commit} of a sink was made of the topics {', '.join(sorted(ends))}, and {checkpoint.path} "
-            f"reads {', '.join(topic for of in sources for topic in of) or 'none'}: start the version of the job that "
-            "made it"
+            f"reads {', '.join(map(str, sources)) or 'none'}: start the version of the job that made it"
         )
     known = before or planned
     conf = known.conf if known is not None else fixed_settings(spark) if spark is not None else {}
-    lines = [json.dumps({topic: ends[topic] for topic in of}, separators=(",", ":")) for of in sources]
+    lines = [json.dumps(of.share(ends), separators=(",", ":")) for of in sources]
     header = {
         "batchWatermarkMs": _watermark(checkpoint, number, owed),
         "batchTimestampMs": _timestamp(owed),
@@ -97,11 +103,16 @@ def _check_start(checkpoint: Checkpoint, lineage: Lineage, owed: SinkEntry) -> N
             )
 
 
-def _source_topics(checkpoint: Checkpoint, known: BatchOffsets | None) -> list[list[str]]:
-    """Return the topics of each source in Spark's order."""
+def _source_topics(
+    checkpoint: Checkpoint, known: BatchOffsets | None, declared: Sequence[SourceTopics]
+) -> list[SourceTopics]:
+    """Return the topics of each source in Spark's order; a checkpoint lacks what the batch is the first to read."""
     if known is not None:
-        return [list(json.loads(line)) if line else [] for line in known.sources]
-    return [list(offsets) for offsets in checkpoint.initial_positions()]
+        found = [tuple(json.loads(line)) if line else () for line in known.sources]
+    else:
+        found = [tuple(offsets) for offsets in checkpoint.initial_positions()]
+    # Its function may read more than the pipeline declares.
+    return list(declared) if len(declared) == len(found) else [SourceTopics(names=names) for names in found]
 
 
 def _watermark(checkpoint: Checkpoint, number: int, owed: SinkEntry) -> int:

@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.exceptions import (
 #: Conditions of Spark and of its Kafka connector; a streaming query's error repeats the one that ended it.
 _KNOWN: Final[tuple[tuple[re.Pattern[str], type[ExactlyOnceError], str], ...]] = (
     (
-        re.compile(r"\[KAFKA_DATA_LOSS|KafkaIllegalStateException: Some data may have been lost"),
+        re.compile(r"\[KAFKA_DATA_LOSS|Some data may have been lost because they are not available in Kafka any more"),
         DataLostError,
         "records that were not read yet are gone from the source topic, by its retention or by hand. Put them back "
         "from a copy, or accept the loss with a new pipeline that starts after it",

@@ -186,7 +186,7 @@ class Life:
         self.others.claim(self.run.number, self.run.tail.commit, first)
         owed = self.others.owed(self.run.tail.commit)
         if owed is not None and not needs_replay:
-            owed_batch.plan(self.checkpoint, self.run.lineage, owed, self.run.options.config, None)
+            owed_batch.plan(self.checkpoint, self.run.lineage, owed, self.run.options.config, None, [])
         return needs_replay
 
     def plan(self, number: int) -> Batch:

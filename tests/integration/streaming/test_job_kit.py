@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from airflow_provider_exactlyonce.exceptions import BadRecordError, DivergedError, ExactlyOnceError
-from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, Share, Sink, pipeline
+from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, Share, Sink, TopicPattern, pipeline
 from airflow_provider_exactlyonce.streaming.job import loader
 from airflow_provider_exactlyonce.streaming.sinks.spi import TWO_PHASE_COMMIT
 from airflow_provider_exactlyonce.testing import InputRecord, run_job
@@ -45,6 +45,23 @@ def test_a_sum_goes_on_from_batch_to_batch(spark: Any) -> None:
     ]
     assert second.values == [{"uuid": "ann", "paid": Decimal("12.00"), "purchases": 2}]
     assert [(one.topic, one.key) for one in second.records] == [("shop.totals", b"ann")]
+
+
+def test_records_of_several_topics_are_told_apart(spark: Any) -> None:
+    source = KafkaSource(TopicPattern("[ab]"), schema="n INT NOT NULL", topic_column="of", offset_column="at")
+    sink = KafkaSink("out", bad_records="topic")
+
+    @pipeline(name="told", source=source, sink=sink)
+    def told(numbers: DataFrame) -> DataFrame:
+        return numbers
+
+    records = [InputRecord(value=b'{"n": 1}', topic="b"), InputRecord(value=b'{"n": 2}', topic="a")]
+    (batch,) = run_job(told, [[*records, InputRecord(value=b"no", topic="b")]], spark)
+    rows = [{"n": 1, "at": 0, "of": "b"}, {"n": 2, "at": 1, "of": "a"}]
+    assert sorted(batch.values, key=str) == sorted(rows, key=str)
+    assert [dict(one.headers)["exactlyonce.origin"] for one in batch.bad] == [b"b-0 offset 2"]
+    with pytest.raises(ExactlyOnceError, match=r"a record of topic c for a source of"):
+        run_job(told, [[InputRecord(value=b"{}", topic="c")]], spark)
 
 
 def test_keyed_state_of_a_users_function_goes_on_from_batch_to_batch(spark: Any) -> None:

@@ -12,8 +12,9 @@ from airflow_provider_exactlyonce.backfill.request import BackfillState, Output
 from airflow_provider_exactlyonce.backfill.resolve import Positions, Resolved
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 
-TERMS = PlanInputs(state=BackfillState.SAVEPOINT, kind=Output.REEMIT, version="v", limits={})
+TERMS = PlanInputs(state=BackfillState.SAVEPOINT, kind=Output.REEMIT, version="v", limits=[])
 
 
 def at(*offsets: int) -> Positions:
@@ -143,7 +144,7 @@ def test_partitions_that_a_range_does_not_name_stay_where_the_range_begins() -> 
 
 
 def test_empty_state_warms_up_and_keeps_to_the_limits() -> None:
-    terms = replace(TERMS, state=BackfillState.EMPTY, limits={"in": 10})
+    terms = replace(TERMS, state=BackfillState.EMPTY, limits=[(SourceTopics.of(["in"]), 10)])
     resolved = Resolved(starts=at(10, 10), ends=at(25, 25), begins=at(5, 0))
     steps = plan(resolved, terms, ())
     suppressed, first, counted = covered(steps, at(5, 0))
@@ -151,6 +152,14 @@ def test_empty_state_warms_up_and_keeps_to_the_limits() -> None:
     sizes = [sum(step.ends.values()) for step in steps]
     assert max(after - before for before, after in zip([5, *sizes], sizes, strict=False)) <= 10
     assert [step.emits for step in steps if step.closing] == [False, True]
+
+
+def test_the_limit_of_a_source_is_for_all_its_topics_together() -> None:
+    limits = [(SourceTopics.of(["a", "b"]), 10), (SourceTopics.of("c"), 100)]
+    terms = replace(TERMS, state=BackfillState.EMPTY, limits=limits)
+    ends = {("a", 0): 15, ("b", 0): 15, ("c", 0): 90}
+    steps = plan(Resolved(starts=dict.fromkeys(ends, 0), ends=ends, begins=dict.fromkeys(ends, 0)), terms, ())
+    assert len([step for step in steps if step.emits and not step.closing]) == 3
 
 
 def test_what_is_compared_from_an_empty_state_has_the_recorded_batches() -> None:

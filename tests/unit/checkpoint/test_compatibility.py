@@ -398,3 +398,36 @@ def test_a_report_is_as_bad_as_its_worst_finding_and_every_incompatible_one_has_
     assert report.verdict is list(Verdict)[worst]
     assert all(one.way_out for one in report.findings if one.verdict is INCOMPATIBLE)
     assert json.loads(json.dumps(report.document()))["verdict"] == report.verdict.value
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "read", "verdict"),
+    [
+        ("in", "in,more", ("in",), NOTE),
+        ("in", "/in|more.*/", ("in",), NOTE),
+        ("/i[.]n.*/", "/i[.].*/", ("i.n", "i.n2"), NOTE),
+        ("/i.*/", "in,ix", ("in", "ix"), NOTE),
+        ("in,more", "in", ("in", "more"), INCOMPATIBLE),
+        ("/i.*/", "in", ("in", "ix"), INCOMPATIBLE),
+        ("/i.*/", "/in/", (), INCOMPATIBLE),
+        ("in", "/more.*/", ("in",), INCOMPATIBLE),
+    ],
+)
+def test_a_source_may_read_more_topics_with_the_same_state_and_none_less(
+    before: str, after: str, read: tuple[str, ...], verdict: Verdict
+) -> None:
+    def version(topics: str) -> Version:
+        facts = {"group by": (f"{topics}.k", "begin.in.x"), "functions": (f"sum({topics}.a)",)}
+        plan = replace(
+            PLAN,
+            sources=(SourcePlan(topic=topics, columns=("k string",)),),
+            operators=(OperatorPlan(kind="aggregate", facts=facts),),
+            watermarks=(WatermarkPlan(column=f"{topics}.t", delay_milliseconds=1),),
+            filters=(f"({topics}.a > 0)",),
+        )
+        return replace(OLD, topics=(topics,), plan=plan)
+
+    found = compare(replace(version(before), read=read), version(after))
+    assert found.verdict is verdict
+    if verdict is NOTE:
+        assert [one.aspect for one in found.findings] == ["sources"]

@@ -42,6 +42,10 @@ def test_a_partition_that_the_batch_is_the_first_to_read_is_left_to_the_next_one
     assert cut({"in": {0: 0}}, {"in": {"0": 8, "1": 100}}) == [{"in": {"0": 4}}]
 
 
+def test_a_topic_that_the_batch_is_the_first_to_read_is_left_to_the_next_one() -> None:
+    assert cut({"in": {0: 0}}, {"new": {"0": 9}, "in": {"0": 8}}) == [{"in": {"0": 4}}]
+
+
 @pytest.mark.parametrize("source", [{"in": {"0": 5}}, {"in": {"0": 4}}])
 def test_a_batch_of_one_record_or_none_can_not_be_cut(source: object) -> None:
     with pytest.raises(RefusedError, match="can't be cut"):

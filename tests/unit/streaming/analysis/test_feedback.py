@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
+from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, TopicPattern, pipeline
 from airflow_provider_exactlyonce.streaming.analysis import feedback
 from airflow_provider_exactlyonce.streaming.analysis.logical_plans import Stream
 
@@ -23,6 +23,8 @@ def declare(source: Any, sink: KafkaSink, **more: Any) -> None:
     [
         (KafkaSource("a"), KafkaSink("a")),
         ({"one": KafkaSource("a"), "other": KafkaSource("b")}, KafkaSink("b")),
+        (KafkaSource(["x", "a"]), KafkaSink("a")),
+        (KafkaSource(TopicPattern("a.*")), KafkaSink("about")),
         (KafkaSource("a.bad"), KafkaSink("a", bad_records="topic")),
         (KafkaSource("lost"), KafkaSink("a", bad_records="topic", bad_records_topic="lost")),
     ],

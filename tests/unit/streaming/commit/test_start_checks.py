@@ -11,7 +11,12 @@ from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, LedgerPointer
-from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start, reconcile
+from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
+from airflow_provider_exactlyonce.streaming.commit.start_checks import (
+    check_sources_go_on,
+    check_start,
+    reconcile,
+)
 
 RUN = ClaimRecord(
     pipeline="p", run=3, host="h", pid=1, token="t", lineage="L", version="v", home="H", home_path="/homes/p",
@@ -114,6 +119,36 @@ def test_a_finished_batch_whose_offsets_differ_from_its_commit_is_refused(tmp_pa
     with pytest.raises(RefusedError, match="the state is of other data than the output"):
         reconcile(checkpoint, LINEAGE, TAIL)
     assert (tmp_path / "offsets/4").read_text() == offsets_text(999)
+
+
+def test_a_plan_that_lacks_a_topic_of_the_batch_before_it_is_removed(tmp_path: Path) -> None:
+    checkpoint = checkpoint_at(tmp_path, offsets=5, commits=4)
+    (tmp_path / "offsets/5").write_text(offsets_text(60).replace('"in"', '"other"'))
+    reconcile(checkpoint, LINEAGE, TAIL)
+    assert checkpoint.newest_offsets() == 4
+
+
+@pytest.mark.parametrize(
+    ("declared", "refused"),
+    [
+        (["in"], False),
+        (["in,more"], False),
+        (["/i.*/"], False),
+        (["more"], True),
+        (["/in./"], True),
+        (["more", "in"], False),  # its function may read by itself: Spark tells
+    ],
+)
+def test_a_source_that_reads_a_topic_no_more_is_refused_before_spark_plans_without_it(
+    declared: list[str], refused: bool
+) -> None:
+    sources = [SourceTopics.parse(one) for one in declared]
+    check_sources_go_on(None, sources)
+    if refused:
+        with pytest.raises(RefusedError, match="commit 5 has read topic in, and the sources now read"):
+            check_sources_go_on(TAIL, sources)
+    else:
+        check_sources_go_on(TAIL, sources)
 
 
 def test_a_torn_plan_of_a_batch_that_was_never_begun_is_removed(tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""Which topics one source of a pipeline reads: those that it names, or those whose names a pattern matches.
+
+In plans, savepoints and messages they are one text: the names with commas between them, or the pattern between slashes.
+No topic has either in its name.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Self, TypeVar
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.ledger.records import LEDGER_PREFIX
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+#: What no pattern reads: Kafka's own topics, and all ledgers.
+_NEVER: Final = rf"(?!__|{re.escape(LEDGER_PREFIX)})"
+
+#: In Java a set of characters may have others in it, and be cut with them.
+_OTHER_SETS: Final = re.compile(r"\[[^]]*(\[|&&)")
+
+_Of = TypeVar("_Of")
+
+
+@dataclass(frozen=True)
+class TopicPattern:
+    """All topics whose whole name a regular expression matches, also those that are made later.
+
+    Kafka's own topics (``__…``) and ledgers are never among them.
+
+    :param expression: in what the regular expressions of Java and of Python have in common
+    :raises RefusedError: when it is none
+    """
+
+    expression: str
+
+    def __post_init__(self) -> None:
+        try:
+            if _OTHER_SETS.search(self.expression):
+                raise re.error("a set of characters within another one")
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", FutureWarning)
+                re.compile(self.expression)
+        except (re.error, TypeError, FutureWarning) as error:
+            raise RefusedError(
+                f"TopicPattern({self.expression!r}) is no regular expression that Java and Python read alike: {error}"
+            ) from None
+        if not self.expression:
+            raise RefusedError("TopicPattern('') matches no topic: a regular expression, such as 'orders[.].*'")
+
+    @property
+    def guarded(self) -> str:
+        """The expression as Spark gets it: topics that are never read do not match."""
+        return f"{_NEVER}(?:{self.expression})"
+
+    def matches(self, topic: str) -> bool:
+        """Tell whether it reads a topic."""
+        return re.fullmatch(self.guarded, topic) is not None
+
+
+@dataclass(frozen=True)
+class SourceTopics:
+    """The topics of one source.
+
+    :param names: what it names, in their order; none with a pattern
+    """
+
+    names: tuple[str, ...] = ()
+    pattern: TopicPattern | None = None
+
+    @classmethod
+    def of(cls, given: str | Iterable[str] | TopicPattern) -> Self:
+        """Return what a declaration means.
+
+        :raises RefusedError: when it is no topic
+        """
+        if isinstance(given, TopicPattern):
+            return cls(pattern=given)
+        names = (given,) if isinstance(given, str) else tuple(given)
+        for name in names:
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise RefusedError(f"{name!r} is no name of a topic")
+        if len(set(names)) < len(names) or not names:
+            raise RefusedError("one or more topics, each once")
+        return cls(names=tuple(sorted(names)))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what ``str()`` gave."""
+        if text.startswith("/") and text.endswith("/"):
+            return cls(pattern=TopicPattern(text[1:-1]))
+        return cls(names=tuple(text.split(",")))
+
+    def __str__(self) -> str:
+        """Return the one text for them."""
+        return ",".join(self.names) if self.pattern is None else f"/{self.pattern.expression}/"
+
+    def __contains__(self, topic: object) -> bool:
+        """Tell whether a topic is one of them."""
+        return topic in self.names if self.pattern is None else self.pattern.matches(str(topic))
+
+    def among(self, existing: Iterable[str]) -> list[str]:
+        """Return what it names, or those of the topics that it matches."""
+        return list(self.names) or sorted(topic for topic in existing if topic in self)
+
+    def share(self, by_topic: Mapping[str, _Of]) -> dict[str, _Of]:
+        """Return the part of a mapping that is of its topics."""
+        return {topic: of for topic, of in by_topic.items() if topic in self}

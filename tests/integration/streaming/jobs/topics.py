@@ -1,0 +1,35 @@
+"""Per topic: a sum and a count of the records of several topics, or of a pattern's; its names come from the test.
+
+With ``TEST_FILES`` the rows go to files, too.
+"""
+
+import os
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from airflow_provider_exactlyonce.streaming import FileSink, KafkaSink, KafkaSource, TopicPattern, pipeline
+
+asked, files = os.environ["TEST_SOURCE"], os.environ.get("TEST_FILES")
+
+
+@pipeline(
+    name=os.environ["TEST_PIPELINE"],
+    source=KafkaSource(
+        TopicPattern(asked[1:-1]) if asked.startswith("/") else asked.split(","),
+        schema="id BIGINT NOT NULL",
+        max_offsets_per_trigger=100,
+        topic_column="source",
+    ),
+    sink=[
+        KafkaSink(os.environ["TEST_SINK"], key="source"),
+        *([FileSink(name="files", path=files)] if files else []),
+    ],
+    output_mode="update",
+)
+def topics(events: DataFrame) -> DataFrame:
+    return events.groupBy("source").agg(F.sum("id").alias("total"), F.count("*").alias("n"))
+
+
+if __name__ == "__main__":
+    topics.main()

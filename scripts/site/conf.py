@@ -47,6 +47,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
         "docs/kafka-source",
         "docs/kafka-sink",
         "docs/postgres-sink",
+        "docs/delta-sink",
         "docs/file-sink",
         "docs/write-ahead-log",
         "docs/several-sinks",

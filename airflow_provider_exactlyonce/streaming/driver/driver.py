@@ -117,6 +117,8 @@ class Driver:
         # Whatever can be refused is, before the start of the run fences anybody.
         result = self._lifecycle.result(spark)
         self._pipeline.check(result)
+        for name, rows in self._pipeline.routes.other_rows(result).items():
+            committers[name].expect_columns(rows.schema)
         unsure = determinism.find(result)
         guarantee = self._promise(
             guarantees.examine(self._pipeline, result, unsure, dict(spark.sparkContext.getConf().getAll()))

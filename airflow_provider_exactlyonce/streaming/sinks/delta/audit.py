@@ -23,13 +23,13 @@ class _History:
 
     :ivar entries: the sink's commits
     :ivar rows: of each file that was added, by its path, None when nobody has said
-    :ivar commits: of each file that the sink has added, the commit
+    :ivar commits: of each file with rows of the sink, their commits, or more: rows are written together by others
     :ivar findings: what contradicts itself
     """
 
     entries: dict[int, SinkEntry] = field(default_factory=dict)
     rows: dict[str, int | None] = field(default_factory=dict)
-    commits: dict[str, int] = field(default_factory=dict)
+    commits: dict[str, frozenset[int]] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
 
 
@@ -104,20 +104,20 @@ def _take(history: _History, version: int, entry: SinkEntry, added: list[dict[st
             f"commit {entry.commit}: version {version} says {entry.rows} rows, and its files have {given}"
         )
     history.entries[entry.commit] = entry
-    history.commits.update({unquote(body["path"]): entry.commit for body in added})
+    history.commits.update({unquote(body["path"]): frozenset({entry.commit}) for body in added})
 
 
 def _changes(
     history: _History, version: int, operation: str, added: list[dict[str, Any]], removed: list[dict[str, Any]]
 ) -> Iterator[str]:
     """Yield what a version has changed of rows that are committed."""
-    for body in removed:
-        path = unquote(body["path"])
-        if body.get("dataChange", True) and path in history.commits:
-            yield (
-                f"commit {history.commits[path]}: version {version} ({operation}) has changed or removed rows of its "
-                f"file {path}"
-            )
+    touched = [history.commits.get(unquote(body["path"]), frozenset()) for body in removed]
+    for body, commits in zip(removed, touched, strict=True):
+        if commits and body.get("dataChange", True):
+            which = f"commit {min(commits)}" if len(commits) == 1 else f"commits {min(commits)} to {max(commits)}"
+            yield f"{which}: version {version} ({operation}) has changed or removed rows of {unquote(body['path'])}"
+    if held := frozenset().union(*touched):
+        history.commits.update({unquote(body["path"]): held for body in added})
     if not removed or any(body.get("dataChange", True) or "deletionVector" in body for body in (*added, *removed)):
         return
     before = [history.rows.get(unquote(body["path"])) for body in removed]

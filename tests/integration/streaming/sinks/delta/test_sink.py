@@ -702,6 +702,16 @@ def test_the_audit_names_rows_that_others_have_removed(audited: tuple[Live, list
     assert len(found) == 1 and found[0].startswith("commit 2: version 5 (DELETE) has changed or removed rows")
 
 
+def test_the_audit_names_rows_that_were_removed_after_a_compaction(
+    audited: tuple[Live, list[SinkEntry]], table: Path
+) -> None:
+    live, entries = audited
+    DeltaTable(table).optimize.compact()
+    DeltaTable(table).delete("id = 15")
+    found = list(live.committer.audit(entries))
+    assert len(found) == 1 and found[0].startswith("commits 1 to 3: version 6 (DELETE) has changed or removed rows")
+
+
 def test_the_audit_names_what_a_restore_of_the_table_has_removed(
     audited: tuple[Live, list[SinkEntry]], table: Path
 ) -> None:

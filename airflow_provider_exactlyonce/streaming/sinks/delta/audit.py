@@ -23,7 +23,7 @@ class _History:
 
     :ivar entries: the sink's commits
     :ivar rows: of each file that was added, by its path, None when nobody has said
-    :ivar commits: of each file with rows of the sink, their commits, or more: rows are written together by others
+    :ivar commits: of each file with rows of the sink only, their commits, or more when others have written it
     :ivar findings: what contradicts itself
     """
 
@@ -116,7 +116,8 @@ def _changes(
         if commits and body.get("dataChange", True):
             which = f"commit {min(commits)}" if len(commits) == 1 else f"commits {min(commits)} to {max(commits)}"
             yield f"{which}: version {version} ({operation}) has changed or removed rows of {unquote(body['path'])}"
-    if held := frozenset().union(*touched):
+    if touched and all(touched):  # else rows of others are among them, which may be changed
+        held = frozenset().union(*touched)
         history.commits.update({unquote(body["path"]): held for body in added})
     if not removed or any(body.get("dataChange", True) or "deletionVector" in body for body in (*added, *removed)):
         return

@@ -69,6 +69,7 @@ class DeltaCommitter(SinkCommitter):
         self._attempt: AttemptNote | None = None
         self._staged: tuple[Mapping[str, Any], ...] = ()
         self._newest: AttemptNote | None = None  # of the newest commit
+        self._compacted = 0  # the commit after which files were last written together
         self._old: list[str] = []  # attempts whose notes nobody needs any more
 
     @override
@@ -179,6 +180,10 @@ class DeltaCommitter(SinkCommitter):
             while self._old:
                 self._ledger.remove_note(self._old[-1])
                 self._old.pop()
+            every = self._sink.compact_every
+            if every is not None and commit % every == 0 and commit > self._compacted:
+                self._compacted = commit
+                self._log.compact(self._sink.max_file_bytes)
 
     @override
     def audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:

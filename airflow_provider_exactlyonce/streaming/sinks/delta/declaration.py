@@ -29,6 +29,7 @@ class DeltaDeclaration(Sink):
     schema: str = FIXED
     compression: str = "zstd"
     max_file_bytes: int = 256 * 2**20
+    compact_every: int | None = None
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -36,6 +37,8 @@ class DeltaDeclaration(Sink):
         object.__setattr__(self, "path", str(self.path))
         object.__setattr__(self, "partition_by", given)
         check_declaration("DeltaSink", self.name, self.path, self.compression, self.max_file_bytes)
+        if self.compact_every is not None and self.compact_every < 1:
+            raise RefusedError(f"DeltaSink(compact_every={self.compact_every}): a number of commits, at least 1")
         if self.schema not in (FIXED, EVOLVE):
             raise RefusedError(f"DeltaSink(schema={self.schema!r}): {FIXED!r} or {EVOLVE!r}")
 

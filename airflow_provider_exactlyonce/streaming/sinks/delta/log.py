@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction
 
 _LOG: Final = "_delta_log"
+_CHECKPOINT_INTERVAL: Final = 100  # of delta-rs
 _VERSION: Final = re.compile(r"(\d{20})\.json")
 #: The key of the sink's part of a version's ``commitInfo``.
 METADATA: Final = "exactlyonce"
@@ -87,7 +88,7 @@ class DeltaLog:
         :param transactions: {application: version}
         :param metadata: what it says of itself
         """
-        from deltalake import CommitProperties, Transaction
+        from deltalake import CommitProperties, PostCommitHookProperties, Transaction
 
         table = self.table
         table.create_write_transaction(
@@ -102,7 +103,16 @@ class DeltaLog:
                 # With a retry delta-rs would go on after versions that this has not seen, a claim among them.
                 max_commit_retries=0,
             ),
+            # delta-rs would clean up the log after each version, which takes longer than to write it.
+            post_commithook_properties=PostCommitHookProperties(
+                cleanup_expired_logs=None if (self.version + 1) % self._checkpoint_interval == 0 else False
+            ),
         )
+
+    def compact(self, target_bytes: int) -> None:
+        """Write small files of a partition together, in a version of its own that changes no row."""
+        self.refresh()
+        self.table.optimize.compact(target_size=target_bytes)
 
     def add_columns(
         self, fields: Sequence[Field], transactions: Mapping[str, int], metadata: Mapping[str, Any]
@@ -118,6 +128,10 @@ class DeltaLog:
                 max_commit_retries=0,
             ),
         )
+
+    @property
+    def _checkpoint_interval(self) -> int:
+        return int(self.table.metadata().configuration.get("delta.checkpointInterval", _CHECKPOINT_INTERVAL))
 
     def keep(self, version: int) -> None:
         """Make a version outlive a loss of power."""

@@ -28,6 +28,8 @@ class DeltaSink(DeltaDeclaration):
     :param schema: ``"fixed"``: a column that the table lacks is refused; ``"evolve"``: it is added at the start
     :param compression: ``zstd``, ``snappy``, ``gzip``, ``lz4`` or ``none``
     :param max_file_bytes: a file that has reached this size is closed, and another begun
+    :param compact_every: after so many commits the driver writes small files together, up to ``max_file_bytes``, before
+        the next batch; None for never
     :param storage_options: what delta-rs needs to know of the store, in its words, credentials too; never shown
     :raises RefusedError: naming the parameter and what is accepted
     """

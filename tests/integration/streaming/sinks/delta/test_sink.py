@@ -382,6 +382,7 @@ def test_columns_that_do_not_fit_are_refused_by_name(
         ({"schema": "any"}, "schema='any'"),
         ({"compression": "brotli"}, "compression='brotli'"),
         ({"max_file_bytes": 10}, "at least 1 MiB"),
+        ({"compact_every": 0}, r"compact_every=0\): a number of commits"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(changed: dict[str, Any], said: str) -> None:
@@ -469,6 +470,18 @@ def merge(table: Path, number: int) -> None:
     DeltaTable(table).merge(
         pa.table({"id": [number], "k": ["m"]}), "t.id = s.id", source_alias="s", target_alias="t"
     ).when_not_matched_insert({"id": "s.id", "k": "s.k"}).execute()
+
+
+def test_small_files_are_written_together_after_so_many_commits(table: Path, tmp_path: Path) -> None:
+    live = Live(DeltaSink(name="lake", path=str(table), compact_every=3), tmp_path)
+    entries = [live.commit(rows(number * 2, 2)) for number in range(5)]
+    assert len(DeltaTable(table).file_uris()) == 3, "one of three commits, and two"
+    live.committer.settled(3)
+    assert len(DeltaTable(table).file_uris()) == 3
+    assert ids(table) == list(range(10))
+    assert list(live.committer.audit(entries)) == []
+    assert len(list((table / "exactlyonce").rglob("*.parquet"))) == 5, "older versions have them"
+    assert Live(live.sink, tmp_path, run=2).number == 5
 
 
 def test_two_pipelines_write_to_one_table(sink: DeltaSink, table: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError
 from deltalake.schema import PrimitiveType
 from pyspark.sql import types as T
 
@@ -592,6 +593,30 @@ def test_a_commit_whose_request_is_lost_is_in_doubt_until_a_claim(
             live.committer.commit(entry)
     assert live.committer.claim(1) is None
     assert not list(table.rglob("*/shop.lake/*/*.parquet"))
+    live.commit(rows(0, 2))
+    assert ids(table) == [0, 1]
+
+
+def test_a_request_that_arrives_after_the_claim_that_decided_is_refused(
+    sink: DeltaSink, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Live(sink, tmp_path)
+    entry = live.stage(rows(0, 2))
+    late: list[Callable[[], None]] = []
+
+    def delay(log: DeltaLog, files: Any, transactions: Any, metadata: Any) -> None:
+        on_its_way = DeltaLog(str(table), {})
+        assert on_its_way.open() and on_its_way.version == log.version
+        late.append(lambda: on_its_way.append(files, transactions, metadata))
+        raise ConnectionError("no answer yet")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaLog, "append", delay)
+        with pytest.raises(CommitUnknownError):
+            live.committer.commit(entry)
+    assert live.committer.claim(1) is None
+    with pytest.raises(CommitFailedError):
+        late[0]()
     live.commit(rows(0, 2))
     assert ids(table) == [0, 1]
 

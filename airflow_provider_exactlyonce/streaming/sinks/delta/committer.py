@@ -23,6 +23,7 @@ from airflow_provider_exactlyonce.exceptions import (
     CommitUnknownError,
     ExactlyOnceError,
     FencedError,
+    RefusedError,
     invariant,
 )
 from airflow_provider_exactlyonce.streaming.sinks.committer_states import (
@@ -64,6 +65,7 @@ class DeltaCommitter(SinkCommitter):
         self._ledger: Final = SinkLedger(self._log, self._files, pipeline, sink.name)
         self._columns: pa.Schema | None = None
         self._checked: object = None  # what was checked of the table
+        self._required: Sequence[str] | None = None  # columns whose nulls the tasks refuse
         self._state = CommitterState.UNCLAIMED
         self._run = 0
         self._attempt: AttemptNote | None = None
@@ -100,11 +102,11 @@ class DeltaCommitter(SinkCommitter):
     def open_writer(self) -> OpenWriter:
         with self._answering():
             there = self._log.open()
-        required = schema.required_columns(self._log.table.schema()) if there else []
+        self._required = schema.required_columns(self._log.table.schema()) if there else []
         form = TableFormat(
             columns=self._known_columns(),
             partition_by=tuple(self._sink.partition_by),
-            required=tuple(required),
+            required=tuple(self._required),
             compression=self._sink.compression,
             max_file_bytes=self._sink.max_file_bytes,
         )
@@ -155,6 +157,7 @@ class DeltaCommitter(SinkCommitter):
         adds = [_add_action(file) for file in self._staged]
         self._write(
             lambda: self._log.append(adds, transactions, metadata),
+            check=lambda: self._check_next(entry),
             landed=lambda: self._ledger.has(note.attempt),
             what=f"commit {entry.commit}",
         )
@@ -203,16 +206,20 @@ class DeltaCommitter(SinkCommitter):
         made = schema.delta_schema(self._known_columns())
         try:
             self._log.create(made, self._sink.partition_by)
-        finally:
-            # Somebody else may have made it meanwhile, or this one has, and the answer was lost.
-            there = self._log.open()
-        invariant(there, f"{self._sink.where} is there once it was made")
+        except Exception:
+            if not self._log.open():  # else somebody else has made it, or this one has and the answer was lost
+                raise
+        else:
+            invariant(self._log.open(), f"{self._sink.where} is there once it was made")
 
     def _fence(self) -> None:
         """Write a version with this run's number: nothing that lower runs, or this one, have under way is next then."""
         transactions, metadata = self._ledger.claim_of(self._run)
         self._write(
-            lambda: self._log.append([], transactions, metadata), landed=lambda: False, what=f"claim of run {self._run}"
+            lambda: self._log.append([], transactions, metadata),
+            check=self._check_claim,
+            landed=lambda: False,
+            what=f"claim of run {self._run}",
         )
         self._log.refresh()
 
@@ -224,6 +231,7 @@ class DeltaCommitter(SinkCommitter):
         transactions, metadata = self._ledger.claim_of(self._run)
         self._write(
             lambda: self._log.add_columns(missing, transactions, metadata),
+            check=self._check_claim,
             landed=lambda: not self._missing_columns(),
             what=f"new columns {', '.join(field.name for field in missing)}",
         )
@@ -246,9 +254,12 @@ class DeltaCommitter(SinkCommitter):
                 self._ledger.remove_note(note.attempt)
         self._old.clear()
 
-    def _write(self, write: Callable[[], None], *, landed: Callable[[], bool], what: str) -> None:
+    def _write(
+        self, write: Callable[[], None], *, check: Callable[[], None], landed: Callable[[], bool], what: str
+    ) -> None:
         """Write a version after the newest one, whatever others write meanwhile.
 
+        :param check: raises when it must not be written after the newest one
         :param landed: tells, once the table was looked at again, whether it was written though it failed
         :raises FencedError: when a higher run has claimed the sink
         :raises BatchFailedError: when it was not written, and never will be
@@ -257,7 +268,7 @@ class DeltaCommitter(SinkCommitter):
         for number in range(_TRIES):
             with self._answering():
                 self._log.refresh()
-                self._check_claim()
+                check()
                 self._check_table()
             version = self._log.version
             try:
@@ -289,6 +300,15 @@ class DeltaCommitter(SinkCommitter):
                 f"{self._sink.where}"
             )
 
+    def _check_next(self, entry: SinkEntry) -> None:
+        """Check that a commit is the next one, and that this run may write it."""
+        self._check_claim()
+        if self._ledger.claimed < self._run or self._ledger.commit >= entry.commit:
+            raise CommitUnknownError(
+                f"{self._sink.where} has commit {self._ledger.commit} and the claim of run {self._ledger.claimed}, and "
+                f"run {self._run} would write commit {entry.commit}: it was set back or made anew"
+            )
+
     def _check_table(self) -> None:
         """Check the table again when something of it has changed."""
         table = self._log.table
@@ -296,7 +316,16 @@ class DeltaCommitter(SinkCommitter):
         seen = (str(metadata), str(protocol), table.schema().to_json())
         if seen != self._checked:
             self._missing_columns()
+            self._check_required(schema.required_columns(table.schema()))
             self._checked = seen
+
+    def _check_required(self, columns: Sequence[str]) -> None:
+        for name in columns:
+            if self._required is not None and name not in self._required:
+                raise RefusedError(
+                    f"column {name!r} of {self._sink.where} has become NOT NULL since the start, and the tasks do not "
+                    "check it: start the pipeline again"
+                )
 
     def _missing_columns(self) -> list[Any]:
         return self._sink.missing_columns(self._log.table, self._known_columns())

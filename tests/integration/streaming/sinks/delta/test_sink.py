@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -554,6 +555,55 @@ def test_what_delta_rs_itself_would_take_and_refuse(sink: DeltaSink, table: Path
     foreign(table, 10, 1)
     put(foreign_handle, 5, 5)
     assert DeltaTable(table).transaction_version("zombie") == 5, "a retry goes on over other applications"
+
+
+def test_a_commit_that_the_table_has_or_a_table_that_was_made_anew_is_in_doubt(
+    sink: DeltaSink, table: Path, tmp_path: Path
+) -> None:
+    live = Live(sink, tmp_path)
+    live.commit(rows(0, 1))
+    for number in (1, 0):
+        live.number = number - 1
+        with pytest.raises(CommitUnknownError, match=f"has commit 1 .* would write commit {number}: it was set back"):
+            live.committer.commit(live.stage(rows(0, 1)))
+        live.committer.claim(1)
+    live.number = 1
+    entry = live.stage(rows(1, 1))
+    shutil.rmtree(table / "_delta_log")
+    made(table, pa.schema([LONG, TEXT]))
+    for _ in range(9):
+        foreign(table, 100, 1)
+    with pytest.raises((CommitUnknownError, BatchFailedError)):
+        live.committer.commit(entry)
+    assert live.committer.claim(1) is None, "the group of sinks then says that it was set back"
+    assert ids(table) == [100] * 9
+
+
+def test_what_a_task_that_ran_twice_has_left_goes_when_the_commit_is_settled(
+    sink: DeltaSink, table: Path, tmp_path: Path
+) -> None:
+    live = Live(sink, tmp_path)
+    entry = live.stage(rows(0, 2))
+    (kept,) = (table / "exactlyonce").rglob("*.parquet")
+    shutil.copy(kept, kept.with_name("00000-twice.parquet"))
+    live.committer.commit(entry)
+    assert len(list((table / "exactlyonce").rglob("*.parquet"))) == 2
+    live.committer.settled(1)
+    assert list((table / "exactlyonce").rglob("*.parquet")) == [kept]
+
+
+def test_a_table_that_somebody_else_makes_meanwhile_is_used(
+    sink: DeltaSink, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = DeltaLog.create
+
+    def late(log: DeltaLog, *given: Any) -> None:
+        made(table, pa.schema([TEXT, LONG]))
+        real(log, *given)
+
+    monkeypatch.setattr(DeltaLog, "create", late)
+    Live(sink, tmp_path).commit(rows(0, 2))
+    assert ids(table) == [0, 1]
 
 
 # Unknown outcomes

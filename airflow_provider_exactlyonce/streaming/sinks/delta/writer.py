@@ -191,15 +191,12 @@ def _folder(column: str, value: str | None) -> str:
 
     :raises RecordRefusedError: when it can't be kept
     """
-    if value == "":
+    if value in ("", _NULL):
         raise _refused(
-            f"column {column!r} of partition_by is an empty text, which is null to readers of Delta. Derive a column "
-            "that has another value for it"
+            f"column {column!r} of partition_by is the text {value!r}, which readers of Delta take for null. Derive a "
+            "column that has another value for it"
         )
-    text = quote(_NULL if value is None else value, safe="")
-    if value == _NULL:
-        text = text.replace("_", "%5F")
-    name = f"{quote(column, safe='')}={text}"
+    name = f"{quote(column, safe='')}={quote(_NULL if value is None else value, safe='')}"
     if len(name) > _NAME_BYTES:
         raise _refused(
             f"column {column!r} of partition_by has the value {str(value)[:40]!r}…, which makes a directory's name of "

@@ -35,6 +35,7 @@ NAMES: Final = (
 )
 #: The durable steps of the sinks that are not Kafka, before those of Kafka.
 SINK_NAMES: Final = (
+    "after-sink-fence",
     "after-sink-claim",
     "after-sink-pre-commit",
     "before-sink-decision",

@@ -9,8 +9,11 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from airflow_provider_exactlyonce.streaming.sinks.delta import committer as delta_committer
+from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
+from airflow_provider_exactlyonce.streaming.sinks.delta.storage import open_files
 from airflow_provider_exactlyonce.streaming.sinks.files import sink as files
-from airflow_provider_exactlyonce.streaming.sinks.files.storage import Storage, open_storage
+from airflow_provider_exactlyonce.streaming.sinks.files.storage import open_storage
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import sink as write_ahead_log
 from airflow_provider_exactlyonce.testing.fault_injection import InjectedFaultError, target_call
 
@@ -22,7 +25,7 @@ class FaultyStorage:
 
     STEPS = ("create", "replace", "remove", "read", "names", "size", "keep")
 
-    def __init__(self, inner: Storage) -> None:
+    def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
@@ -43,6 +46,17 @@ def storages(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (files, write_ahead_log):
         monkeypatch.setattr(module, "open_storage", opened)
+
+
+def delta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the log and the files of the Delta sink's table fail."""
+
+    def faulty(step: str, real: Callable[..., _T]) -> Callable[..., _T]:
+        return lambda *given, **named: target_call(f"storage.{step}", lambda: real(*given, **named))
+
+    for step in ("open", "refresh", "create", "append"):
+        monkeypatch.setattr(DeltaLog, step, faulty(f"log-{step}", getattr(DeltaLog, step)))
+    monkeypatch.setattr(delta_committer, "open_files", lambda path, options: FaultyStorage(open_files(path, options)))
 
 
 class FaultyPostgres(psycopg.Connection[Any]):

@@ -34,6 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "streaming.registry": {"state", "streaming.settings", "streaming.spark"},
     "streaming.sinks.kafka": {"kafka", "streaming.registry"},
     "streaming.sinks.files": {"streaming.sinks", "streaming.spark"},
+    "streaming.sinks.delta": {"streaming.sinks", "streaming.sinks.files", "streaming.spark"},
     "streaming.sinks.postgres": {"streaming.settings", "streaming.sinks", "streaming.spark"},
     "streaming.sinks.upsert": {"streaming.sinks", "streaming.spark"},
     "streaming.sinks.write_ahead_log": {"streaming.sinks", "streaming.sinks.files"},
@@ -62,7 +63,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "streaming": {
         *("ledger", "checkpoint", "streaming.job", "streaming.keyed", "streaming.declaration", "streaming.sinks"),
-        *(f"streaming.sinks.{name}" for name in ("files", "kafka", "postgres", "upsert", "write_ahead_log")),
+        *(f"streaming.sinks.{name}" for name in ("delta", "files", "kafka", "postgres", "upsert", "write_ahead_log")),
         "streaming.registry",
     },
     "testing": {

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.streaming.keyed.connected_stream import ConnectedStream, connect
     from airflow_provider_exactlyonce.streaming.keyed.keyed_stream import KeyedStream, key_by, spread
     from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
+    from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
     from airflow_provider_exactlyonce.streaming.sinks.files.file_table import FileTable
     from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileSink
     from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
@@ -34,6 +35,7 @@ __all__ = [
     "CheckpointConfig",
     "CheckpointingMode",
     "ConnectedStream",
+    "DeltaSink",
     "FileSink",
     "FileTable",
     "KafkaSink",
@@ -62,6 +64,7 @@ _HOMES: Final = {
     "CheckpointConfig": "job.checkpoint_config",
     "CheckpointingMode": "job.checkpoint_config",
     "ConnectedStream": "keyed.connected_stream",
+    "DeltaSink": "sinks.delta.sink",
     "FileSink": "sinks.files.sink",
     "FileTable": "sinks.files.file_table",
     "KafkaSink": "sinks.kafka.sink",

@@ -60,6 +60,7 @@ from airflow_provider_exactlyonce.streaming.spark import typed_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.types import StructType
 
 _T = TypeVar("_T")
 
@@ -207,6 +208,10 @@ class FaultyCommitter(SinkCommitter):
     @override
     def tail(self) -> SinkEntry | None:
         return self._inner.tail()
+
+    @override
+    def expect_columns(self, columns: StructType) -> None:
+        self._inner.expect_columns(columns)
 
     @override
     def claim(self, run: int) -> SinkEntry | None:
@@ -485,6 +490,7 @@ class Rehearsal:
         first, share = world.done, Share(self._sink)
         committer = FaultyCommitter(self._sink.open(context_in(self._folder)), seam)
         with closing(SinkGroup(run.pipeline, {self._sink.name: committer})) as sinks:
+            committer.expect_columns(columns_of(self._make_rows))
             transaction = _Sinks(run, sinks, SinkRoutes(kafka=None, others=(share,)))
             coordinator = CommitCoordinator(
                 transaction,
@@ -547,6 +553,13 @@ def context_in(folder: Path) -> SinkContext:
     home = folder / "home"
     home.mkdir(exist_ok=True)
     return SinkContext(pipeline=PIPELINE, home=home)
+
+
+def columns_of(make_rows: MakeRows) -> StructType:
+    """Return the columns of the rows, as Spark has them."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(make_rows(1, 0).schema)
 
 
 def single_faults(seam: Seam, *, following: Sequence[int] = (0,)) -> list[Fault]:

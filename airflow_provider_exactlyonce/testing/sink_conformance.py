@@ -41,6 +41,7 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
     Sink,
     SinkAttempt,
     SinkCommitter,
+    SinkContext,
     SinkEntry,
 )
 from airflow_provider_exactlyonce.testing.fault_injection import (
@@ -49,6 +50,7 @@ from airflow_provider_exactlyonce.testing.fault_injection import (
     TASKS,
     Fault,
     Rehearsal,
+    columns_of,
     context_in,
     doubts,
     single_faults,
@@ -115,7 +117,7 @@ class SinkConformance:
 
     def test_rows_are_visible_once_after_the_commit_and_never_before(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
-        with closing(sink.open(context_in(tmp_path))) as committer:
+        with closing(self._opened(sink, tmp_path)) as committer:
             _same(committer.tail(), None, "the newest entry of a new sink")
             _same(committer.claim(1), None, "what the claim of a new sink returns")
             for commit in (1, 2, 3):
@@ -128,7 +130,7 @@ class SinkConformance:
 
     def test_an_aborted_attempt_is_never_visible_and_leaves_nothing(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
-        with closing(sink.open(context_in(tmp_path))) as committer:
+        with closing(self._opened(sink, tmp_path)) as committer:
             committer.claim(1)
             committer.abort()  # nothing is open
             self._stage(committer, run=1, commit=1)
@@ -142,7 +144,7 @@ class SinkConformance:
 
     def test_only_what_the_driver_was_told_is_committed_when_a_task_runs_twice(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
-        with closing(sink.open(context_in(tmp_path))) as committer:
+        with closing(self._opened(sink, tmp_path)) as committer:
             committer.claim(1)
             open_writer, attempt = committer.open_writer(), _attempt(1, 1)
             committer.begin(attempt)
@@ -159,7 +161,7 @@ class SinkConformance:
 
     def test_a_batch_without_rows_has_its_entry(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
-        with closing(sink.open(context_in(tmp_path))) as committer:
+        with closing(self._opened(sink, tmp_path)) as committer:
             committer.claim(1)
             for commit, tasks in ((1, 0), (2, TASKS)):
                 empty = replace(self._entry(commit, 1), rows=0, digest=0)
@@ -179,7 +181,7 @@ class SinkConformance:
     def test_what_the_pipeline_has_forgotten_may_go_and_the_newest_entry_stays(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
         entries = [self._entry(commit, 1) for commit in (1, 2, 3)]
-        with closing(sink.open(context_in(tmp_path))) as committer:
+        with closing(self._opened(sink, tmp_path)) as committer:
             _same(committer.claim(1), None, "what the claim of a new sink returns")
             committer.forget(1)
             for entry in entries:
@@ -196,7 +198,7 @@ class SinkConformance:
 
     def test_a_claim_can_be_repeated_and_says_what_is_committed(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
-        with closing(sink.open(context_in(tmp_path))) as committer:
+        with closing(self._opened(sink, tmp_path)) as committer:
             for _ in range(2):
                 _same(committer.claim(1), None, "what a claim returns before the first commit")
             self._commit(committer, run=1, commit=1)
@@ -211,8 +213,8 @@ class SinkConformance:
     def test_a_superseded_run_commits_nothing_any_more(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
         with (
-            closing(sink.open(context_in(tmp_path))) as old,
-            closing(sink.open(context_in(tmp_path))) as new,
+            closing(self._opened(sink, tmp_path)) as old,
+            closing(self._opened(sink, tmp_path)) as new,
         ):
             old.claim(1)
             self._commit(old, run=1, commit=1)
@@ -229,8 +231,8 @@ class SinkConformance:
     def test_a_superseded_run_cannot_even_note_a_batch_of_no_tasks(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
         with (
-            closing(sink.open(context_in(tmp_path))) as old,
-            closing(sink.open(context_in(tmp_path))) as new,
+            closing(self._opened(sink, tmp_path)) as old,
+            closing(self._opened(sink, tmp_path)) as new,
         ):
             old.claim(1)
             new.claim(2)
@@ -247,7 +249,7 @@ class SinkConformance:
     def test_pipelines_that_share_a_target_do_not_meet(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
         other = replace(context_in(tmp_path), pipeline="conformance-other", home=tmp_path / "other")
-        with closing(sink.open(context_in(tmp_path))) as one, closing(sink.open(other)) as two:
+        with closing(self._opened(sink, tmp_path)) as one, closing(self._opened(sink, tmp_path, other)) as two:
             one.claim(5)
             self._commit(one, run=5, commit=1)
             _same(two.claim(1), None, "what another pipeline's claim returns")
@@ -297,7 +299,7 @@ class SinkConformance:
                 if not rehearsal.is_empty(commit)
             ]
             _same_rows(self.visible(sink), kept, "in the end")
-            with closing(sink.open(context_in(folder))) as committer:
+            with closing(self._opened(sink, folder)) as committer:
                 _same(list(committer.audit(rehearsal.entries())), [], "what the audit finds")
         except Exception as error:
             raise AssertionError(f"seed {self.seed}, {'; '.join(map(str, faults))}: {error}") from error
@@ -341,7 +343,7 @@ class SinkConformance:
     def test_the_audit_finds_what_differs_and_nothing_else(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
         entries = [self._entry(commit, 1) for commit in (1, 2, 3)]
-        with closing(sink.open(context_in(tmp_path))) as committer:
+        with closing(self._opened(sink, tmp_path)) as committer:
             committer.claim(1)
             for commit in (1, 2, 3):
                 self._commit(committer, run=1, commit=commit)
@@ -355,7 +357,7 @@ class SinkConformance:
 
         sink = self.make_sink(tmp_path)
         copy = pickle.loads(cloudpickle.dumps(sink))
-        with closing(copy.open(context_in(tmp_path))) as committer:
+        with closing(self._opened(copy, tmp_path)) as committer:
             committer.claim(1)
             attempt = _attempt(1, 1)
             committer.begin(attempt)
@@ -375,10 +377,8 @@ class SinkConformance:
                     raise AssertionError(f"a secret is in {shown.replace(secret, '<the secret>')}")
 
     def test_columns_that_do_not_fit_are_refused_by_name(self, tmp_path: Path) -> None:
-        from pyspark.sql.pandas.types import from_arrow_schema
-
         sink = self.make_sink(tmp_path)
-        sink.check_columns(from_arrow_schema(self.make_rows(1, 0).schema))
+        sink.check_columns(columns_of(self.make_rows))
         if self.refused_columns is None:
             raise unittest.SkipTest("this sink takes any columns")
         columns, named = self.refused_columns
@@ -391,6 +391,18 @@ class SinkConformance:
             raise AssertionError(f"{columns.simpleString()} was not refused")
 
     # Their parts
+
+    def _opened(self, sink: Sink, folder: Path, context: SinkContext | None = None) -> SinkCommitter:
+        committer = sink.open(context or context_in(folder))
+        committer.expect_columns(columns_of(self.make_rows))
+        return committer
+
+    def _claim(self, sink: Sink, folder: Path, run: int) -> SinkEntry | ExactlyOnceError | None:
+        try:
+            with closing(self._opened(sink, folder)) as committer:
+                return committer.claim(run)
+        except ExactlyOnceError as error:
+            return error
 
     def _entry(self, commit: int, run: int) -> SinkEntry:
         ends = {0: (commit * _ROWS - _ROWS, commit * _ROWS)}
@@ -431,7 +443,7 @@ class SinkConformance:
 
     def _next_run(self, sink: Sink, folder: Path, *, run: int, has: int) -> None:
         """Let the next run claim the sink, which has so many commits, and commit once more."""
-        with closing(sink.open(context_in(folder))) as committer:
+        with closing(self._opened(sink, folder)) as committer:
             claimed = committer.claim(run)
             _same(claimed.commit if claimed else 0, has, f"the commit that the claim of run {run} returns")
             _same(list(self.staged(sink)), [], f"what is still staged after the claim of run {run}")
@@ -443,7 +455,7 @@ class SinkConformance:
     def _recovered(self, sink: Sink, folder: Path, where: str, run: int = 2) -> None:
         """After a crash in commit 1: the next run finishes it, and goes on."""
         try:
-            with closing(sink.open(context_in(folder))) as committer:
+            with closing(self._opened(sink, folder)) as committer:
                 entry = committer.claim(run)
                 _same(list(self.staged(sink)), [], "what is still staged after the next claim")
                 if entry is None:
@@ -462,7 +474,7 @@ class SinkConformance:
 
     def _life(self, sink: Sink, folder: Path) -> Iterator[str]:
         """Go through run 1 and its commit 1; yields each step when it is done."""
-        committer = sink.open(context_in(folder))
+        committer = self._opened(sink, folder)
         yield "open"
         committer.claim(1)
         yield "claim"
@@ -534,7 +546,7 @@ class SinkConformance:
         child = _forked(lambda: self._live(sink, folder, "commit", lambda: _at_call(call, signal.SIGSTOP)), folder)
         status = _wait(child, os.WUNTRACED)
         claimed: list[SinkEntry | ExactlyOnceError | None] = []
-        thread = threading.Thread(target=lambda: claimed.append(_claim(sink, folder, 2)))
+        thread = threading.Thread(target=lambda: claimed.append(self._claim(sink, folder, 2)))
         thread.start()
         thread.join(_HELD_SECONDS)
         if os.WIFSTOPPED(status):  # now and then a commit makes fewer calls, and has ended
@@ -608,14 +620,6 @@ def _refused(commit: Callable[[], object]) -> None:
     except _NOT_COMMITTED:
         return
     raise AssertionError("a superseded run commits")
-
-
-def _claim(sink: Sink, folder: Path, run: int) -> SinkEntry | ExactlyOnceError | None:
-    try:
-        with closing(sink.open(context_in(folder))) as committer:
-            return committer.claim(run)
-    except ExactlyOnceError as error:
-        return error
 
 
 def _at_call(call: int, number: signal.Signals) -> None:

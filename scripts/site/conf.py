@@ -48,6 +48,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
         "docs/kafka-sink",
         "docs/schema-registry",
         "docs/postgres-sink",
+        "docs/delta-sink",
         "docs/file-sink",
         "docs/write-ahead-log",
         "docs/several-sinks",

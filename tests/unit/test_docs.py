@@ -75,7 +75,7 @@ def test_the_steps_of_an_upgrade_are_drawn_from_their_table() -> None:
 @pytest.mark.parametrize(
     ("document", "names"),
     [
-        ("protocol", (*NAMES, SINK_NAMES[0], "during-send", *SINK_NAMES[1:])),
+        ("protocol", (*NAMES, *SINK_NAMES[:2], "during-send", *SINK_NAMES[2:])),
         ("savepoints", SAVEPOINT_NAMES),
         ("rescale", RESCALE_STEPS),
         ("backfill", (*RESTORE_NAMES[:2], *BACKFILL_NAMES)),

@@ -37,6 +37,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger import ranges, records
 from airflow_provider_exactlyonce.policies.termination import Bound, RunTarget
 from airflow_provider_exactlyonce.streaming.driver.stop_condition import Goal
+from airflow_provider_exactlyonce.streaming.sinks.delta.ledger import AttemptNote
 from airflow_provider_exactlyonce.streaming.sinks.files.log import FileLog
 from airflow_provider_exactlyonce.streaming.sinks.files.storage import LocalStorage
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
@@ -220,6 +221,10 @@ KINDS: dict[str, Kind] = {
         lambda of: SinkEntry.from_json((of / "sinks/entry.json").read_text()), lambda entry: json.loads(entry.to_json())
     ),
     **{f"sinks/log-{kind}.json": log_record(kind) for kind in ("claim", "commit", "compaction")},
+    "sinks/delta-note.json": Kind(
+        lambda of: AttemptNote.decoded((of / "sinks/delta-note.json").read_bytes(), "delta-note.json"),
+        lambda note: json.loads(note.encoded()),
+    ),
     "sinks/delivered.json": Kind(lambda of: delivery.read_note(LocalStorage(str(of)), "sinks"), asdict),
     "assets/range.json": Kind(
         lambda of: ranges.CommittedRange.parse(json.loads((of / "assets/range.json").read_text())),
@@ -415,6 +420,7 @@ WRITTEN: Mapping[str, str | None] = {
 #: The dataclasses that are made of what was stored, by the part of the fixtures that has them.
 LOADED: Mapping[str, str | None] = {
     "LogRecord": "log-",
+    "AttemptNote": "delta-note",
     "SinkEntry": "entry.json",
     "DeliveryProgress": "delivered.json",
     "Done": "steps.json",

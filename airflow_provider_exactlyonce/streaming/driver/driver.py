@@ -129,6 +129,8 @@ class Driver:
         self._pipeline.check(result)
         if not any(source.may_lose for source in self._pipeline.sources.values()):
             check_sources_go_on(tail, sources_of(result))
+        for name, rows in self._pipeline.routes.other_rows(result).items():
+            committers[name].expect_columns(rows.schema)
         unsure = determinism.find(result)
         guarantee = self._promise(
             guarantees.examine(self._pipeline, result, unsure, dict(spark.sparkContext.getConf().getAll()))

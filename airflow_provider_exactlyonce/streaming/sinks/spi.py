@@ -153,6 +153,12 @@ class SinkCommitter(ABC):
         :raises BatchFailedError: when it does not answer
         """
 
+    def expect_columns(self, columns: StructType) -> None:  # noqa: B027 - who finds them in the rows needs nothing here
+        """Be told the columns of the rows that it will get, after it was opened, and before it is claimed.
+
+        Not called for a sink that is only read.
+        """
+
     @abstractmethod
     def claim(self, run: int) -> SinkEntry | None:
         """Fence every lower run, remove what its attempts have staged, and return the newest entry.

@@ -24,11 +24,14 @@ from airflow_provider_exactlyonce.testing.fault_injection import (
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests.integration.postgres import test_conformance as of_postgres
 from tests.integration.streaming.sinks import test_own_sink as of_own
+from tests.integration.streaming.sinks.delta import test_conformance as of_delta
 from tests.integration.streaming.sinks.files import test_sink as of_files
 from tests.integration.streaming.sinks.upsert import test_sink as of_upsert
 from tests.integration.streaming.sinks.write_ahead_log import test_delivery as of_write_ahead_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+forks = of_delta.forks  # a fixture of its sink's tests
 
 SEED = int(os.environ.get("EXACTLYONCE_FAULT_SEED", "1"))
 TRIPLES = int(os.environ.get("EXACTLYONCE_FAULT_TRIPLES", "300"))
@@ -75,6 +78,7 @@ def all_faults_of(tests: type[SinkConformance]) -> type[SinkConformance]:
     return type(tests.__name__, (tests, EveryFault), {**tests_of_its_own, **loses_nothing})
 
 
+TestDelta = all_faults_of(of_delta.TestDeltaSink)
 TestFiles = all_faults_of(of_files.TestLocalFiles)
 TestOwnSink = all_faults_of(of_own.TestSqliteSink)
 TestPostgres = all_faults_of(of_postgres.TestPostgresSink)

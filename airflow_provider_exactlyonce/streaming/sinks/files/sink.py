@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,10 +19,15 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
     invariant,
 )
-from airflow_provider_exactlyonce.streaming.sinks.files.committer_states import (
+from airflow_provider_exactlyonce.streaming.sinks.committer_states import (
     TRANSITIONS,
     CommitterEvent,
     CommitterState,
+)
+from airflow_provider_exactlyonce.streaming.sinks.file_checks import (
+    check_declaration,
+    check_parquet,
+    check_partitions,
 )
 from airflow_provider_exactlyonce.streaming.sinks.files.file_table import FileTable
 from airflow_provider_exactlyonce.streaming.sinks.files.log import (
@@ -53,15 +57,10 @@ if TYPE_CHECKING:
 
     from airflow_provider_exactlyonce.streaming.sinks.files.writer import FileFormat
 
-_CODECS: Final = ("zstd", "snappy", "gzip", "lz4", "none")
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-_SECRET_IN_URL: Final = re.compile(r"://[^/]*@")
 #: Tasks of an attempt that is over may go on writing for so long; then its marker goes.
 _STRAGGLER_SECONDS: Final = 3600
 #: A reader that began before a compaction may go back to the records behind it for so long.
 _READER_SECONDS: Final = 24 * 3600
-_NO_PARQUET: Final = ("variant", "void", "interval", "daytimeinterval", "yearmonthinterval", "time", "geometry")
-_NO_DIRECTORY: Final = ("array", "map", "struct", "binary", "float", "double", "timestamp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,18 +88,9 @@ class FileSink(Sink):
         object.__setattr__(self, "path", str(self.path))
         object.__setattr__(self, "partition_by", tuple(self.partition_by))
         kind = type(self).__name__
-        if not _NAME.fullmatch(self.name):
-            raise RefusedError(f"{kind}(name={self.name!r}): lower-case letters, digits, - and _, at most 63")
-        if _SECRET_IN_URL.search(self.path):
-            raise RefusedError(f"{kind}(name={self.name!r}): path has credentials in it; give them in storage_options")
-        if not self.path.startswith("/") and "://" not in self.path:
-            raise RefusedError(f"{kind}(path={self.path!r}) is neither an absolute path nor a URL")
+        check_declaration(kind, self.name, self.path, self.compression, self.max_file_bytes)
         if self.format != "parquet":
             raise RefusedError(f"{kind}(format={self.format!r}): only 'parquet' can be written")
-        if self.compression not in _CODECS:
-            raise RefusedError(f"{kind}(compression={self.compression!r}): one of {', '.join(_CODECS)}")
-        if self.max_file_bytes < 2**20:
-            raise RefusedError(f"{kind}(max_file_bytes={self.max_file_bytes}): at least 1 MiB, {2**20}")
 
     @property
     @override
@@ -115,15 +105,7 @@ class FileSink(Sink):
     @override
     def check_columns(self, columns: StructType) -> None:
         check_parquet(columns, f"sink {self.name}")
-        kinds = {one.name: one.dataType.simpleString() for one in columns.fields}
-        for name in self.partition_by:
-            if name not in kinds:
-                raise RefusedError(f"sink {self.name}: partition_by names {name!r}; the columns are {', '.join(kinds)}")
-            if kinds[name].startswith(_NO_DIRECTORY):
-                raise RefusedError(
-                    f"sink {self.name}: column {name!r} of partition_by is {kinds[name]}; a directory is named by a "
-                    "string, an integer, a decimal, a boolean or a date. Derive such a column"
-                )
+        check_partitions(columns, self.partition_by, f"sink {self.name}")
 
     @override
     def open(self, context: SinkContext) -> FileCommitter:
@@ -396,29 +378,3 @@ class FileCommitter(SinkCommitter):
 
     def _data(self, attempt: str) -> str:
         return f"{self._folder}/data/{attempt}"
-
-
-def check_parquet(columns: StructType, where: str) -> None:
-    """Check that columns can be written as Parquet and read back by others.
-
-    :raises RefusedError: naming the column and its type
-    """
-    if not columns.fields:
-        raise RefusedError(f"{where}: the result has no columns")
-    seen: dict[str, str] = {}
-    for one in columns.fields:
-        if (twin := seen.setdefault(one.name.lower(), one.name)) != one.name:
-            raise RefusedError(f"{where}: columns {twin!r} and {one.name!r} differ in case only; Spark can't read them")
-        _check_type(one.name, one.dataType, where)
-
-
-def _check_type(name: str, kind: Any, where: str) -> None:
-    """Check a column's type, and those that it is made of."""
-    if kind.typeName().partition("(")[0] in _NO_PARQUET:
-        raise RefusedError(
-            f"{where}: column {name!r} has the type {kind.simpleString()}, on which readers of Parquet don't agree; "
-            "cast it to a string or a number"
-        )
-    parts = [getattr(kind, part) for part in ("elementType", "keyType", "valueType") if hasattr(kind, part)]
-    for part in (*parts, *(one.dataType for one in getattr(kind, "fields", ()))):
-        _check_type(name, part, where)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_parquet
 from airflow_provider_exactlyonce.streaming.sinks.files.log import folder_of
-from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileCommitter, FileSink, check_parquet
+from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileCommitter, FileSink
 from airflow_provider_exactlyonce.streaming.sinks.files.storage import open_storage
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     WRITE_AHEAD_LOG,

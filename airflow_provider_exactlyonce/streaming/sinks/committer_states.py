@@ -1,4 +1,4 @@
-"""What a file sink's committer may do next.
+"""What the committer of a sink that stages files may do next.
 
 An attempt whose commit is in doubt stays staged, and its committer is claimed anew. One that could not be aborted is
 left behind by the next attempt: its marker stays, so that a later claim removes what it has written.

@@ -1,22 +1,24 @@
-"""A file sink's committer does what its table of states allows, and nothing else."""
+"""The committer of a sink that stages files does what its table of states allows, and nothing else."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from pyspark.sql.types import LongType, StructType
 
 from airflow_provider_exactlyonce.exceptions import InvariantError
-from airflow_provider_exactlyonce.streaming.sinks.files.committer_states import (
+from airflow_provider_exactlyonce.streaming.sinks.committer_states import (
     TRANSITIONS,
     CommitterEvent,
     CommitterState,
 )
-from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileCommitter, FileSink
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
+from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileSink
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
 
 STATE, EVENT = CommitterState, CommitterEvent
 #: How a committer gets into each state.
@@ -34,13 +36,14 @@ ENTRY: Final = SinkEntry(commit=1, run=1, lineage="L", batch=0, source={}, rows=
 class Calls:
     """Calls a committer by the names of its steps."""
 
-    def __init__(self, folder: Path) -> None:
-        self.committer = FileCommitter(FileSink(path=str(folder), name="s"), "p")
+    def __init__(self, sink: FileSink | DeltaSink, folder: Path) -> None:
+        self.committer: Any = sink.open(SinkContext(pipeline="p", home=folder))
+        self.committer.expect_columns(StructType().add("id", LongType()))
 
     def __call__(self, *names: str) -> CommitterState:
         for name in names:
             getattr(self, name)()
-        return self.committer._state
+        return self.committer._state  # type: ignore[no-any-return]
 
     def claim(self) -> None:
         self.committer.claim(1)
@@ -58,9 +61,12 @@ class Calls:
         self.committer.abort()
 
 
-@pytest.fixture
-def calls(tmp_path: Path) -> Calls:
-    return Calls(tmp_path)
+@pytest.fixture(params=["files", "delta"])
+def calls(request: pytest.FixtureRequest, tmp_path: Path) -> Calls:
+    path = str(tmp_path)
+    return Calls(
+        FileSink(path=path, name="s") if request.param == "files" else DeltaSink(path=path, name="s"), tmp_path
+    )
 
 
 @pytest.mark.parametrize("state", STATE)
@@ -93,7 +99,8 @@ def test_an_abort_ends_an_attempt_and_does_nothing_where_there_is_none(calls: Ca
 def test_a_claim_that_fails_leaves_nothing_claimed(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     calls("claim", "begin")
     refuse: Callable[..., object] = lambda *_: (_ for _ in ()).throw(OSError("gone"))  # noqa: E731
-    monkeypatch.setattr(calls.committer, "_claimed", refuse)
+    files = getattr(calls.committer, "_files", None) or calls.committer._storage
+    monkeypatch.setattr(files, "names", refuse)
     with pytest.raises(Exception, match="does not answer"):
         calls("claim")
     assert calls() is STATE.UNCLAIMED

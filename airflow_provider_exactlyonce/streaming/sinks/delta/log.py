@@ -1,0 +1,159 @@
+"""A table's log through delta-rs: the newest version, and the next one, which is written only if nobody else has."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
+from airflow_provider_exactlyonce.streaming.sinks.delta.storage import TableFiles, flush_commit, local_path
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable, Field, Schema
+    from deltalake.transaction import AddAction
+
+_LOG: Final = "_delta_log"
+_CHECKPOINT_INTERVAL: Final = 100  # of delta-rs
+_VERSION: Final = re.compile(r"(\d{20})\.json")
+#: The key of the sink's part of a version's ``commitInfo``.
+METADATA: Final = "exactlyonce"
+
+
+class DeltaLog:
+    """The log of one table, as it was when it was last looked at.
+
+    :param path: an absolute path, or a URL of delta-rs
+    :param options: what delta-rs needs to know of the store
+    """
+
+    def __init__(self, path: str, options: Mapping[str, str]) -> None:
+        self._path: Final = path
+        self._options: Final = dict(options)
+        self._table: DeltaTable | None = None
+
+    @property
+    def table(self) -> DeltaTable:
+        """The table as it was when it was last looked at."""
+        invariant(self._table is not None, "a table is opened before it is asked")
+        return self._table  # type: ignore[return-value]
+
+    @property
+    def version(self) -> int:
+        """The version at which it was last looked at."""
+        return int(self.table.version())
+
+    def open(self) -> bool:
+        """Look at the newest version, without what is known of older ones; returns whether there is a table."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        self._table = None
+        try:
+            self._table = DeltaTable(self._path, storage_options=self._options)
+        except TableNotFoundError:
+            return False
+        return True
+
+    def refresh(self) -> None:
+        """Look at the newest version."""
+        self.table.update_incremental()
+
+    def transaction(self, app_id: str) -> int | None:
+        """Return the newest version of an application's transaction, which outlives the clean-up of the log."""
+        found = self.table.transaction_version(app_id)
+        return None if found is None else int(found)
+
+    def create(self, schema: Schema, partition_by: Sequence[str]) -> None:
+        """Create the table; it fails when somebody else has."""
+        from deltalake import CommitProperties, DeltaTable
+
+        if (local := local_path(self._path)) is not None:
+            Path(local).mkdir(parents=True, exist_ok=True)
+        DeltaTable.create(
+            self._path,
+            schema,
+            partition_by=list(partition_by),
+            storage_options=self._options,
+            commit_properties=CommitProperties(max_commit_retries=0),
+        )
+        self.keep(0)
+
+    def append(self, files: Sequence[AddAction], transactions: Mapping[str, int], metadata: Mapping[str, Any]) -> None:
+        """Write the version after the one last looked at; it fails when somebody else has. Nobody knows when it fails.
+
+        :param files: what it adds to the table
+        :param transactions: {application: version}
+        :param metadata: what it says of itself
+        """
+        from deltalake import CommitProperties, PostCommitHookProperties, Transaction
+
+        table = self.table
+        table.create_write_transaction(
+            list(files),
+            mode="append",
+            schema=table.schema(),
+            partition_by=list(table.metadata().partition_columns),
+            commit_properties=CommitProperties(
+                # Spark's writers then know that they need not fail because of it.
+                custom_metadata={"isBlindAppend": True, METADATA: metadata},
+                app_transactions=[Transaction(app_id, version) for app_id, version in transactions.items()],
+                # With a retry delta-rs would go on after versions that this has not seen, a claim among them.
+                max_commit_retries=0,
+            ),
+            # delta-rs would clean up the log after each version, which takes longer than to write it.
+            post_commithook_properties=PostCommitHookProperties(
+                cleanup_expired_logs=None if (self.version + 1) % self._checkpoint_interval == 0 else False
+            ),
+        )
+
+    def compact(self, target_bytes: int) -> None:
+        """Write small files of a partition together, in a version of its own that changes no row."""
+        self.refresh()
+        self.table.optimize.compact(target_size=target_bytes)
+
+    def add_columns(
+        self, fields: Sequence[Field], transactions: Mapping[str, int], metadata: Mapping[str, Any]
+    ) -> None:
+        """Write the version after the one last looked at, with more columns; as :meth:`append`."""
+        from deltalake import CommitProperties, Transaction
+
+        self.table.alter.add_columns(
+            list(fields),
+            commit_properties=CommitProperties(
+                custom_metadata={METADATA: metadata},
+                app_transactions=[Transaction(app_id, version) for app_id, version in transactions.items()],
+                max_commit_retries=0,
+            ),
+        )
+
+    @property
+    def _checkpoint_interval(self) -> int:
+        return int(self.table.metadata().configuration.get("delta.checkpointInterval", _CHECKPOINT_INTERVAL))
+
+    def keep(self, version: int) -> None:
+        """Make a version outlive a loss of power."""
+        flush_commit(self._path, version)
+
+
+def versions(files: TableFiles) -> list[int]:
+    """Return the versions whose entries are still in the log, in order."""
+    return [int(found[1]) for name in files.names(_LOG) if (found := _VERSION.fullmatch(name))]
+
+
+def actions(files: TableFiles, version: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what a version's entry in the log consists of: the kind of each action, and its fields.
+
+    :raises FileNotFoundError: when the entry was cleaned up
+    :raises RefusedError: when it can't be read
+    """
+    name = f"{_LOG}/{version:020d}.json"
+    for line in files.read(name).splitlines():
+        if not line.strip():
+            continue
+        try:
+            yield from json.loads(line).items()
+        except (ValueError, AttributeError) as error:
+            raise RefusedError(f"{files.place(name)} is no entry of a Delta log: {error}") from error

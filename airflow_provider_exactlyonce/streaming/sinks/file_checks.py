@@ -1,0 +1,83 @@
+"""What sinks that write Parquet files ask of their declaration and of the rows' columns."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql.types import StructType
+
+#: Of Parquet, as pyarrow calls them.
+CODECS: Final = ("zstd", "snappy", "gzip", "lz4", "none")
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_SECRET_IN_URL: Final = re.compile(r"://[^/]*@")
+_NO_PARQUET: Final = ("variant", "void", "interval", "daytimeinterval", "yearmonthinterval", "time", "geometry")
+_NO_DIRECTORY: Final = ("array", "map", "struct", "binary", "float", "double", "timestamp")
+_LEAST_FILE_BYTES: Final = 2**20
+
+
+def check_declaration(kind: str, name: str, path: str, compression: str, max_file_bytes: int) -> None:
+    """Check what a user declares.
+
+    :param kind: the sink's class, for messages
+    :raises RefusedError: naming the parameter, its value and what is accepted
+    """
+    if not _NAME.fullmatch(name):
+        raise RefusedError(f"{kind}(name={name!r}): lower-case letters, digits, - and _, at most 63")
+    if _SECRET_IN_URL.search(path):
+        raise RefusedError(f"{kind}(name={name!r}): path has credentials in it; give them in storage_options")
+    if not path.startswith("/") and "://" not in path:
+        raise RefusedError(f"{kind}(path={path!r}) is neither an absolute path nor a URL")
+    if compression not in CODECS:
+        raise RefusedError(f"{kind}(compression={compression!r}): one of {', '.join(CODECS)}")
+    if max_file_bytes < _LEAST_FILE_BYTES:
+        raise RefusedError(f"{kind}(max_file_bytes={max_file_bytes}): at least 1 MiB, {_LEAST_FILE_BYTES}")
+
+
+def check_partitions(columns: StructType, partition_by: Sequence[str], where: str) -> None:
+    """Check that columns can name directories.
+
+    :param where: the sink, for messages
+    :raises RefusedError: naming the column and its type
+    """
+    kinds = {one.name: one.dataType.simpleString() for one in columns.fields}
+    for name in partition_by:
+        if name not in kinds:
+            raise RefusedError(f"{where}: partition_by names {name!r}; the columns are {', '.join(kinds)}")
+        if kinds[name].startswith(_NO_DIRECTORY):
+            raise RefusedError(
+                f"{where}: column {name!r} of partition_by is {kinds[name]}; a directory is named by a "
+                "string, an integer, a decimal, a boolean or a date. Derive such a column"
+            )
+
+
+def check_parquet(columns: StructType, where: str) -> None:
+    """Check that columns can be written as Parquet and read back by others.
+
+    :param where: the sink, for messages
+    :raises RefusedError: naming the column and its type
+    """
+    if not columns.fields:
+        raise RefusedError(f"{where}: the result has no columns")
+    seen: dict[str, str] = {}
+    for one in columns.fields:
+        if (twin := seen.setdefault(one.name.lower(), one.name)) != one.name:
+            raise RefusedError(f"{where}: columns {twin!r} and {one.name!r} differ in case only; Spark can't read them")
+        _check_type(one.name, one.dataType, where)
+
+
+def _check_type(name: str, kind: Any, where: str) -> None:
+    """Check a column's type, and those that it is made of."""
+    if kind.typeName().partition("(")[0] in _NO_PARQUET:
+        raise RefusedError(
+            f"{where}: column {name!r} has the type {kind.simpleString()}, on which readers of Parquet don't agree; "
+            "cast it to a string or a number"
+        )
+    parts = [getattr(kind, part) for part in ("elementType", "keyType", "valueType") if hasattr(kind, part)]
+    for part in (*parts, *(one.dataType for one in getattr(kind, "fields", ()))):
+        _check_type(name, part, where)

@@ -1,0 +1,104 @@
+"""A Delta table on an object store, where S3 is emulated; skipped without the package ``moto[server]``."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import TableNotFoundError
+
+from airflow_provider_exactlyonce.streaming import DeltaSink
+from airflow_provider_exactlyonce.streaming.sinks.delta.storage import open_files
+from airflow_provider_exactlyonce.testing import sink_conformance
+from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
+from tests.clean_forks import Forks, clean_forks
+
+boto3 = pytest.importorskip("boto3")
+pytest.importorskip("moto.server")
+
+# Their clients have deprecations of their own.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture(scope="module")
+def options() -> Iterator[dict[str, str]]:
+    """Give what delta-rs needs to know of a store with the bucket ``bucket``."""
+    # In a process of its own: delta-rs holds Python's lock while it waits for an answer.
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        address = next(found[0] for line in server.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+        reading = threading.Thread(target=server.stderr.read)
+        reading.start()
+        keys = {"aws_access_key_id": "key", "aws_secret_access_key": "hunter2"}
+        boto3.client("s3", endpoint_url=address, region_name="us-east-1", **keys).create_bucket(Bucket="bucket")
+        yield {**keys, "aws_endpoint_url": address, "aws_region": "us-east-1", "aws_allow_http": "true"}
+        server.terminate()
+        reading.join()
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with clean_forks(__name__) as forks:
+        yield forks
+
+
+class TestDeltaOnS3(SinkConformance):
+    kills = 3
+    faults = 3
+    secrets = ("hunter2",)
+    options: ClassVar[Mapping[str, str]]
+
+    @pytest.fixture(autouse=True)
+    def store(self, options: dict[str, str], forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+        type(self).options = options
+        monkeypatch.setattr(sink_conformance, "_forked", forks)
+
+    def make_sink(self, folder: Path) -> DeltaSink:
+        return DeltaSink(
+            name="lake", path=f"s3://bucket{folder}/table", partition_by="k", storage_options=dict(self.options)
+        )
+
+    def visible(self, sink: Any) -> Iterable[Mapping[str, Any]]:
+        try:
+            table = DeltaTable(sink.path, storage_options=sink.storage_options)
+        except TableNotFoundError:
+            return []
+        return table.to_pyarrow_table().to_pylist()  # type: ignore[no-any-return]
+
+    def staged(self, sink: Any) -> Iterable[str]:
+        known = set(DeltaTable(sink.path, storage_options=sink.storage_options).file_uris())
+        files = open_files(sink.path, sink.storage_options)
+        return [place for place in map(files.place, files.below("exactlyonce/conformance.lake")) if place not in known]
+
+
+def test_of_many_who_write_the_next_version_one_succeeds(options: dict[str, str], tmp_path: Path) -> None:
+    path = f"s3://bucket{tmp_path}"
+    DeltaTable.create(path, pa.schema([("id", pa.int64())]), storage_options=options)
+    for version in range(5):
+        told: list[str] = []
+        handles = [DeltaTable(path, storage_options=options) for _ in range(6)]
+
+        def write(handle: DeltaTable, version: int = version, told: list[str] = told) -> None:
+            properties = CommitProperties(app_transactions=[Transaction("a", version)], max_commit_retries=0)
+            try:
+                handle.create_write_transaction([], mode="append", schema=handle.schema(), commit_properties=properties)
+            except Exception:
+                told.append("taken")
+            else:
+                told.append("won")
+
+        threads = [threading.Thread(target=write, args=(handle,)) for handle in handles]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(told) == [*["taken"] * 5, "won"]

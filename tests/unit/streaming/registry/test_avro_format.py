@@ -46,7 +46,7 @@ def fields(*types: Any) -> str:
     return json.dumps({"type": "record", "name": "R", "fields": named})
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, Any]] = {
     "of KafkaSource('in'): it needs a schema, of its own or of the source": {"value_format": AvroFormat()},
     "of KafkaSource('in'): None for JSON, or an AvroFormat without schema_id: each record has one": {
         "value_format": AvroFormat("{}", 7)

@@ -70,9 +70,10 @@ class Apicurio:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            other.bind(("127.0.0.1", 0))
+            self.port, self._management_port = one.getsockname()[1], other.getsockname()[1]
 
     @property
     def url(self) -> str:
@@ -84,7 +85,8 @@ class Apicurio:
             **{name: value for name, value in os.environ.items() if not name.startswith(("JAVA_", "KAFKA_"))},
             "QUARKUS_HTTP_HOST": "127.0.0.1",
             "QUARKUS_HTTP_PORT": str(self.port),
-            "QUARKUS_MANAGEMENT_ENABLED": "false",
+            "QUARKUS_MANAGEMENT_HOST": "127.0.0.1",
+            "QUARKUS_MANAGEMENT_PORT": str(self._management_port),
             "APICURIO_DATASOURCE_URL": f"jdbc:h2:file:{self._folder / 'schemas'}",
         }
         command = [str(java()), "-Xmx300m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-jar", "quarkus-run.jar"]

@@ -66,19 +66,21 @@ class AtLeastOnceWriter(BatchWriter):
     @override
     def write(self, frame: DataFrame) -> None:
         kept = frame.persist()  # what is counted is what is written, and the plan runs once
+        bad = self._attempt.bad_records()
         try:
             self._check_named(kept)
-            bad = self._attempt.bad_records()
             self._written = self._summed_up(kept)
             self._attempt.count(kept)
             self._attempt.judge_late_rows()  # before anything can be seen
             if bad is not None and self._attempt.counts is not None and self._attempt.counts.undecoded:
-                bad = bad.persist()  # what is counted is what is written
+                bad.persist()
                 self._attempt.check_left_out(bad.count())
             self._before_rows()
             self._saved(kept, bad)
         finally:
             kept.unpersist()
+            if bad is not None:
+                bad.unpersist()
 
     @property
     @override

@@ -13,6 +13,7 @@ from airflow_provider_exactlyonce.streaming.registry.avro_decoder import Gathere
 
 MAGIC_BYTE: Final = 0
 HEAD_BYTES: Final = 5
+_LARGEST_ID: Final = 2**31 - 1
 
 
 def head(schema_id: int) -> bytes:
@@ -80,6 +81,8 @@ class WireDecoder:
         if start[0] != MAGIC_BYTE:
             return f"it is not in a schema registry's wire format: its first byte is 0x{start[0]:02x}, not 0x00"
         number = int.from_bytes(start[1:], "big")
+        if number > _LARGEST_ID:  # a registry need not have an answer about it
+            return f"it is not in a schema registry's wire format: {number} is no schema's id"
         try:
             found = self._find(number)
         except SchemaMismatchError as error:

@@ -22,6 +22,7 @@ from airflow_provider_exactlyonce.streaming import AvroFormat, KafkaSink, KafkaS
         value_format=AvroFormat(os.environ.get("TEST_SINK_SCHEMA")),
         bad_records=os.environ.get("TEST_BAD_RECORDS", "stop"),
     ),
+    guarantee=os.environ.get("TEST_GUARANTEE", "exactly_once"),
 )
 def registry_orders(orders: DataFrame) -> DataFrame:
     return orders.select("id", "k", (F.col("v") * 2).cast("decimal(12,2)").alias("twice"), "note")

@@ -34,7 +34,7 @@ def test_each_value_is_read_by_the_schema_that_it_names() -> None:
     values = [head(1) + b"\x02", head(2) + b"\x02a\x04", None, head(1) + b"\x06", head(3) + b"\x02a", head(9), b"{}"]
     asked: list[int] = []
     wire = decoder(asked)
-    found, reasons = wire.decode(pa.array([*values, b"\x01\0\0\0\1\x02"], pa.binary()))
+    found, reasons = wire.decode(pa.array([*values, b"\x01\0\0\0\1\x02", b"\0\x80\0\0\0"], pa.binary()))
     assert found.take(pa.array([0, 1, 3])).to_pylist() == [
         {"id": 1, "note": None},
         {"id": 2, "note": "a"},
@@ -46,7 +46,9 @@ def test_each_value_is_read_by_the_schema_that_it_names() -> None:
         5: "there is no schema 9",
         6: "it is not in a schema registry's wire format: 2 bytes",
         7: "it is not in a schema registry's wire format: its first byte is 0x01, not 0x00",
+        8: "it is not in a schema registry's wire format: 2147483648 is no schema's id",
     }
+    assert set(asked) == {1, 2, 3, 9}
     wire.decode(pa.array(values, pa.binary()))
     assert [asked.count(number) for number in (1, 2, 9)] == [1, 1, 2], "what exists is asked for once"
 

@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
@@ -72,9 +73,10 @@ class AtLeastOnceWriter(BatchWriter):
             self._written = self._summed_up(kept)
             self._attempt.count(kept)
             self._attempt.judge_late_rows()  # before anything can be seen
-            if bad is not None and self._attempt.counts is not None and self._attempt.counts.undecoded:
-                bad.persist()
-                self._attempt.check_left_out(bad.count())
+            if bad is not None:
+                left_out = self._summed_up(bad.persist()).bad
+                self._attempt.check_left_out(left_out)
+                self._written = replace(self._written, bad=self._written.bad + left_out)
             self._before_rows()
             self._saved(kept, bad)
         finally:

@@ -37,9 +37,11 @@ from airflow_provider_exactlyonce.kafka.preflight import check_topics
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
 from airflow_provider_exactlyonce.streaming import AvroFormat, KafkaSink, KafkaSource
 from airflow_provider_exactlyonce.streaming.commit.arrow_batching import ARROW_ROWS, UNLIMITED_BYTES
+from airflow_provider_exactlyonce.streaming.commit.at_least_once import AtLeastOnceWriter
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt, TransactionOptions
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
+from airflow_provider_exactlyonce.streaming.commit.batch_writer import BatchWriter
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.commit.exactly_once import TransactionalWriter
 from airflow_provider_exactlyonce.streaming.commit.run import Run, RunOptions
@@ -68,7 +70,12 @@ def open_sink(kafka_config: dict[str, str], tmp_path: Path) -> Iterator[Callable
     """Give ``open(definition)``: a sink with a run of its own, and the coordinator that drives it."""
     runs: list[Run] = []
 
-    def open_(definition: KafkaSink, pipeline: str = "features", bad: Any = None) -> Written:
+    def open_(
+        definition: KafkaSink,
+        pipeline: str = "features",
+        bad: Any = None,
+        writer: Callable[[BatchAttempt], BatchWriter] = TransactionalWriter,
+    ) -> Written:
         name = f"{pipeline}-{tmp_path.name}-{len(runs)}".replace("[", "-").replace("]", "")
         options = RunOptions(config=kafka_config, token=name, version="v", transaction_timeout_milliseconds=60_000)
         run = Run(Home(tmp_path / name), name, options)
@@ -76,7 +83,7 @@ def open_sink(kafka_config: dict[str, str], tmp_path: Path) -> Iterator[Callable
         transaction_options = TransactionOptions(definition=definition, bad_source_records=bad)
         targets = check_topics(run.client, sinks=definition.topics)
         attempt = BatchAttempt(run, transaction_options, targets, listener)
-        sink = BatchTransaction(attempt, TransactionalWriter(attempt), lambda: False)
+        sink = BatchTransaction(attempt, writer(attempt), lambda: False)
         run.start()
         written = Written(sink=sink, coordinator=None, run=run)  # type: ignore[arg-type]
 
@@ -336,8 +343,13 @@ def test_a_partition_or_timestamp_that_the_topic_does_not_take_is_refused_by_nam
     assert [record.rows for record in out.commits] == [1]
 
 
-def test_bad_records_go_to_their_topic_with_origin_and_reason_in_the_same_transaction(
-    spark: Any, open_sink: Callable[..., Written], kafka_config: dict[str, str], make_topic: Callable[..., str]
+@pytest.mark.parametrize("writer", [TransactionalWriter, AtLeastOnceWriter])
+def test_bad_records_go_to_their_topic_with_origin_and_reason_and_are_counted(
+    spark: Any,
+    open_sink: Callable[..., Written],
+    kafka_config: dict[str, str],
+    make_topic: Callable[..., str],
+    writer: Callable[[BatchAttempt], BatchWriter],
 ) -> None:
     source_topic, topic = make_topic(partitions=1), make_topic(partitions=2)
     bad = make_topic(partitions=1, **{"max.message.bytes": "4000000"})
@@ -351,7 +363,9 @@ def test_bad_records_go_to_their_topic_with_origin_and_reason_in_the_same_transa
     definition = KafkaSink(topic, bad_records="topic", bad_records_topic=bad)
     source = KafkaSource(source_topic, schema="id BIGINT NOT NULL, t STRING")
     diverts = pipeline(name="diverts", source=source, sink=definition)(lambda frame: frame)
-    out = open_sink(definition, bad=lambda ranges: diverts.bad_source_records(spark, kafka_config, bad, ranges))
+    out = open_sink(
+        definition, bad=lambda ranges: diverts.bad_source_records(spark, kafka_config, bad, ranges), writer=writer
+    )
     out.source[source_topic] = {0: (0, len(values))}
     options = {
         "kafka.bootstrap.servers": kafka_config["bootstrap.servers"],

@@ -11,9 +11,11 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from airflow_provider_exactlyonce.checkpoint.compatibility import compare
 from airflow_provider_exactlyonce.checkpoint.plan import QueryPlan, WatermarkPlan
+from airflow_provider_exactlyonce.checkpoint.versions import Verdict, Version
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, pipeline
+from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, TopicPattern, pipeline
 from airflow_provider_exactlyonce.streaming.analysis.plan_description import describe
 from airflow_provider_exactlyonce.streaming.analysis.planned_state import PlanRefusedError, stateful_operators
 from airflow_provider_exactlyonce.streaming.job import loader
@@ -214,3 +216,39 @@ def test_what_readers_of_the_sink_can_tell_is_described(spark: Any) -> None:
     plan = job.describe(spark, job.planned(spark)).plan
     assert plan is not None
     assert plan.sink == {"kind": ("kafka",), "topics": ("out", "out.bad"), "key": ("k",), "topic_column": ("where",)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("in.put", ["in.put", "more"]),
+        ("in.put", TopicPattern(r"in\..*")),
+        (TopicPattern(r"in\..*"), TopicPattern("in.*")),
+    ],
+)
+def test_state_means_the_same_when_a_source_reads_more_topics(
+    spark: Any, old: str | TopicPattern, new: list[str] | TopicPattern
+) -> None:
+    def version(topics: str | list[str] | TopicPattern) -> Version:
+        source = KafkaSource(topics, schema="k STRING NOT NULL, n BIGINT, at TIMESTAMP")
+
+        @pipeline(name="p", source=source, sink=KafkaSink("out"), output_mode="update")
+        def job(rows: DataFrame) -> DataFrame:
+            late = rows.withWatermark("at", "1 minute").where("n > 0")
+            return late.groupBy("k", F.window("at", "1 hour")).agg(F.sum("n").alias("n"))
+
+        plan = job.describe(spark, job.planned(spark)).plan
+        assert plan is not None
+        return Version(
+            pipeline="p",
+            spark_version=spark.version,
+            job_hash="h",
+            output_mode="update",
+            topics=tuple(one.topic for one in plan.sources),
+            plan=plan,
+            operators=None,
+            read=("in.put",),
+        )
+
+    found = compare(version(old), version(new))
+    assert [(one.aspect, one.verdict) for one in found.findings] == [("sources", Verdict.NOTE)]

@@ -255,7 +255,7 @@ def test_a_file_that_has_its_size_is_closed_and_another_begun(table: Path, tmp_p
     live.committer.begin(attempt)
     with closing(live.committer.open_writer()(attempt, 0)) as writer:
         for number in range(2):
-            writer.write(pa.RecordBatch.from_pydict({"id": [number], "b": [os.urandom(40 * 2**20)]}))
+            writer.write(pa.RecordBatch.from_pydict({"id": [number], "b": [os.urandom(33 * 2**20)]}))
         files = writer.finish()["files"]
     assert [file["rows"] for file in files] == [1, 1]
 

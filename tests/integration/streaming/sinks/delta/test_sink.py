@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import PrimitiveType
 from pyspark.sql import types as T
 
@@ -719,6 +719,30 @@ def test_the_newest_commit_is_known_when_its_version_was_cleaned_up(
     assert list(newer.committer.audit(entries)) == []
     with pytest.raises(FencedError):
         live.committer.claim(1)
+
+
+@pytest.mark.parametrize("superseded", [False, True])
+def test_a_run_that_was_frozen_for_longer_than_the_log_is_kept_sees_what_happened(
+    sink: DeltaSink, table: Path, tmp_path: Path, superseded: bool
+) -> None:
+    live = Live(sink, tmp_path)
+    live.commit(rows(0, 2))
+    entry, handle = live.stage(rows(2, 2)), DeltaTable(table)
+    if superseded:
+        Live(sink, tmp_path, run=2).commit(rows(2, 2))
+    for _ in range(3):
+        foreign(table, 100, 1)
+    cleaned(table)
+    with pytest.raises(DeltaError):
+        handle.create_write_transaction(
+            [], mode="append", schema=handle.schema(), commit_properties=CommitProperties(max_commit_retries=0)
+        )
+    if superseded:
+        with pytest.raises(FencedError):
+            live.committer.commit(entry)
+    else:
+        live.committer.commit(entry)
+    assert ids(table) == [0, 1, 2, 3, 100, 100, 100]
 
 
 def test_a_note_that_was_not_copied_is_found_in_the_log_and_its_loss_is_named(

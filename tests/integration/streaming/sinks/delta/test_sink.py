@@ -637,6 +637,29 @@ def test_a_commit_whose_answer_is_lost_is_found(
     assert ids(table) == [0, 1, 2, 3]
 
 
+def test_a_commit_whose_answer_is_lost_until_a_successor_has_committed_keeps_its_files(
+    sink: DeltaSink, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Live(sink, tmp_path)
+    entry = live.stage(rows(0, 2))
+    real = DeltaLog.append
+
+    def append(log: DeltaLog, *given: Any) -> None:
+        real(log, *given)
+        monkeypatch.setattr(DeltaLog, "append", real)
+        successor = Live(sink, tmp_path, run=2)
+        assert successor.number == 1
+        successor.commit(rows(2, 2))
+        raise ConnectionError("the answer was lost")
+
+    monkeypatch.setattr(DeltaLog, "append", append)
+    with pytest.raises(CommitUnknownError, match="has commit 2 by another attempt than the one at 1"):
+        live.committer.commit(entry)
+    with pytest.raises(FencedError):
+        live.committer.claim(1)
+    assert ids(table) == [0, 1, 2, 3]
+
+
 def test_a_commit_whose_request_is_lost_is_in_doubt_until_a_claim(
     sink: DeltaSink, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,7 +88,7 @@ class DeltaCommitter(SinkCommitter):
     def claim(self, run: int) -> SinkEntry | None:
         self._move(CommitterEvent.CLAIM_BEGUN)
         self._run, self._newest, self._attempt = run, None, None
-        with self._answering():
+        with self._answering(), _claim_unanswered():
             self._open_table()
             self._fence()
             failpoints.reach("after-sink-fence")
@@ -158,7 +158,7 @@ class DeltaCommitter(SinkCommitter):
         self._write(
             lambda: self._log.append(adds, transactions, metadata),
             check=lambda: self._check_next(entry),
-            landed=lambda: self._ledger.has(note.attempt),
+            landed=lambda: self._has_landed(note),
             what=f"commit {entry.commit}",
         )
         if self._newest is not None:
@@ -309,6 +309,18 @@ class DeltaCommitter(SinkCommitter):
                 f"run {self._run} would write commit {entry.commit}: it was set back or made anew"
             )
 
+    def _has_landed(self, note: AttemptNote) -> bool:
+        """Tell whether the newest version has an attempt's commit.
+
+        :raises CommitUnknownError: when there is a commit with its number or a higher one, by another attempt: a
+            successor may have committed after this one, whose files must then not be taken for those of a failed one
+        """
+        if not self._ledger.has(note.attempt) and self._ledger.commit >= note.commit:
+            raise CommitUnknownError(
+                f"{self._sink.where} has commit {self._ledger.commit} by another attempt than the one at {note.commit}"
+            )
+        return self._ledger.has(note.attempt)
+
     def _check_table(self) -> None:
         """Check the table again when something of it has changed."""
         table = self._log.table
@@ -359,6 +371,15 @@ class DeltaCommitter(SinkCommitter):
     def _move(self, event: CommitterEvent) -> None:
         self._check(event)
         self._state = TRANSITIONS[self._state, event]
+
+
+@contextmanager
+def _claim_unanswered() -> Iterator[None]:
+    """Take a version of a claim that may be written or not for no answer: the claim is repeated."""
+    try:
+        yield
+    except CommitUnknownError as error:
+        raise BatchFailedError(str(error)) from error
 
 
 def _add_action(file: Mapping[str, Any]) -> AddAction:

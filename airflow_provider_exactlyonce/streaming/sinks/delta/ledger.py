@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 from urllib.parse import unquote
@@ -135,7 +136,8 @@ class SinkLedger:
         for name in self._files.names(self._notes):
             if name.endswith(_SUFFIX):
                 place = f"{self._notes}/{name}"
-                found.append(AttemptNote.decoded(self._files.read(place), self._files.place(place)))
+                with suppress(FileNotFoundError):  # a run that lives has just removed it
+                    found.append(AttemptNote.decoded(self._files.read(place), self._files.place(place)))
         return found
 
     def write(self, note: AttemptNote) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import PrimitiveType
 from pyspark.sql import types as T
 
@@ -255,7 +255,7 @@ def test_a_file_that_has_its_size_is_closed_and_another_begun(table: Path, tmp_p
     live.committer.begin(attempt)
     with closing(live.committer.open_writer()(attempt, 0)) as writer:
         for number in range(2):
-            writer.write(pa.RecordBatch.from_pydict({"id": [number], "b": [os.urandom(40 * 2**20)]}))
+            writer.write(pa.RecordBatch.from_pydict({"id": [number], "b": [os.urandom(33 * 2**20)]}))
         files = writer.finish()["files"]
     assert [file["rows"] for file in files] == [1, 1]
 
@@ -637,6 +637,29 @@ def test_a_commit_whose_answer_is_lost_is_found(
     assert ids(table) == [0, 1, 2, 3]
 
 
+def test_a_commit_whose_answer_is_lost_until_a_successor_has_committed_keeps_its_files(
+    sink: DeltaSink, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Live(sink, tmp_path)
+    entry = live.stage(rows(0, 2))
+    real = DeltaLog.append
+
+    def append(log: DeltaLog, *given: Any) -> None:
+        real(log, *given)
+        monkeypatch.setattr(DeltaLog, "append", real)
+        successor = Live(sink, tmp_path, run=2)
+        assert successor.number == 1
+        successor.commit(rows(2, 2))
+        raise ConnectionError("the answer was lost")
+
+    monkeypatch.setattr(DeltaLog, "append", append)
+    with pytest.raises(CommitUnknownError, match="has commit 2 by another attempt than the one at 1"):
+        live.committer.commit(entry)
+    with pytest.raises(FencedError):
+        live.committer.claim(1)
+    assert ids(table) == [0, 1, 2, 3]
+
+
 def test_a_commit_whose_request_is_lost_is_in_doubt_until_a_claim(
     sink: DeltaSink, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -719,6 +742,30 @@ def test_the_newest_commit_is_known_when_its_version_was_cleaned_up(
     assert list(newer.committer.audit(entries)) == []
     with pytest.raises(FencedError):
         live.committer.claim(1)
+
+
+@pytest.mark.parametrize("superseded", [False, True])
+def test_a_run_that_was_frozen_for_longer_than_the_log_is_kept_sees_what_happened(
+    sink: DeltaSink, table: Path, tmp_path: Path, superseded: bool
+) -> None:
+    live = Live(sink, tmp_path)
+    live.commit(rows(0, 2))
+    entry, handle = live.stage(rows(2, 2)), DeltaTable(table)
+    if superseded:
+        Live(sink, tmp_path, run=2).commit(rows(2, 2))
+    for _ in range(3):
+        foreign(table, 100, 1)
+    cleaned(table)
+    with pytest.raises(DeltaError):
+        handle.create_write_transaction(
+            [], mode="append", schema=handle.schema(), commit_properties=CommitProperties(max_commit_retries=0)
+        )
+    if superseded:
+        with pytest.raises(FencedError):
+            live.committer.commit(entry)
+    else:
+        live.committer.commit(entry)
+    assert ids(table) == [0, 1, 2, 3, 100, 100, 100]
 
 
 def test_a_note_that_was_not_copied_is_found_in_the_log_and_its_loss_is_named(

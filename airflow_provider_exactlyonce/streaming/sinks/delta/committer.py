@@ -243,9 +243,13 @@ class DeltaCommitter(SinkCommitter):
         An attempt at the newest commit, or at one after it, is another than the one that made it. An older one that
         nobody has tried to commit is not committed either. Of any other that is older only the note goes: its files may
         be in the table. If they are not, VACUUM removes them.
+
+        A successor's attempts stay: they may be committed. A run that was frozen since its claim finds them here.
         """
         newest = self._newest.commit if self._newest else 0
         for note in self._ledger.notes():
+            if note.run > self._run:
+                continue
             if self._newest is not None and note.attempt == self._newest.attempt:
                 self._ledger.tidy(self._newest)
             elif note.commit >= newest or note.entry is None:

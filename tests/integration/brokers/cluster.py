@@ -138,7 +138,7 @@ class BrokerCluster:
     def coordinator(self, transactional_id: str) -> int:
         """Return which broker coordinates a transactional id: the leader of the partition that the id hashes to."""
         state = self.metadata("__transaction_state").topics["__transaction_state"]
-        return state.partitions[(_java_hash(transactional_id) & 0x7FFFFFFF) % len(state.partitions)].leader
+        return state.partitions[abs(_java_hash(transactional_id)) % len(state.partitions)].leader
 
     def controller(self) -> int:
         """Return the active controller: the newest leader of the quorum that any node has written down."""
@@ -229,4 +229,4 @@ def _java_hash(text: str) -> int:
     value = 0
     for character in text:
         value = (31 * value + ord(character)) & 0xFFFFFFFF
-    return value
+    return value - (1 << 32) if value >> 31 else value

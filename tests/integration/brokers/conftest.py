@@ -32,7 +32,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not reports:
         return
     terminalreporter.write_line(f"\n| case | verdict | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}")
-    for report in sorted(reports, key=lambda report: report.nodeid):
+    for report in reports:
         noted = dict(report.user_properties)
         cells = " | ".join(str(noted.get(column, "")) for column in COLUMNS)
         terminalreporter.write_line(f"| {noted['case']} | {noted.get('verdict', report.outcome)} | {cells} |")

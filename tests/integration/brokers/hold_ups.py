@@ -23,7 +23,8 @@ class HoldUps:
     """
 
     def __init__(self, servers: str, places: Iterable[tuple[str, int]]) -> None:
-        self._admin = AdminClient({"bootstrap.servers": servers, "log_level": 0, "socket.timeout.ms": 3000})
+        self._config: dict[str, str | int | float | bool] = {"bootstrap.servers": servers, "log_level": 0}
+        self._admin = AdminClient(self._config)
         self._places = [TopicPartition(*place) for place in places]
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hold-ups", daemon=True)
@@ -51,6 +52,7 @@ class HoldUps:
         try:
             return self._ends(IsolationLevel.READ_COMMITTED) == self._ends(IsolationLevel.READ_UNCOMMITTED)
         except KafkaException:
+            self._admin = AdminClient(self._config)  # what an old one believes of the cluster is not what is asked
             return False
 
     def _ends(self, isolation: IsolationLevel) -> list[int]:

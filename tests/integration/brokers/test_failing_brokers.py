@@ -5,6 +5,7 @@ All tests share one cluster, and one pipeline as long as it does well: a driver'
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,14 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from kafka import KafkaAdminClient
+from kafka.admin import TransactionState
 
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
 from tests.crash_matrix.cases import LONG_TIMEOUT_SECONDS
 from tests.crash_matrix.lane import verdict_of
+from tests.crash_matrix.observer import HIGH, STABLE
 from tests.crash_matrix.pipeline import Pipeline
 from tests.crash_matrix.shapes import UPDATE
 from tests.integration.brokers.cluster import NODES, BrokerCluster
 from tests.integration.brokers.hold_ups import HoldUps
+from tests.integration.streaming.harness import end_offsets
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -108,6 +116,71 @@ class Trial:
         note("readers held up, seconds", f"{held.longest_seconds:.1f}")
         note("restarts of the driver", self.pipeline.restarts - restarts_before)
         assert not findings, findings.notes
+
+
+def ends_after_the_leader_died_with_a_marker_due(cluster: BrokerCluster, replicas: int) -> tuple[int, int]:
+    """Commit a transaction whose marker can't be written, because the partition's leader is frozen; then kill it.
+
+    :return: the last stable offset and the high watermark, once all brokers are back and, by the coordinator, the
+        transaction is complete
+    """
+    servers, topic = cluster.bootstrap_servers, f"markers-{replicas}"
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
+    producer.init_transactions(60)
+    leader = next(node for node in NODES if node not in (cluster.coordinator(topic), cluster.controller()))
+    nodes = [leader, *(node for node in NODES if node != leader)][:replicas]
+    settings = {"min.insync.replicas": str(min(2, replicas))}
+    new = NewTopic(topic, num_partitions=1, replica_assignment=[nodes], config=settings)
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([new])[topic].result(30)
+    cluster.wait_until_whole()
+    producer.begin_transaction()
+    for number in range(100):
+        producer.produce(topic, str(number))
+    assert producer.flush(30) == 0
+    transactions = KafkaAdminClient(bootstrap_servers=servers.split(","))
+
+    def is_in(*states: TransactionState) -> bool:
+        return transactions.describe_transactions([topic])[topic].state in states
+
+    def commit() -> None:
+        with contextlib.suppress(KafkaException):  # it is the coordinator that is asked
+            producer.commit_transaction(60)
+
+    committing = threading.Thread(target=commit)
+    cluster.freeze(leader)
+    try:
+        committing.start()
+        decided = TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT
+        eventually(lambda: is_in(*decided), "the commit is decided")
+        cluster.kill(leader)
+        eventually(lambda: cluster.leader(topic, 0) != leader, "the leader is fenced")
+        cluster.heal()
+        eventually(lambda: is_in(TransactionState.COMPLETE_COMMIT), "the coordinator has done with the transaction")
+    finally:
+        committing.join()
+        transactions.close()
+    stable, high = (end_offsets({"bootstrap.servers": servers}, topic, isolation)[0] for isolation in (STABLE, HIGH))
+    return stable, high
+
+
+def test_a_marker_that_is_due_reaches_the_next_leader_of_three_replicas(
+    cluster: BrokerCluster, note: NoteProperty
+) -> None:
+    note("case", "a marker is due when the leader dies (KAFKA-20734), three replicas")
+    stable, high = ends_after_the_leader_died_with_a_marker_due(cluster, 3)
+    assert (stable, high) == (101, 101)  # the records, and their marker
+    note("verdict", "recovered")
+
+
+def test_a_marker_that_is_due_is_dropped_where_there_is_no_next_leader(
+    cluster: BrokerCluster, note: NoteProperty
+) -> None:
+    """The control: the same with one replica shows Kafka's defect. When it fails, Kafka has mended it."""
+    note("case", "the same with one replica, as a control")
+    stable, high = ends_after_the_leader_died_with_a_marker_due(cluster, 1)
+    assert (stable, high) == (0, 100)
+    note("verdict", "hanging, as expected: committed, and hidden for good")
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaAdminClient
 from kafka.admin import TransactionState
+from kafka.errors import KafkaError
 
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
 from tests.crash_matrix.cases import LONG_TIMEOUT_SECONDS
@@ -141,12 +142,16 @@ def ends_after_the_leader_died_with_a_marker_due(cluster: BrokerCluster, replica
     transactions = KafkaAdminClient(bootstrap_servers=servers.split(","))
 
     def is_in(*states: TransactionState) -> bool:
-        return transactions.describe_transactions([topic])[topic].state in states
+        try:
+            return transactions.describe_transactions([topic])[topic].state in states
+        except KafkaError:  # it asked the frozen broker for the coordinator
+            return False
 
     def commit() -> None:
         with contextlib.suppress(KafkaException):  # it is the coordinator that is asked
             producer.commit_transaction(60)
 
+    assert transactions.describe_transactions([topic])[topic].coordinator_id == cluster.coordinator(topic)
     committing = threading.Thread(target=commit)
     cluster.freeze(leader)
     try:

@@ -16,28 +16,33 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-BRIDGE = "exactlyonce"
+NAME = "exactlyonce"
 SUBNET = "10.213.77"
 GONE_SECONDS = 10.0
 
 
 class Network:
-    """The bridge and its namespaces; node 1 has the address SUBNET.11, and so on. This machine is SUBNET.1."""
+    """A bridge, and a namespace for each node; this machine is the first of the subnet.
 
-    def __init__(self, nodes: Sequence[int]) -> None:
-        self._nodes = tuple(nodes)
+    :param nodes: their numbers; node 1 has the address SUBNET.11
+    :param name: of the bridge; what begins with it is the network's. At most 13 letters
+    :param subnet: the first three numbers of its addresses
+    """
+
+    def __init__(self, nodes: Sequence[int], name: str = NAME, subnet: str = SUBNET) -> None:
+        self._nodes, self._bridge, self._subnet = tuple(nodes), name, subnet
 
     def make(self) -> None:
         """Make everything; what is there of these names is removed first."""
         self.remove()
-        _ip(f"link add {BRIDGE} type bridge")
-        _ip(f"address add {SUBNET}.1/24 dev {BRIDGE}")
-        _ip(f"link set {BRIDGE} up")
+        _ip(f"link add {self._bridge} type bridge")
+        _ip(f"address add {self._subnet}.1/24 dev {self._bridge}")
+        _ip(f"link set {self._bridge} up")
         for node in self._nodes:
-            name = _name(node)
+            name = self._name(node)
             _ip(f"netns add {name}")
             _ip(f"link add {name} type veth peer name eth0 netns {name}")
-            _ip(f"link set {name} master {BRIDGE} up")
+            _ip(f"link set {name} master {self._bridge} up")
             _ip(f"-netns {name} address add {self.address(node)}/24 dev eth0")
             _ip(f"-netns {name} link set eth0 up")
             _ip(f"-netns {name} link set lo up")
@@ -45,28 +50,31 @@ class Network:
     def remove(self) -> None:
         """Remove everything, with the processes that are still in it. May be repeated."""
         for node in self._nodes:
-            name = _name(node)
+            name = self._name(node)
             if Path("/run/netns", name).exists():
                 _end_processes(name)
                 _ip(f"netns delete {name}")
             _delete_link(name)  # gone with its other end, if that end was made
-        _delete_link(BRIDGE)
+        _delete_link(self._bridge)
 
     def address(self, node: int) -> str:
         """Return the address that is reached from this machine and from the other namespaces."""
-        return f"{SUBNET}.{10 + node}"
+        return f"{self._subnet}.{10 + node}"
 
     def command(self, node: int) -> list[str]:
         """Return the words before a command that make it run in a node's namespace."""
-        return ["ip", "netns", "exec", _name(node)]
+        return ["ip", "netns", "exec", self._name(node)]
 
     def cut_off(self, node: int) -> None:
         """Let nothing through to or from a node: no connection is refused or closed by it."""
-        _ip(f"link set {_name(node)} nomaster")
+        _ip(f"link set {self._name(node)} nomaster")
 
     def heal(self, node: int) -> None:
         """Let everything through again."""
-        _ip(f"link set {_name(node)} master {BRIDGE}")
+        _ip(f"link set {self._name(node)} master {self._bridge}")
+
+    def _name(self, node: int) -> str:
+        return f"{self._bridge}-{node}"
 
 
 def why_impossible() -> str | None:
@@ -75,7 +83,7 @@ def why_impossible() -> str | None:
         return "network namespaces need root"
     if shutil.which("ip") is None:
         return "network namespaces need `ip`: apt-get install iproute2"
-    probe = f"{BRIDGE}-probe"
+    probe = f"{NAME}-probe"
     try:
         _ip(f"netns add {probe}")
         _ip(f"netns delete {probe}")
@@ -85,15 +93,11 @@ def why_impossible() -> str | None:
 
 
 @contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Wait until no other process of this machine uses the names."""
-    with (Path(tempfile.gettempdir()) / f"{BRIDGE}-network.lock").open("w") as lock:
+def one_at_a_time(name: str = NAME) -> Iterator[None]:
+    """Wait until no other process of this machine uses a network of this name."""
+    with (Path(tempfile.gettempdir()) / f"{name}-network.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _name(node: int) -> str:
-    return f"{BRIDGE}-{node}"
 
 
 def _delete_link(name: str) -> None:

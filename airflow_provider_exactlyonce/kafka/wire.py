@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import kafka.errors
 from kafka.admin import KafkaAdminClient
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, UnknownBrokerIdError
 from kafka.net.compat import KafkaNetClient
 from kafka.net.connection import KafkaConnection
 from kafka.net.manager import KafkaConnectionManager
@@ -117,9 +117,10 @@ class Appended(NamedTuple):
 
 
 class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python says no types
-    """Goes on to another bootstrap server soon: kafka-python gives all of its time to the first that it happens to try.
+    """Goes on to another bootstrap server soon, and looks for a broker that is back.
 
-    With one broker of three cut off, every third start of a driver would fail.
+    kafka-python gives all of its time to the bootstrap server that it happens to try first: with one broker of three
+    cut off, every third start of a driver would fail.
     """
 
     DEFAULT_CONFIG: Final = {
@@ -130,7 +131,11 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-pytho
     def get_connection(self, node_id: Any, timeout_ms: float | None = None, **how: Any) -> KafkaConnection:
         """Connect to a node, within the limit for one connection."""
         longest = self.socket_connection_setup_timeout_ms(node_id)
-        return super().get_connection(node_id, longest if timeout_ms is None else min(timeout_ms, longest), **how)
+        try:
+            return super().get_connection(node_id, longest if timeout_ms is None else min(timeout_ms, longest), **how)
+        except UnknownBrokerIdError:  # it was away when kafka-python last looked, up to five minutes ago
+            self.cluster.request_update()
+            raise
 
 
 def _net_client(**settings: Any) -> KafkaNetClient:

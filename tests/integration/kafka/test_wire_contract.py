@@ -182,6 +182,15 @@ def test_a_leader_that_the_cluster_no_longer_has_is_asked_for_again(
     assert client.fetch(topic, 0, 0)
 
 
+def test_a_broker_that_is_back_is_found(client: WireClient, make_led_topic: Callable[..., str]) -> None:
+    name, topic = f"t-{uuid.uuid4()}", make_led_topic(partitions=1)
+    _, producer = initialised(client, name)
+    client.add_partitions(name, producer, topic, [0])
+    known = client._manager.cluster._brokers
+    known[GONE] = known.pop(1)  # as if another broker had told of the cluster while this one was away
+    assert appended(client, name, topic, batch(producer, b"v")) == 0
+
+
 def test_a_fenced_producer_can_neither_write_nor_commit_nor_fence(
     client: WireClient, make_led_topic: Callable[..., str]
 ) -> None:

@@ -20,6 +20,7 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 from kafka.admin import KafkaAdminClient
+from kafka.errors import UnknownBrokerIdError
 from kafka.net import manager
 from kafka.protocol.metadata import CoordinatorType
 
@@ -182,13 +183,14 @@ def test_a_leader_that_the_cluster_no_longer_has_is_asked_for_again(
     assert client.fetch(topic, 0, 0)
 
 
-def test_a_broker_that_is_back_is_found(client: WireClient, make_led_topic: Callable[..., str]) -> None:
-    name, topic = f"t-{uuid.uuid4()}", make_led_topic(partitions=1)
-    _, producer = initialised(client, name)
-    client.add_partitions(name, producer, topic, [0])
-    known = client._manager.cluster._brokers
-    known[GONE] = known.pop(1)  # as if another broker had told of the cluster while this one was away
-    assert appended(client, name, topic, batch(producer, b"v")) == 0
+def test_a_node_that_the_client_does_not_know_is_looked_for(
+    client: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(client._manager.cluster, "request_update", lambda: looked.append(GONE))
+    with pytest.raises(UnknownBrokerIdError):
+        client._manager.get_connection(GONE)
+    assert looked == [GONE]
 
 
 def test_a_fenced_producer_can_neither_write_nor_commit_nor_fence(

@@ -19,7 +19,7 @@ STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test pytest test-all test-registry docs crash-matrix durations lint format lock checksums bench-commit bench-delta bench-gates bench-ledger bench-peers bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo check test pytest test-all test-registry docs crash-matrix test-cluster durations lint format lock checksums bench-commit bench-delta bench-gates bench-ledger bench-peers bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -56,6 +56,9 @@ test-registry: setup ## the tests of Avro with a real schema registry; needs Jav
 crash-matrix: setup ## N faults at every step of the protocol, then some at Spark's own sink; resumes
 	@$(VENV_PYTHON) -m tests.crash_matrix --runs $(N)
 	@$(VENV_PYTHON) -m tests.crash_matrix --stock --runs $$(( $(N) / 6 + 12 ))
+
+test-cluster: setup ## a pipeline on three brokers that are killed, frozen, cut off, restarted; needs root, prints a table
+	@$(VENV_PYTHON) -m pytest -n 0 -m "" tests/integration/brokers $(ARGS)
 
 lint: setup ## ruff, and mypy --strict, on the tests too
 	@.venv/bin/ruff check --quiet --output-format concise

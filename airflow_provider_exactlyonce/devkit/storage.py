@@ -41,14 +41,20 @@ POLL_INTERVAL_SECONDS: Final = 0.1
 
 
 def format_storage(
-    data_directory: Path, class_path: str, properties_file: Path, features: Mapping[str, int], log: IO[bytes]
+    data_directory: Path,
+    class_path: str,
+    properties_file: Path,
+    features: Mapping[str, int],
+    log: IO[bytes],
+    cluster_id: str | None = None,
 ) -> str:
     """Prepare an empty storage and return its cluster id; may be repeated after a crash in the middle of it.
 
     :param features: levels other than the release's own
+    :param cluster_id: of the cluster whose other brokers have their storage already, None for a new one
     :raises DevkitError: when the tool refuses, with the end of what it says
     """
-    identifier = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    identifier = cluster_id or base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     command = [
         *java_command(class_path, HEAP_MEGABYTES, QUICK_START, *LOGGING_OPTIONS),
         *("kafka.tools.StorageTool", "format", "--config", str(properties_file), "--ignore-formatted"),

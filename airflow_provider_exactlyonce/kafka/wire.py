@@ -16,7 +16,11 @@ from typing import Any, Final, NamedTuple, Self
 
 import kafka.errors
 from kafka.admin import KafkaAdminClient
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, UnknownBrokerIdError
+from kafka.net.compat import KafkaNetClient
+from kafka.net.connection import KafkaConnection
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
 from kafka.protocol.consumer import FetchRequest, IsolationLevel, ListOffsetsRequest, OffsetSpec
 from kafka.protocol.metadata import CoordinatorType, MetadataRequest
 from kafka.protocol.producer import ProduceRequest
@@ -34,6 +38,7 @@ from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 
 _REQUEST_TIMEOUT_MILLISECONDS: Final = 30_000
 _FETCH_BYTES: Final = 1024 * 1024  # a larger batch is returned alone
+_CONNECT_TIMEOUT_MILLISECONDS: Final = 3_000  # after each failure kafka-python doubles it
 _NO_LEADER: Final = -1
 #: Above its default of 5 requests in flight a connection pauses, and requests to any node find none.
 #: A broker that was away for long is tried again every second, not after half a minute: readers wait for our commit.
@@ -111,6 +116,33 @@ class Appended(NamedTuple):
     message: str
 
 
+class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python says no types
+    """Goes on to another bootstrap server soon, and looks for a broker that is back.
+
+    kafka-python gives all of its time to the bootstrap server that it happens to try first: with one broker of three
+    cut off, every third start of a driver would fail.
+    """
+
+    DEFAULT_CONFIG: Final = {
+        **KafkaConnectionManager.DEFAULT_CONFIG,
+        "socket_connection_setup_timeout_ms": _CONNECT_TIMEOUT_MILLISECONDS,
+    }
+
+    def get_connection(self, node_id: Any, timeout_ms: float | None = None, **how: Any) -> KafkaConnection:
+        """Connect to a node, within the limit for one connection."""
+        longest = self.socket_connection_setup_timeout_ms(node_id)
+        try:
+            return super().get_connection(node_id, longest if timeout_ms is None else min(timeout_ms, longest), **how)
+        except UnknownBrokerIdError:  # it was away when kafka-python last looked, up to five minutes ago
+            self.cluster.request_update()
+            raise
+
+
+def _net_client(**settings: Any) -> KafkaNetClient:
+    net = NetworkSelector(**settings)
+    return KafkaNetClient(net, _Connections(net, **settings), **settings)
+
+
 class WireClient:
     """Sends single requests and returns their error codes. Safe to use from several threads.
 
@@ -122,7 +154,9 @@ class WireClient:
 
     def __init__(self, config: Mapping[str, str]) -> None:
         logging.getLogger("kafka").setLevel(logging.ERROR)
-        self._admin = self._answered(lambda: KafkaAdminClient(**_SETTINGS, **for_kafka_python(config)))
+        self._admin = self._answered(
+            lambda: KafkaAdminClient(kafka_client=_net_client, **_SETTINGS, **for_kafka_python(config))
+        )
         self._manager: Any = self._admin._manager
         self._leaders: dict[tuple[str, int], int] = {}
         self._config: Final = config
@@ -307,7 +341,11 @@ class WireClient:
             forgotten_topics_data=[],
             max_version=11,
         )
-        answer = self._send(request, self.leaders(topic, [partition])[partition]).responses[0].partitions[0]
+        try:
+            answer = self._send(request, self.leaders(topic, [partition])[partition]).responses[0].partitions[0]
+        except UnansweredError:
+            self._leaders.pop((topic, partition), None)
+            raise
         if answer.error_code != Code.NONE:
             self._leaders.pop((topic, partition), None)
             raise UnansweredError(f"fetch of {topic}-{partition} at {offset}: {describe(answer.error_code)}")
@@ -416,8 +454,13 @@ class WireClient:
         """Send a request to each of some nodes at once; of one that does not answer the error is returned."""
 
         async def send() -> dict[int, Any]:
-            sent = {node: self._manager.send(request, node_id=node) for node, request in requests.items()}
+            sent: dict[int, Any] = {}
             answers: dict[int, Any] = {}
+            for node, request in requests.items():
+                try:
+                    sent[node] = self._manager.send(request, node_id=node)
+                except KafkaError as error:  # the cluster has no such node any more
+                    answers[node] = error
             for node, future in sent.items():
                 try:
                     answers[node] = await future

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.kafka.config import for_confluent
@@ -13,6 +13,8 @@ from airflow_provider_exactlyonce.ledger.records import RECORD_BYTES_MAXIMUM, le
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
+
+Answer = TypeVar("Answer")
 
 _TIMEOUT_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.02
@@ -91,8 +93,9 @@ def ensure(config: Mapping[str, Any], pipeline: str) -> None:
             f"the ledger topic {name} could not be created: {error.args[0].str()}. Grant CREATE on it, or create it: "
             f"kafka-topics.sh --create --topic {name} --partitions 1 {wanted}"
         ) from error
-    replicas = _replicas(admin, name, is_new=True)
-    if wrong_settings(name, read_settings(admin, [name])[name], replicas, [_TWO_IN_SYNC]):
+    replicas = _once_known(lambda: _replicas(admin, name))
+    settings = _once_known(lambda: read_settings(admin, [name])[name])
+    if wrong_settings(name, settings, replicas, [_TWO_IN_SYNC]):
         _set(admin, name, {_TWO_IN_SYNC.setting: _TWO_REPLICAS})
 
 
@@ -127,24 +130,28 @@ def repair(config: Mapping[str, Any], pipeline: str) -> list[str]:
     return [f"{setting}={value}" for setting, value in right.items()]
 
 
-def _replicas(admin: AdminClient, name: str, *, is_new: bool = False) -> int:
-    """Return how many replicas the topic's one partition has.
+def _once_known(ask: Callable[[], Answer]) -> Answer:
+    """Ask about a topic that was created just now: each broker hears of it a little later, and any of them is asked."""
+    from confluent_kafka import KafkaError, KafkaException
 
-    :param is_new: it was created just now, and the broker that is asked may not have heard of it yet
-    :raises SettingRefusedError: when there are more partitions
-    """
-    from confluent_kafka import KafkaError, KafkaException, TopicCollection
-
-    deadline = time.monotonic() + (_TIMEOUT_SECONDS if is_new else 0)
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     while True:
-        future = admin.describe_topics(TopicCollection([name]), request_timeout=_TIMEOUT_SECONDS)[name]
         try:
-            described = future.result()
-            break
+            return ask()
         except KafkaException as error:
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() >= deadline:
                 raise
-            time.sleep(_PAUSE_SECONDS)
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _replicas(admin: AdminClient, name: str) -> int:
+    """Return how many replicas the topic's one partition has.
+
+    :raises SettingRefusedError: when there are more partitions
+    """
+    from confluent_kafka import TopicCollection
+
+    described = admin.describe_topics(TopicCollection([name]), request_timeout=_TIMEOUT_SECONDS)[name].result()
     if len(described.partitions) != 1:
         raise SettingRefusedError(
             f"number of partitions of topic {name}", len(described.partitions), 1, "commits would have no order"

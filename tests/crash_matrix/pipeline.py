@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,8 @@ from tests.integration.streaming.harness import Driver, World
 
 JOBS = Path(__file__).parent / "jobs"
 PATIENCE_SECONDS = 600.0
+#: As a replication factor.
+BROKERS_DEFAULT = -1
 #: Exit codes after which a supervisor would not start the driver again.
 FINAL_CODES = frozenset({64, 65, 66, 67, 70})
 
@@ -55,7 +57,7 @@ class Pipeline:
         partitions = 1 if self.shape in WITH_WATERMARK else 3
         admin = AdminClient({**self.config, **QUIET})
         for topic, count in ((self.source, partitions), (self.sink, 4)):
-            admin.create_topics([NewTopic(topic, count, 1)])[topic].result(30)
+            admin.create_topics([NewTopic(topic, count, BROKERS_DEFAULT)])[topic].result(30)
         ledger_settings.ensure(dict(self.config), self.name)
         self.hold, self.plan = self.folder / "hold", self.folder / "plan"
         self.world = World(
@@ -112,24 +114,36 @@ class Pipeline:
         self.hold.unlink()
 
     def send(self, count: int) -> None:
-        """Send one burst, in one transaction."""
+        """Send one burst, in one transaction; in another one when brokers that fail abort the first."""
         events = burst(self.bursts, len(self.events), count)
         self.bursts += 1
-        self._producer.begin_transaction()
-        for event in events:
-            self._producer.produce(
-                self.source,
-                key=event.k,
-                value=json.dumps(asdict(event)),
-                on_delivery=partial(self._sent, event),
-            )
-        self._producer.commit_transaction(60)
+        while (places := self._sent(events)) is None:
+            self._producer.abort_transaction(60)
+        self.events.update(places)
+        for partition, offset in places:
+            self.sent_ends[partition] = max(offset + 1, self.sent_ends.get(partition, 0))
 
-    def _sent(self, event: Event, error: object, message: Message) -> None:
-        assert error is None, error
-        place = cast(tuple[int, int], (message.partition(), message.offset()))
-        self.events[place] = event
-        self.sent_ends[place[0]] = place[1] + 1
+    def _sent(self, events: Sequence[Event]) -> dict[tuple[int, int], Event] | None:
+        """Return where the events are once they are committed, None when their transaction must be aborted."""
+        places: dict[tuple[int, int], Event] = {}
+
+        def note(event: Event, error: object, message: Message) -> None:
+            if error is None:
+                places[cast(tuple[int, int], (message.partition(), message.offset()))] = event
+
+        try:
+            self._producer.begin_transaction()
+            for event in events:
+                self._producer.produce(
+                    self.source, key=event.k, value=json.dumps(asdict(event)), on_delivery=partial(note, event)
+                )
+            self._producer.commit_transaction(60)
+        except KafkaException as error:
+            if error.args[0].txn_requires_abort():
+                return None
+            raise
+        assert len(places) == len(events)
+        return places
 
     def _events(self, ranges: Mapping[int, tuple[int, int]]) -> list[Event]:
         places = ((partition, offset) for partition, (start, end) in ranges.items() for offset in range(start, end))

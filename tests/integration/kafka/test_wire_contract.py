@@ -3,20 +3,25 @@
 When a new release of kafka-python breaks a test here: nothing else in the project touches that API, so repair
 ``WireClient`` until this file passes again. What it needs is one coroutine that sends a request to a given node
 (``KafkaAdminClient._manager.send``), a way to run it from any thread (``_manager.run``), the transaction coordinator's
-node (``_find_coordinator_ids``) and a way to forget it (``_manager.cluster._coordinators``); the request classes are
-public. If it can't be repaired, pin the release before in pyproject.toml.
+node (``_find_coordinator_ids``), a way to forget it (``_manager.cluster._coordinators``), and a way to bound how long
+one connection may take (``KafkaConnectionManager.get_connection``); the request classes are public. If it can't be
+repaired, pin the release before in pyproject.toml.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 from kafka.admin import KafkaAdminClient
+from kafka.errors import UnknownBrokerIdError
+from kafka.net import manager
 from kafka.protocol.metadata import CoordinatorType
 
 from airflow_provider_exactlyonce.kafka import record_batch
@@ -26,6 +31,7 @@ from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, Producer,
 from tests.integration.streaming.harness import open_transactions, read_committed
 from tests.waiting import eventually
 
+GONE = 99  # a node that the cluster does not have
 TRANSACTION_ABORTABLE = 120  # what a broker from 4.0 on says for INVALID_TXN_STATE
 
 
@@ -162,6 +168,31 @@ def test_the_same_bytes_sent_twice_are_appended_once(client: WireClient, make_to
     assert appended(client, name, topic, records) == appended(client, name, topic, records) == 0
 
 
+def test_a_leader_that_the_cluster_no_longer_has_is_asked_for_again(
+    client: WireClient, make_led_topic: Callable[..., str]
+) -> None:
+    name, topic = f"t-{uuid.uuid4()}", make_led_topic(partitions=1)
+    _, producer = initialised(client, name)
+    client.add_partitions(name, producer, topic, [0])
+    client._leaders[topic, 0] = GONE
+    assert client.produce(name, topic, {0: batch(producer, b"v")})[0].code == Code.NETWORK_EXCEPTION
+    assert appended(client, name, topic, batch(producer, b"v")) == 0
+    client._leaders[topic, 0] = GONE
+    with pytest.raises(UnansweredError):
+        client.fetch(topic, 0, 0)
+    assert client.fetch(topic, 0, 0)
+
+
+def test_a_node_that_the_client_does_not_know_is_looked_for(
+    client: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(client._manager.cluster, "request_update", lambda: looked.append(GONE))
+    with pytest.raises(UnknownBrokerIdError):
+        client._manager.get_connection(GONE)
+    assert looked == [GONE]
+
+
 def test_a_fenced_producer_can_neither_write_nor_commit_nor_fence(
     client: WireClient, make_led_topic: Callable[..., str]
 ) -> None:
@@ -203,6 +234,25 @@ def test_requests_may_come_from_many_threads(client: WireClient, make_led_topic:
     for thread in threads:
         thread.join()
     assert found == [b""] * 160
+
+
+def test_a_bootstrap_server_that_says_nothing_does_not_use_up_the_time_of_the_others(
+    kafka_config: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it is connected to, and never answers
+        port = silent.getsockname()[1]
+        tried: list[int] = []
+
+        def silent_one_first(brokers: Sequence[Any]) -> Any:
+            chosen = next(broker for broker in brokers if (broker.port == port) is not bool(tried))
+            tried.append(chosen.port)
+            return chosen
+
+        monkeypatch.setattr(manager.random, "choice", silent_one_first)
+        servers = f"127.0.0.1:{port},{kafka_config['bootstrap.servers']}"
+        with WireClient({**kafka_config, "bootstrap.servers": servers}) as client:
+            assert client.admin.describe_cluster()
+    assert tried[0] == port
 
 
 def test_a_cluster_that_is_not_there_is_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,232 @@
+"""Three real brokers, each also a controller of the quorum and in a network namespace of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ClusterMetadata
+
+from airflow_provider_exactlyonce.devkit import guard
+from airflow_provider_exactlyonce.devkit.configuration import DEFAULTS, LOGGING_OPTIONS, log_directory
+from airflow_provider_exactlyonce.devkit.jars import broker_jars
+from airflow_provider_exactlyonce.devkit.java import java_command
+from airflow_provider_exactlyonce.devkit.launch import launch, log_path, log_tail, open_log
+from airflow_provider_exactlyonce.devkit.process import ProcessIdentity
+from airflow_provider_exactlyonce.devkit.storage import format_storage
+from tests.integration.brokers.network import Network
+from tests.waiting import eventually
+
+NODES = (1, 2, 3)
+CLIENTS_PORT, CONTROLLERS_PORT = 9092, 9093
+#: With this, and what the JVM needs besides, a broker takes some 300 MB.
+HEAP_MEGABYTES = 160
+STOP_SECONDS = 60.0
+ASK_SECONDS = 3.0
+
+#: Everything three times, two of which must have it. When a broker counts as dead is Kafka's own setting.
+SETTINGS: Mapping[str, str] = {
+    **DEFAULTS,
+    "broker.session.timeout.ms": "9000",
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "offsets.topic.replication.factor": "3",
+    "share.coordinator.state.topic.replication.factor": "3",
+    "share.coordinator.state.topic.min.isr": "2",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+}
+
+
+@dataclass(frozen=True)
+class _Running:
+    supervisor: subprocess.Popen[bytes] | None
+    process: ProcessIdentity
+
+
+class BrokerCluster:
+    """Brokers 1, 2 and 3. Use it as a context manager: at its end nothing of it runs, and no namespace is left.
+
+    :param folder: for their data and logs
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._network = Network(NODES)
+        self._class_path = ":".join(map(str, broker_jars()))
+        self._running: dict[int, _Running] = {}
+
+    def __enter__(self) -> BrokerCluster:
+        self._network.make()
+        try:
+            identifier: str | None = None
+            for node in NODES:
+                identifier = self._format(node, identifier)
+            for node in NODES:
+                self.start(node)
+            self.wait_until_whole()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in tuple(self._running):
+            self.kill(node)
+        self._network.remove()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The addresses of all brokers, in order."""
+        return ",".join(f"{self._network.address(node)}:{CLIENTS_PORT}" for node in NODES)
+
+    def start(self, node: int) -> None:
+        """Start a broker that does not run; it may take a while until it is one of the cluster's."""
+        data = self._data(node)
+        with open_log(log_path(data)) as log:
+            supervisor, process = launch(
+                [
+                    *self._network.command(node),
+                    *java_command(self._class_path, HEAP_MEGABYTES, *LOGGING_OPTIONS),
+                    *("kafka.Kafka", str(self._properties(node))),
+                ],
+                data,
+                log,
+                guard.SUPERVISE,
+            )
+        self._running[node] = _Running(supervisor, process)
+
+    def kill(self, node: int) -> None:
+        """End a broker with SIGKILL, also a frozen one."""
+        self._end(node, signal.SIGKILL)
+
+    def stop(self, node: int) -> None:
+        """End a broker in order: it hands over what it leads first."""
+        self._end(node, signal.SIGTERM)
+
+    def freeze(self, node: int) -> None:
+        """Stop a broker's process; its connections stay open."""
+        self._running[node].process.send(signal.SIGSTOP)
+
+    def thaw(self, node: int) -> None:
+        """Let a frozen broker go on, as if no time had passed."""
+        self._running[node].process.send(signal.SIGCONT)
+
+    def cut_off(self, node: int) -> None:
+        """Let no packet through between a broker and anybody else."""
+        self._network.cut_off(node)
+
+    def heal(self) -> None:
+        """Bring everything back: links, frozen processes, brokers that don't run; wait until all replicas are there."""
+        for node in NODES:
+            self._network.heal(node)
+            if node in self._running and self._running[node].process.is_alive():
+                self.thaw(node)
+            else:
+                self.start(node)
+        self.wait_until_whole()
+
+    def leader(self, topic: str, partition: int) -> int:
+        """Return which broker leads a partition, -1 for none."""
+        return self.metadata(topic).topics[topic].partitions[partition].leader
+
+    def coordinator(self, transactional_id: str) -> int:
+        """Return which broker coordinates a transactional id: the leader of the partition that the id hashes to."""
+        state = self.metadata("__transaction_state").topics["__transaction_state"]
+        return state.partitions[abs(_java_hash(transactional_id)) % len(state.partitions)].leader
+
+    def controller(self) -> int:
+        """Return the active controller: the newest leader of the quorum that any node has written down."""
+        return max(self._quorum(node) for node in NODES)[1]
+
+    def metadata(self, topic: str | None = None) -> ClusterMetadata:
+        """Return what the active controller's broker knows: the others, such as one that was frozen, may lag behind."""
+
+        def asked() -> ClusterMetadata | None:
+            controller = self.controller()
+            return None if controller == -1 else self._metadata_of(controller, topic)
+
+        return eventually(asked, lambda: f"the active controller answers; {self._logs()}")
+
+    def wait_until_whole(self) -> None:
+        """Wait until every broker answers and every partition has all its replicas in sync."""
+
+        def whole() -> bool:
+            if not all(self._metadata_of(node) for node in NODES):  # a killed one is listed as before for a while
+                return False
+            metadata = self.metadata()
+            partitions = [one for topic in metadata.topics.values() for one in topic.partitions.values()]
+            return len(metadata.brokers) == len(NODES) and all(
+                partition.leader != -1 and len(partition.isrs) == len(partition.replicas) for partition in partitions
+            )
+
+        eventually(whole, lambda: f"all brokers and replicas are there; {self._logs()}", poll_seconds=0.3)
+
+    def _metadata_of(self, node: int, topic: str | None = None) -> ClusterMetadata | None:
+        """Ask one broker, by a new client that knows of no other; None when it does not answer."""
+        servers = f"{self._network.address(node)}:{CLIENTS_PORT}"
+        try:
+            admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+            return admin.list_topics(*([topic] if topic else []), timeout=ASK_SECONDS)
+        except KafkaException:
+            return None
+
+    def _data(self, node: int) -> Path:
+        return self._folder / f"broker-{node}"
+
+    def _format(self, node: int, identifier: str | None) -> str:
+        data = self._data(node)
+        log_path(data).parent.mkdir(parents=True)
+        with open_log(log_path(data)) as log:
+            return format_storage(data, self._class_path, self._properties(node), {}, log, identifier)
+
+    def _properties(self, node: int) -> Path:
+        clients = f"PLAINTEXT://{self._network.address(node)}:{CLIENTS_PORT}"
+        voters = (f"{one}@{self._network.address(one)}:{CONTROLLERS_PORT}" for one in NODES)
+        settings = {
+            **SETTINGS,
+            "advertised.listeners": clients,
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.voters": ",".join(voters),
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listeners": f"{clients},CONTROLLER://{self._network.address(node)}:{CONTROLLERS_PORT}",
+            "log.dirs": str(log_directory(self._data(node))),
+            "node.id": str(node),
+            "process.roles": "broker,controller",
+        }
+        path = self._data(node) / "server.properties"
+        path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        return path
+
+    def _end(self, node: int, number: signal.Signals) -> None:
+        running = self._running.pop(node)
+        running.process.send(number)
+        if not running.process.wait_until_gone(STOP_SECONDS):
+            running.process.send(signal.SIGKILL)
+            raise AssertionError(f"broker {node} did not end within {STOP_SECONDS:.0f} s; {self._logs()}")
+        if running.supervisor is not None:
+            running.supervisor.wait(STOP_SECONDS)
+
+    def _quorum(self, node: int) -> tuple[int, int]:
+        """Return the newest epoch of the quorum that a node has written down, and its leader, -1 for none yet."""
+        path = log_directory(self._data(node)) / "__cluster_metadata-0" / "quorum-state"
+        try:
+            state = json.loads(path.read_text())
+        except (FileNotFoundError, ValueError):  # before the first election
+            return -1, -1
+        return state["leaderEpoch"], state["leaderId"]
+
+    def _logs(self) -> str:
+        return "\n".join(f"broker {node}:\n{log_tail(log_path(self._data(node)))}" for node in NODES)
+
+
+def _java_hash(text: str) -> int:
+    value = 0
+    for character in text:
+        value = (31 * value + ord(character)) & 0xFFFFFFFF
+    return value - (1 << 32) if value >> 31 else value

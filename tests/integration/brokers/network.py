@@ -1,0 +1,127 @@
+"""Network namespaces on a bridge, one for each broker, so that a broker can be cut off and keeps its connections open.
+
+Made with ``ip``, by root. The names are fixed: what a killed run left is found by them and removed by the next run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+NAME = "exactlyonce"
+SUBNET = "10.213.77"
+GONE_SECONDS = 10.0
+
+
+class Network:
+    """A bridge, and a namespace for each node; this machine is the first of the subnet.
+
+    :param nodes: their numbers; node 1 has the address SUBNET.11
+    :param name: of the bridge; what begins with it is the network's. At most 13 letters
+    :param subnet: the first three numbers of its addresses
+    """
+
+    def __init__(self, nodes: Sequence[int], name: str = NAME, subnet: str = SUBNET) -> None:
+        self._nodes, self._bridge, self._subnet = tuple(nodes), name, subnet
+
+    def make(self) -> None:
+        """Make everything; what is there of these names is removed first."""
+        self.remove()
+        _ip(f"link add {self._bridge} type bridge")
+        _ip(f"address add {self._subnet}.1/24 dev {self._bridge}")
+        _ip(f"link set {self._bridge} up")
+        for node in self._nodes:
+            name = self._name(node)
+            _ip(f"netns add {name}")
+            _ip(f"link add {name} type veth peer name eth0 netns {name}")
+            _ip(f"link set {name} master {self._bridge} up")
+            _ip(f"-netns {name} address add {self.address(node)}/24 dev eth0")
+            _ip(f"-netns {name} link set eth0 up")
+            _ip(f"-netns {name} link set lo up")
+
+    def remove(self) -> None:
+        """Remove everything, with the processes that are still in it. May be repeated."""
+        for node in self._nodes:
+            name = self._name(node)
+            if Path("/run/netns", name).exists():
+                _end_processes(name)
+                _ip(f"netns delete {name}")
+            _delete_link(name)  # gone with its other end, if that end was made
+        _delete_link(self._bridge)
+
+    def address(self, node: int) -> str:
+        """Return the address that is reached from this machine and from the other namespaces."""
+        return f"{self._subnet}.{10 + node}"
+
+    def command(self, node: int) -> list[str]:
+        """Return the words before a command that make it run in a node's namespace."""
+        return ["ip", "netns", "exec", self._name(node)]
+
+    def cut_off(self, node: int) -> None:
+        """Let nothing through to or from a node: no connection is refused or closed by it."""
+        _ip(f"link set {self._name(node)} nomaster")
+
+    def heal(self, node: int) -> None:
+        """Let everything through again."""
+        _ip(f"link set {self._name(node)} master {self._bridge}")
+
+    def _name(self, node: int) -> str:
+        return f"{self._bridge}-{node}"
+
+
+def why_impossible() -> str | None:
+    """Return why namespaces can't be made here, None when they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "network namespaces need `ip`: apt-get install iproute2"
+    probe = f"{NAME}-probe"
+    try:
+        _ip(f"netns add {probe}")
+        _ip(f"netns delete {probe}")
+    except OSError as error:
+        return f"network namespaces can't be made: {error}"
+    return None
+
+
+@contextlib.contextmanager
+def one_at_a_time(name: str = NAME) -> Iterator[None]:
+    """Wait until no other process of this machine uses a network of this name."""
+    with (Path(tempfile.gettempdir()) / f"{name}-network.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _delete_link(name: str) -> None:
+    if Path("/sys/class/net", name).exists():
+        with contextlib.suppress(OSError):  # its namespace's end takes it along, a moment later
+            _ip(f"link delete {name}")
+
+
+def _end_processes(namespace: str) -> None:
+    deadline = time.monotonic() + GONE_SECONDS
+    while pids := _ip(f"netns pids {namespace}").split():
+        for pid in map(int, pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert time.monotonic() < deadline, f"processes {pids} in {namespace} survive SIGKILL"
+        time.sleep(0.05)
+
+
+def _ip(arguments: str) -> str:
+    """Run ``ip``.
+
+    :raises OSError: with what it says, when it fails
+    """
+    done = subprocess.run(["ip", *arguments.split()], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"ip {arguments}: {done.stderr.strip()}")
+    return done.stdout

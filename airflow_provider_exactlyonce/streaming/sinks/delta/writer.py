@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Final
-from urllib.parse import quote
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import RecordRefusedError
 from airflow_provider_exactlyonce.streaming.sinks.delta import statistics
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import TableFiles, open_files
+from airflow_provider_exactlyonce.streaming.sinks.files.parquet_files import (
+    NULL,
+    ParquetFile,
+    PartitionedFiles,
+    refused,
+)
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkWriter
-from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
-
-_ROW_GROUP_BYTES: Final = 32 * 2**20  # of Arrow's memory
-_OPEN_FILES: Final = 64
-_NAME_BYTES: Final = 255
-_NULL: Final = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's name for the directory of nulls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,36 +65,22 @@ class DeltaWriter(SinkWriter):
     """
 
     def __init__(self, files: TableFiles, folder: str, task: int, format_: TableFormat) -> None:
-        self._files: Final = files
-        self._folder: Final = folder
-        self._task: Final = task
         self._format: Final = format_
-        self._open: dict[tuple[str | None, ...], _OpenFile] = {}
-        self._done: list[dict[str, Any]] = []
+        self._files: Final = _Files(files, folder, task, format_)
 
     @override
     def write(self, rows: pa.RecordBatch) -> None:
         rows = self._checked(rows)
-        for values, part in _parted(rows, self._format.partition_by):
-            file = self._open.get(values)
-            if file is None:
-                if len(self._open) >= _OPEN_FILES:
-                    self._finish(next(iter(self._open)))
-                file = self._open[values] = self._begin(values, part.schema)
-            file.write(part)
-            if file.size >= self._format.max_file_bytes:
-                self._finish(values)
+        in_files = [name for name in rows.schema.names if name not in self._format.partition_by]
+        self._files.write(rows, rows.select(in_files))
 
     @override
     def finish(self) -> Mapping[str, Any]:
-        for values in list(self._open):
-            self._finish(values)
-        return {"files": self._done}
+        return {"files": self._files.finish()}
 
     @override
     def close(self) -> None:
-        while self._open:
-            self._open.popitem()[1].abandon()
+        self._files.close()
 
     def _checked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows with the table's types, in the order in which they were declared."""
@@ -106,61 +88,49 @@ class DeltaWriter(SinkWriter):
         arrays = [rows[field.name].cast(field.type) for field in columns]
         for name in self._format.required:
             if rows[name].null_count:
-                raise _refused(f"column {name!r} is NOT NULL in the table, and null in {rows[name].null_count} rows")
+                raise refused(f"column {name!r} is NOT NULL in the table, and null in {rows[name].null_count} rows")
         return pa.RecordBatch.from_arrays(arrays, schema=columns)
 
-    def _begin(self, values: tuple[str | None, ...], schema: pa.Schema) -> _OpenFile:
-        partition = dict(zip(self._format.partition_by, values, strict=True))
-        folders = [_folder(column, value) for column, value in partition.items()]
-        name = "/".join([self._folder, *folders, f"{self._task:05d}-{uuid.uuid4().hex}.parquet"])
-        return _OpenFile(self._files, name, schema, self._format.compression, partition)
 
-    def _finish(self, values: tuple[str | None, ...]) -> None:
-        file = self._open.pop(values)
-        try:
-            self._done.append(file.finish())
-        except BaseException:
-            file.abandon()
-            raise
+class _Files(PartitionedFiles[dict[str, Any]]):
+    def __init__(self, files: TableFiles, folder: str, task: int, format_: TableFormat) -> None:
+        super().__init__(folder, task, format_.partition_by, format_.max_file_bytes)
+        self._files: Final = files
+        self._compression: Final = format_.compression
+
+    @override
+    def _new(self, name: str, schema: pa.Schema, partition: Mapping[str, str | None]) -> ParquetFile[dict[str, Any]]:
+        return _OpenFile(self._files, name, schema, self._compression, partition)
+
+    @override
+    def _directory(self, column: str, value: str | None) -> str:
+        if value in ("", NULL):
+            raise refused(
+                f"column {column!r} of partition_by is the text {value!r}, which readers of Delta take for null. "
+                "Derive a column that has another value for it"
+            )
+        return super()._directory(column, value)
 
 
-class _OpenFile:
-    """One file that grows. Rows gather until they make a row group of a good size."""
-
+class _OpenFile(ParquetFile[dict[str, Any]]):
     def __init__(
         self, files: TableFiles, name: str, schema: pa.Schema, compression: str, partition: Mapping[str, str | None]
     ) -> None:
-        self._files: Final = files
-        self._name: Final = name
+        super().__init__(files, name, files.open_new(name), schema, compression)
         self._partition: Final = partition
         self._schema: Final = schema
-        self._file: Final[BinaryIO] = files.open_new(name)
-        self._parquet: Final = pq.ParquetWriter(self._file, schema, compression=compression)
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_bytes = 0
         self._unordered: set[str] = set()
 
-    @property
-    def size(self) -> int:
-        return int(self._file.tell())
-
+    @override
     def write(self, rows: pa.RecordBatch) -> None:
-        self._waiting.append(rows)
-        self._waiting_bytes += rows.nbytes
         for column in rows.schema:
             if pa.types.is_floating(column.type) and pc.any(pc.is_nan(rows[column.name])).as_py():
                 self._unordered.add(column.name)
-        if self._waiting_bytes >= _ROW_GROUP_BYTES:
-            self._write_group()
+        super().write(rows)
 
-    def finish(self) -> dict[str, Any]:
-        """Make it durable; returns what its place in the log says of it."""
-        self._write_group()
-        self._parquet.close()
-        size = self.size
-        self._file.close()
-        self._files.keep(self._name)
-        footer = self._parquet.writer.metadata
+    @override
+    def _describe(self, size: int, footer: pq.FileMetaData) -> dict[str, Any]:
+        """Return what the file's place in the log says of it."""
         return {
             "path": self._name,
             "size": size,
@@ -168,51 +138,3 @@ class _OpenFile:
             "rows": footer.num_rows,
             "statistics": statistics.describe(footer, self._schema, self._unordered),
         }
-
-    def abandon(self) -> None:
-        with suppress(Exception):  # else Arrow closes it when it is collected, and complains of a closed file
-            self._parquet.close()
-        with suppress(Exception):
-            self._file.close()
-        self._files.remove(self._name)
-
-    def _write_group(self) -> None:
-        if self._waiting:
-            self._parquet.write_table(pa.Table.from_batches(self._waiting))
-            self._waiting, self._waiting_bytes = [], 0
-
-
-def _refused(message: str) -> RecordRefusedError:
-    return RecordRefusedError(mark(RecordRefusedError, message))
-
-
-def _folder(column: str, value: str | None) -> str:
-    """Return the directory of a value, in Hive's form, from which some readers take it.
-
-    :raises RecordRefusedError: when it can't be kept
-    """
-    if value in ("", _NULL):
-        raise _refused(
-            f"column {column!r} of partition_by is the text {value!r}, which readers of Delta take for null. Derive a "
-            "column that has another value for it"
-        )
-    name = f"{quote(column, safe='')}={quote(_NULL if value is None else value, safe='')}"
-    if len(name) > _NAME_BYTES:
-        raise _refused(
-            f"column {column!r} of partition_by has the value {str(value)[:40]!r}…, which makes a directory's name of "
-            f"{len(name)} bytes; at most {_NAME_BYTES} are possible. Derive a shorter column"
-        )
-    return name
-
-
-def _parted(rows: pa.RecordBatch, by: Sequence[str]) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """Yield the rows of each partition without the columns that make it, and the values that do, as text."""
-    if not by:
-        yield (), rows
-        return
-    texts = [pc.cast(rows[name], pa.string()) for name in by]
-    kept = rows.select([name for name in rows.schema.names if name not in by])
-    table = pa.Table.from_arrays([*texts, pa.array(range(rows.num_rows), pa.int64())], [*by, ""])
-    groups = table.group_by(list(by), use_threads=False).aggregate([("", "list")])
-    for group in groups.to_pylist():
-        yield tuple(group[name] for name in by), kept.take(pa.array(group["_list"], pa.int64()))

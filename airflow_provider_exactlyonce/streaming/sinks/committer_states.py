@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
+from airflow_provider_exactlyonce.exceptions import invariant
+
 
 class CommitterState(Enum):
     """Where a committer stands between a claim and the end of an attempt."""
@@ -43,3 +45,27 @@ TRANSITIONS: Final[Mapping[tuple[CommitterState, CommitterEvent], CommitterState
     (_STATE.OPEN, _EVENT.ABORTED): _STATE.IDLE,
     (_STATE.STAGED, _EVENT.ABORTED): _STATE.IDLE,
 }
+
+
+class CommitterPhase:
+    """Where one committer stands, by the table above.
+
+    :param sink: the sink's name, for the error
+    """
+
+    def __init__(self, sink: str) -> None:
+        self._sink: Final = sink
+        self.state = CommitterState.UNCLAIMED
+
+    def check(self, event: CommitterEvent) -> None:
+        """Check that an event may come next, before anything is done for it.
+
+        :raises InvariantError: if the table does not have it
+        """
+        allowed = (self.state, event) in TRANSITIONS
+        invariant(allowed, f"sink {self._sink} is {self.state.value}, and can't be {event.value}")
+
+    def move(self, event: CommitterEvent) -> None:
+        """Note that an event has happened; raises as :meth:`check` does."""
+        self.check(event)
+        self.state = TRANSITIONS[self.state, event]

@@ -26,11 +26,7 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
     invariant,
 )
-from airflow_provider_exactlyonce.streaming.sinks.committer_states import (
-    TRANSITIONS,
-    CommitterEvent,
-    CommitterState,
-)
+from airflow_provider_exactlyonce.streaming.sinks.committer_states import CommitterEvent, CommitterPhase
 from airflow_provider_exactlyonce.streaming.sinks.delta import schema
 from airflow_provider_exactlyonce.streaming.sinks.delta.audit import audit
 from airflow_provider_exactlyonce.streaming.sinks.delta.ledger import AttemptNote, SinkLedger
@@ -66,7 +62,7 @@ class DeltaCommitter(SinkCommitter):
         self._columns: pa.Schema | None = None
         self._checked: object = None  # what was checked of the table
         self._required: Sequence[str] | None = None  # columns whose nulls the tasks refuse
-        self._state = CommitterState.UNCLAIMED
+        self._phase: Final = CommitterPhase(sink.name)
         self._run = 0
         self._attempt: AttemptNote | None = None
         self._staged: tuple[Mapping[str, Any], ...] = ()
@@ -86,7 +82,7 @@ class DeltaCommitter(SinkCommitter):
 
     @override
     def claim(self, run: int) -> SinkEntry | None:
-        self._move(CommitterEvent.CLAIM_BEGUN)
+        self._phase.move(CommitterEvent.CLAIM_BEGUN)
         self._run, self._newest, self._attempt = run, None, None
         with self._answering(), _claim_unanswered():
             self._open_table()
@@ -95,7 +91,7 @@ class DeltaCommitter(SinkCommitter):
             self._evolve()
             self._newest = self._ledger.newest()
             self._sweep()
-        self._move(CommitterEvent.CLAIMED)
+        self._phase.move(CommitterEvent.CLAIMED)
         return self._newest.entry if self._newest else None
 
     @override
@@ -119,16 +115,16 @@ class DeltaCommitter(SinkCommitter):
 
     @override
     def begin(self, attempt: SinkAttempt) -> None:
-        self._check(CommitterEvent.BEGUN)
+        self._phase.check(CommitterEvent.BEGUN)
         note = AttemptNote(attempt=attempt.name, commit=attempt.commit, run=attempt.run)
         with self._answering():
             self._ledger.write(note)
         self._attempt, self._staged = note, ()
-        self._move(CommitterEvent.BEGUN)
+        self._phase.move(CommitterEvent.BEGUN)
 
     @override
     def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
-        self._check(CommitterEvent.PRE_COMMITTED)
+        self._phase.check(CommitterEvent.PRE_COMMITTED)
         staged = tuple(file for told in written for file in told["files"])
         for file in staged:
             with self._answering():
@@ -140,11 +136,11 @@ class DeltaCommitter(SinkCommitter):
                     "for the driver: both have to see the same table, and nobody may vacuum files that are just written"
                 )
         self._staged = staged
-        self._move(CommitterEvent.PRE_COMMITTED)
+        self._phase.move(CommitterEvent.PRE_COMMITTED)
 
     @override
     def commit(self, entry: SinkEntry) -> None:
-        self._check(CommitterEvent.COMMITTED)
+        self._phase.check(CommitterEvent.COMMITTED)
         rows = sum(file["rows"] for file in self._staged)
         invariant(rows == entry.rows, f"{rows} rows are staged, and the entry has {entry.rows}")
         files = tuple(file["path"] for file in self._staged)
@@ -164,14 +160,14 @@ class DeltaCommitter(SinkCommitter):
         if self._newest is not None:
             self._old.append(self._newest.attempt)
         self._newest, self._attempt = note, None
-        self._move(CommitterEvent.COMMITTED)
+        self._phase.move(CommitterEvent.COMMITTED)
 
     @override
     def abort(self) -> None:
         if self._attempt is None:
             return
         name, self._attempt = self._attempt.attempt, None
-        self._move(CommitterEvent.ABORTED)
+        self._phase.move(CommitterEvent.ABORTED)
         with suppress(Exception):  # the next claim does it
             self._ledger.remove_attempt(name)
 
@@ -366,15 +362,6 @@ class DeltaCommitter(SinkCommitter):
             raise
         except Exception as error:
             raise unanswered(f"{self._sink.where} does not answer: {type(error).__name__}: {error}") from error
-
-    def _check(self, event: CommitterEvent) -> None:
-        """Check that the table of states allows an event."""
-        allowed = (self._state, event) in TRANSITIONS
-        invariant(allowed, f"sink {self._sink.name} is {self._state.value}, and can't be {event.value}")
-
-    def _move(self, event: CommitterEvent) -> None:
-        self._check(event)
-        self._state = TRANSITIONS[self._state, event]
 
 
 @contextmanager

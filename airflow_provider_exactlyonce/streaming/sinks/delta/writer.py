@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.streaming.sinks.delta import statistics
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import TableFiles, open_files
-from airflow_provider_exactlyonce.streaming.sinks.files.parquet_files import (
+from airflow_provider_exactlyonce.streaming.sinks.parquet_files import (
     NULL,
     ParquetFile,
     PartitionedFiles,

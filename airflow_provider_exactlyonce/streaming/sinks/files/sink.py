@@ -19,11 +19,7 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
     invariant,
 )
-from airflow_provider_exactlyonce.streaming.sinks.committer_states import (
-    TRANSITIONS,
-    CommitterEvent,
-    CommitterState,
-)
+from airflow_provider_exactlyonce.streaming.sinks.committer_states import CommitterEvent, CommitterPhase
 from airflow_provider_exactlyonce.streaming.sinks.file_checks import (
     check_declaration,
     check_parquet,
@@ -160,7 +156,7 @@ class FileCommitter(SinkCommitter):
         self._folder: Final = folder_of(pipeline, sink.name)
         self._storage: Final = open_storage(sink.path, sink.storage_options)
         self._log: Final = FileLog(self._storage, f"{self._folder}/log")
-        self._state = CommitterState.UNCLAIMED
+        self._phase: Final = CommitterPhase(sink.name)
         self._run = 0
         self._last: LogRecord | None = None
         self._attempt: SinkAttempt | None = None
@@ -176,14 +172,14 @@ class FileCommitter(SinkCommitter):
 
     @override
     def claim(self, run: int) -> SinkEntry | None:
-        self._move(CommitterEvent.CLAIM_BEGUN)
+        self._phase.move(CommitterEvent.CLAIM_BEGUN)
         self._run, self._last, self._attempt = run, None, None
         with self._answering():
             self._storage.check_exclusive(self._folder)
             mine = self._claimed(run)
             self._sweep(mine)
         self._last = mine
-        self._move(CommitterEvent.CLAIMED)
+        self._phase.move(CommitterEvent.CLAIMED)
         return mine.entry
 
     @override
@@ -192,16 +188,16 @@ class FileCommitter(SinkCommitter):
 
     @override
     def begin(self, attempt: SinkAttempt) -> None:
-        self._check(CommitterEvent.BEGUN)
+        self._phase.check(CommitterEvent.BEGUN)
         marker = {"began": time.time(), "position": self._known().position}
         with self._answering():
             self._storage.replace(self._marker(attempt.name), json.dumps(marker).encode())
         self._attempt, self._staged = attempt, ()
-        self._move(CommitterEvent.BEGUN)
+        self._phase.move(CommitterEvent.BEGUN)
 
     @override
     def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
-        self._check(CommitterEvent.PRE_COMMITTED)
+        self._phase.check(CommitterEvent.PRE_COMMITTED)
         files = tuple(DataFile(**file) for told in written for file in told["files"])
         for file in files:
             with self._answering():
@@ -213,11 +209,11 @@ class FileCommitter(SinkCommitter):
                     "the driver: both have to see the same file system under the sink's path"
                 )
         self._staged = files
-        self._move(CommitterEvent.PRE_COMMITTED)
+        self._phase.move(CommitterEvent.PRE_COMMITTED)
 
     @override
     def commit(self, entry: SinkEntry) -> None:
-        self._check(CommitterEvent.COMMITTED)
+        self._phase.check(CommitterEvent.COMMITTED)
         name = self._attempt.name  # type: ignore[union-attr]
         record = self._known().after(kind=COMMIT, entry=entry, attempt=name, files=self._staged)
         while (taken := self._appended(record)) is not None:
@@ -232,7 +228,7 @@ class FileCommitter(SinkCommitter):
                 )
             record = taken.after(kind=COMMIT, entry=entry, attempt=name, files=self._staged)
         self._last, self._attempt = record, None
-        self._move(CommitterEvent.COMMITTED)
+        self._phase.move(CommitterEvent.COMMITTED)
         self._committed[name] = self._staged
 
     @override
@@ -240,7 +236,7 @@ class FileCommitter(SinkCommitter):
         if self._attempt is None:
             return
         name, self._attempt = self._attempt.name, None
-        self._move(CommitterEvent.ABORTED)
+        self._phase.move(CommitterEvent.ABORTED)
         self._aborted[name] = time.time()
         with suppress(OSError):  # the next claim does it
             self._storage.remove(self._data(name))
@@ -353,15 +349,6 @@ class FileCommitter(SinkCommitter):
             raise
         except Exception as error:
             raise BatchFailedError(f"sink {self._sink.name}: {self._sink.path} does not answer: {error}") from error
-
-    def _check(self, event: CommitterEvent) -> None:
-        """Check that an event may come next, before anything is done for it."""
-        known = (self._state, event) in TRANSITIONS
-        invariant(known, f"sink {self._sink.name} is {self._state.value}, and can't be {event.value}")
-
-    def _move(self, event: CommitterEvent) -> None:
-        self._check(event)
-        self._state = TRANSITIONS[self._state, event]
 
     def _known(self) -> LogRecord:
         invariant(self._last is not None, "the sink is claimed before it is written to")

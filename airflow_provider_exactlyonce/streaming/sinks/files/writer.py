@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.streaming.sinks.files.log import DataFile
-from airflow_provider_exactlyonce.streaming.sinks.files.parquet_files import ParquetFile, PartitionedFiles
 from airflow_provider_exactlyonce.streaming.sinks.files.storage import Storage
+from airflow_provider_exactlyonce.streaming.sinks.parquet_files import ParquetFile, PartitionedFiles
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkWriter
 
 

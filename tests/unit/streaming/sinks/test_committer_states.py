@@ -43,7 +43,7 @@ class Calls:
     def __call__(self, *names: str) -> CommitterState:
         for name in names:
             getattr(self, name)()
-        return self.committer._state  # type: ignore[no-any-return]
+        return self.committer._phase.state  # type: ignore[no-any-return]
 
     def claim(self) -> None:
         self.committer.claim(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import socket
@@ -138,15 +140,11 @@ VARIANTS = (
 
 def ask(case: Case, *arguments: str, home: Path | None = None) -> tuple[int, dict[str, Any]]:
     """Run ``exactlyonce doctor``; returns its exit code and JSON."""
-    capture = pytest.MonkeyPatch()
-    lines: list[str] = []
-    capture.setattr("builtins.print", lambda text, **_: lines.append(text))
-    try:
-        given = ["doctor", case.name, "--bootstrap-servers", case.config["bootstrap.servers"], "--json", *arguments]
+    printed = io.StringIO()
+    given = ["doctor", case.name, "--bootstrap-servers", case.config["bootstrap.servers"], "--json", *arguments]
+    with contextlib.redirect_stdout(printed):
         code = cli.main([*given, *(["--home", str(home)] if home else [])])
-    finally:
-        capture.undo()
-    return code, json.loads(lines[0])
+    return code, json.loads(printed.getvalue())
 
 
 def names(body: Mapping[str, Any]) -> set[str]:

@@ -166,28 +166,14 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         from airflow_provider_exactlyonce.backfill import workspace
         from airflow_provider_exactlyonce.backfill.application import application_of
         from airflow_provider_exactlyonce.hooks.kafka import client_config
-        from airflow_provider_exactlyonce.hooks.launch import DriverSettings, build_launch, find_application
+        from airflow_provider_exactlyonce.hooks.launch import build_launch
 
         _check_until(until)
-        dag = self.get_dag()
         if self.application:
-            application = find_application(self.application, dag.fileloc if dag is not None else None)
+            application = self.find_application(self.application)
         else:
-            config = client_config(self.kafka_conn_id)
-            application = application_of(home, config)
-        settings = DriverSettings(
-            application=application,
-            name=f"{self.dag_id}.{self.task_id}",
-            conn_id=self.conn_id,
-            kafka_conn_id=self.kafka_conn_id,
-            postgres_conn_ids=self.postgres_conn_ids,
-            schema_registry_conn_id=self.schema_registry_conn_id,
-            conf=self.conf or {},
-            jars=self.jars,
-            packages=self.packages,
-            application_args=[*workspace.driver_arguments(), *(self.application_args or ())],
-            env_vars=self.env_vars or {},
-        )
+            application = application_of(home, client_config(self.kafka_conn_id))
+        settings = self.driver_settings(application, *workspace.driver_arguments())
         return build_launch(home, settings, until=until, goal=goal)
 
     def outcome(self, context: Context, home: Home, facts: dict[str, Any]) -> dict[str, Any]:

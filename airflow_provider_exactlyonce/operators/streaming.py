@@ -6,9 +6,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_provider_exactlyonce import codec, moments
@@ -19,8 +18,8 @@ from airflow_provider_exactlyonce.exceptions import (
     WorkerShutdownError,
 )
 from airflow_provider_exactlyonce.hooks import arguments
-from airflow_provider_exactlyonce.hooks.lineage import PipelineLineage
 from airflow_provider_exactlyonce.links import pipeline as links
+from airflow_provider_exactlyonce.operators._driver import DriverOperator
 from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
 from airflow_provider_exactlyonce.policies import termination as untils
 from airflow_provider_exactlyonce.policies.health_rules import HealthRules
@@ -59,7 +58,7 @@ _SLOT_SECONDS: Final = 60.0
 _WORTH_DEFERRING_SECONDS: Final = 3.0
 
 
-class StreamingPipelineOperator(PipelineLineage, BaseOperator):
+class StreamingPipelineOperator(DriverOperator):
     """Run a pipeline's driver, supervise it, and start it again from the retained checkpoint when it dies.
 
     The driver is a process of its own and outlives the worker. The next try of the task, on this host or on another,
@@ -113,21 +112,7 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
     :param poll_interval: how often the driver's status is read
     """
 
-    template_fields: Sequence[str] = (
-        "application",
-        "checkpoint",
-        "conn_id",
-        "kafka_conn_id",
-        "postgres_conn_ids",
-        "schema_registry_conn_id",
-        "until",
-        "conf",
-        "jars",
-        "packages",
-        "application_args",
-        "env_vars",
-    )
-    template_fields_renderers: ClassVar[dict[str, str]] = {"conf": "json", "env_vars": "json"}
+    template_fields: Sequence[str] = ("application", "checkpoint", *DriverOperator.template_fields, "until")
     operator_extra_links: Collection[BaseOperatorLink] = links.LINKS
     ui_color = "#e25a1c"
     ui_fgcolor = "#ffffff"
@@ -137,47 +122,23 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
         *,
         application: str,
         checkpoint: str,
-        conn_id: str = "spark_default",
-        kafka_conn_id: str = "kafka_default",
-        postgres_conn_ids: Sequence[str] = (),
-        schema_registry_conn_id: str | None = None,
         until: str | Commits | Watermark | timedelta = untils.AVAILABLE,
         if_running: str = "adopt",
         restart_strategy: RestartStrategy | None = None,
         health: HealthRules | None = None,
-        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         on_worker_shutdown: str | None = None,
         stop_on_kill: bool = True,
-        conf: Mapping[str, Any] | None = None,
-        jars: str | None = None,
-        packages: str | None = None,
-        application_args: Sequence[str] | None = None,
-        env_vars: Mapping[str, str] | None = None,
-        stop_timeout: timedelta | float = timedelta(seconds=60),
-        poll_interval: timedelta | float = timedelta(seconds=1),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.application = application
         self.checkpoint = checkpoint
-        self.conn_id = conn_id
-        self.kafka_conn_id = kafka_conn_id
-        self.postgres_conn_ids = postgres_conn_ids
-        self.schema_registry_conn_id = schema_registry_conn_id
         self.until = until
         self.if_running = if_running
         self.restart_strategy = restart_strategy or RestartStrategy.fixed_delay(3, timedelta(seconds=10))
         self.health = health or HealthRules()
-        self.deferrable = deferrable
         self.on_worker_shutdown = on_worker_shutdown or ("detach" if self.retries else "kill")
         self.stop_on_kill = stop_on_kill
-        self.conf = conf
-        self.jars = jars
-        self.packages = packages
-        self.application_args = application_args
-        self.env_vars = env_vars
-        self.stop_timeout = stop_timeout
-        self.poll_interval = poll_interval
         self.retry_policy = self.retry_policy or StreamingRetryPolicy()
         self._check_choices()
         self.pushed_links: dict[str, str] = {}
@@ -188,7 +149,6 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
         arguments.check_choice(self, "on_worker_shutdown", _ON_SHUTDOWN)
         arguments.check_kind(self, "restart_strategy", RestartStrategy, "RestartStrategy.exponential()")
         arguments.check_kind(self, "health", HealthRules, "HealthRules(max_restarts=20)")
-        arguments.check_spans(self, "stop_timeout", "poll_interval")
         arguments.check(self, lambda: untils.text_of(self.until), "until")
         arguments.check(self, self._check_checkpoint, "checkpoint")
         if self.on_worker_shutdown == "detach" and not self.retries:
@@ -247,27 +207,13 @@ class StreamingPipelineOperator(PipelineLineage, BaseOperator):
         :raises RefusedError: when an argument or a connection can't be used
         """
         from airflow_provider_exactlyonce.control import releases
-        from airflow_provider_exactlyonce.hooks.launch import DriverSettings, build_launch, find_application
+        from airflow_provider_exactlyonce.hooks.launch import build_launch
 
-        dag = self.get_dag()
-        asked = find_application(self.application, dag.fileloc if dag is not None else None)
+        asked = self.find_application(self.application)
         application = releases.application_to_run(home, asked)
         if application != asked:
             self.log.warning("%s is not the version that the pipeline was upgraded to; %s is", asked, application)
-        settings = DriverSettings(
-            application=application,
-            name=f"{self.dag_id}.{self.task_id}",
-            conn_id=self.conn_id,
-            kafka_conn_id=self.kafka_conn_id,
-            postgres_conn_ids=self.postgres_conn_ids,
-            schema_registry_conn_id=self.schema_registry_conn_id,
-            conf=self.conf or {},
-            jars=self.jars,
-            packages=self.packages,
-            application_args=self.application_args or (),
-            env_vars=self.env_vars or {},
-        )
-        return build_launch(home, settings, until=until, goal=goal)
+        return build_launch(home, self.driver_settings(application), until=until, goal=goal)
 
 
 class _TaskSupervision:

@@ -7,13 +7,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final
-
-from airflow.sdk import BaseOperator, conf
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.hooks import arguments
-from airflow_provider_exactlyonce.hooks.lineage import PipelineLineage
+from airflow_provider_exactlyonce.operators._driver import DriverOperator
 from airflow_provider_exactlyonce.operators.retry import StreamingRetryPolicy
 from airflow_provider_exactlyonce.triggers.upgrade import UpgradeTrigger
 
@@ -35,23 +33,10 @@ _ON_UNSTABLE: Final = ("rollback", "fail")
 _BACKSTOP_SECONDS: Final = 60.0
 
 
-class _PlanOperator(PipelineLineage, BaseOperator):
+class _PlanOperator(DriverOperator):
     """Carries out a plan that is on disk: a retry, and the return from the triggerer, go on where it is."""
 
-    template_fields: Sequence[str] = (
-        "pipeline",
-        "checkpoint",
-        "conn_id",
-        "kafka_conn_id",
-        "postgres_conn_ids",
-        "schema_registry_conn_id",
-        "conf",
-        "jars",
-        "packages",
-        "application_args",
-        "env_vars",
-    )
-    template_fields_renderers: ClassVar[dict[str, str]] = {"conf": "json", "env_vars": "json"}
+    template_fields: Sequence[str] = ("pipeline", "checkpoint", *DriverOperator.template_fields)
     ui_color = "#d8e4f0"
 
     def __init__(
@@ -59,41 +44,17 @@ class _PlanOperator(PipelineLineage, BaseOperator):
         *,
         pipeline: str | None = None,
         checkpoint: str | None = None,
-        conn_id: str = "spark_default",
-        kafka_conn_id: str = "kafka_default",
-        postgres_conn_ids: Sequence[str] = (),
-        schema_registry_conn_id: str | None = None,
-        conf: Mapping[str, Any] | None = None,
-        jars: str | None = None,
-        packages: str | None = None,
-        application_args: Sequence[str] | None = None,
-        env_vars: Mapping[str, str] | None = None,
         stop_timeout: timedelta | float = timedelta(minutes=5),
         accept_nondeterminism: bool = False,
-        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        poll_interval: timedelta | float = timedelta(seconds=1),
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(stop_timeout=stop_timeout, **kwargs)
         if pipeline is None and checkpoint is None:
             raise ValueError(f"{self.task_id}: give pipeline or checkpoint")
         self.pipeline = pipeline
         self.checkpoint = checkpoint
-        self.conn_id = conn_id
-        self.kafka_conn_id = kafka_conn_id
-        self.postgres_conn_ids = postgres_conn_ids
-        self.schema_registry_conn_id = schema_registry_conn_id
-        self.conf = conf
-        self.jars = jars
-        self.packages = packages
-        self.application_args = application_args
-        self.env_vars = env_vars
-        self.stop_timeout = stop_timeout
         self.accept_nondeterminism = accept_nondeterminism
-        self.deferrable = deferrable
-        self.poll_interval = poll_interval
         self.retry_policy = self.retry_policy or StreamingRetryPolicy(_RETRY_DELAY)
-        arguments.check_spans(self, "stop_timeout", "poll_interval")
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Take the plan's steps to its end, or defer where it waits.
@@ -154,21 +115,9 @@ class _PlanOperator(PipelineLineage, BaseOperator):
         )
 
     def _launch(self, application: str, arguments: Sequence[str]) -> Launch:
-        from airflow_provider_exactlyonce.hooks.launch import DriverSettings, launch_of
+        from airflow_provider_exactlyonce.hooks.launch import launch_of
 
-        settings = DriverSettings(
-            application=application,
-            name=f"{self.dag_id}.{self.task_id}",
-            conn_id=self.conn_id,
-            kafka_conn_id=self.kafka_conn_id,
-            postgres_conn_ids=self.postgres_conn_ids,
-            schema_registry_conn_id=self.schema_registry_conn_id,
-            conf=self.conf or {},
-            jars=self.jars,
-            packages=self.packages,
-            env_vars=self.env_vars or {},
-        )
-        return launch_of(settings, arguments)
+        return launch_of(self.driver_settings(application), arguments)
 
     @abstractmethod
     def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
@@ -256,11 +205,9 @@ class UpgradePipelineOperator(_PlanOperator):
             arguments.check(self, partial(_whole, name, getattr(self, name)), name)
 
     def _begin(self, home: Home, pipeline: str, request: str) -> Plan:
-        from airflow_provider_exactlyonce.hooks.launch import find_application
         from airflow_provider_exactlyonce.upgrade.begin import begin_upgrade
 
-        dag = self.get_dag()
-        application = find_application(self.application, dag.fileloc if dag is not None else None)
+        application = self.find_application(self.application)
         return begin_upgrade(home, pipeline, application, self._options(), request=request)
 
     def _options(self) -> Options:

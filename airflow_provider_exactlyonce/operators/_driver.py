@@ -1,0 +1,110 @@
+"""What all operators have in common that start drivers: connections, Spark settings and arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseOperator, conf
+
+from airflow_provider_exactlyonce.hooks import arguments
+from airflow_provider_exactlyonce.hooks.lineage import PipelineLineage
+
+if TYPE_CHECKING:
+    from airflow_provider_exactlyonce.hooks.launch import DriverSettings
+
+
+class DriverOperator(PipelineLineage, BaseOperator):
+    """Starts drivers, and waits in a worker or in the triggerer.
+
+    :param conn_id: connection of type ``spark``. (templated)
+    :param kafka_conn_id: connection of type ``kafka``. (templated)
+    :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
+    :param schema_registry_conn_id: connection of type ``http`` to the schema registry of the job's formats. (templated)
+    :param conf: Spark settings; those that the protocol needs are added, contradicting ones refused. (templated)
+    :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it. (templated)
+    :param packages: comma-separated Maven coordinates, instead of the same. (templated)
+    :param application_args: further arguments of the job. (templated)
+    :param env_vars: further environment variables of the driver. (templated)
+    :param deferrable: wait in the triggerer, which must see the home
+    :param stop_timeout: how long the driver may take to end its batch when it is to stop
+    :param poll_interval: how often the driver is looked at
+    """
+
+    template_fields: Sequence[str] = (
+        "conn_id",
+        "kafka_conn_id",
+        "postgres_conn_ids",
+        "schema_registry_conn_id",
+        "conf",
+        "jars",
+        "packages",
+        "application_args",
+        "env_vars",
+    )
+    template_fields_renderers: ClassVar[dict[str, str]] = {"conf": "json", "env_vars": "json"}
+
+    def __init__(
+        self,
+        *,
+        conn_id: str = "spark_default",
+        kafka_conn_id: str = "kafka_default",
+        postgres_conn_ids: Sequence[str] = (),
+        schema_registry_conn_id: str | None = None,
+        conf: Mapping[str, Any] | None = None,
+        jars: str | None = None,
+        packages: str | None = None,
+        application_args: Sequence[str] | None = None,
+        env_vars: Mapping[str, str] | None = None,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        stop_timeout: timedelta | float = timedelta(seconds=60),
+        poll_interval: timedelta | float = timedelta(seconds=1),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.conn_id = conn_id
+        self.kafka_conn_id = kafka_conn_id
+        self.postgres_conn_ids = postgres_conn_ids
+        self.schema_registry_conn_id = schema_registry_conn_id
+        self.conf = conf
+        self.jars = jars
+        self.packages = packages
+        self.application_args = application_args
+        self.env_vars = env_vars
+        self.deferrable = deferrable
+        self.stop_timeout = stop_timeout
+        self.poll_interval = poll_interval
+        arguments.check_spans(self, "stop_timeout", "poll_interval")
+
+    def find_application(self, application: str) -> str:
+        """Return where a job's file is; a relative path is looked up beside the DAG's file.
+
+        :raises RefusedError: when it is nowhere
+        """
+        from airflow_provider_exactlyonce.hooks.launch import find_application
+
+        dag = self.get_dag()
+        return find_application(application, dag.fileloc if dag is not None else None)
+
+    def driver_settings(self, application: str, *first_arguments: str) -> DriverSettings:
+        """Return what a driver of this task is started with.
+
+        :param application: where the job's file is
+        :param first_arguments: arguments of the job that come before the user's
+        """
+        from airflow_provider_exactlyonce.hooks.launch import DriverSettings
+
+        return DriverSettings(
+            application=application,
+            name=f"{self.dag_id}.{self.task_id}",
+            conn_id=self.conn_id,
+            kafka_conn_id=self.kafka_conn_id,
+            postgres_conn_ids=self.postgres_conn_ids,
+            schema_registry_conn_id=self.schema_registry_conn_id,
+            conf=self.conf or {},
+            jars=self.jars,
+            packages=self.packages,
+            application_args=[*first_arguments, *(self.application_args or ())],
+            env_vars=self.env_vars or {},
+        )

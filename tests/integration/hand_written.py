@@ -12,7 +12,6 @@ from confluent_kafka import IsolationLevel, Producer
 
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.records import (
-    ClaimRecord,
     CommitRecord,
     LedgerPointer,
     SinkRange,
@@ -20,6 +19,7 @@ from airflow_provider_exactlyonce.ledger.records import (
     ledger_topic,
 )
 from tests.integration.streaming.harness import end_offsets
+from tests.ledger_records import claim_record, commit_record
 from tests.waiting import eventually
 
 
@@ -37,20 +37,7 @@ class HandWrittenPipeline:
 
     def claim(self) -> None:
         """Begin a run."""
-        claim = ClaimRecord(
-            pipeline=self.name,
-            run=1,
-            host="here",
-            pid=1,
-            token="t",
-            lineage="l",
-            version="v",
-            home="h",
-            home_path="/h",
-            base_commit=0,
-            claimed=0,
-            before=self.place,
-        )
+        claim = claim_record(1, pipeline=self.name, host="here", home="h", home_path="/h", before=self.place)
         self.producer.begin_transaction()
         [offset] = self.send(ledger_topic(self.name), {0: [(claim.key, encode(claim))]})[0]
         self.producer.commit_transaction(30)
@@ -113,24 +100,16 @@ class HandWrittenPipeline:
     ) -> CommitRecord:
         """Make the next commit's record, and go on behind it."""
         ranges = {partition: (self.ends.get(partition, 0), end) for partition, end in read_up_to.items()}
-        record = CommitRecord(
+        record = commit_record(
+            self.place.commit + 1,
             pipeline=self.name,
-            commit=self.place.commit + 1,
-            lineage="l",
             batch=self.place.commit,
-            run=1,
-            version="v",
             source={self.source: ranges},
-            source_topic_ids={},
             sink={topic: of for topic, of in sink.items() if of},
-            offsets="",
             watermark=watermark,
-            batch_timestamp=0,
             rows=sum(one.rows for of in sink.values() for one in of.values()),
-            digest=0,
             producer_id=0,
             epoch=0,
-            started=0,
             committed=int(time.time() * 1000),
             before=self.place,
         )

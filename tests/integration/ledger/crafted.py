@@ -17,6 +17,7 @@ from airflow_provider_exactlyonce.kafka.wire import WireClient
 from airflow_provider_exactlyonce.ledger import records, topic
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, LedgerPointer, SinkRange
+from tests.ledger_records import claim_record, commit_record
 from tests.waiting import eventually
 
 Row = tuple[bytes | None, bytes | None]
@@ -58,19 +59,8 @@ class CraftedPipeline:
         """Start a run."""
         self.session.initialise()
         self.session.begin()
-        claim = ClaimRecord(
-            pipeline=self.pipeline,
-            run=self.place.run + 1,
-            host="h",
-            pid=1,
-            token="t",
-            lineage="l",
-            version="v",
-            home="id",
-            home_path="/home",
-            base_commit=self.place.commit,
-            claimed=1,
-            before=self.place,
+        claim = claim_record(
+            self.place.run + 1, pipeline=self.pipeline, base_commit=self.place.commit, claimed=1, before=self.place
         )
         claim = replace(claim, **changes)
         offset = self.session.write(self.ledger, 0, claim.key, records.encode(claim))
@@ -105,19 +95,15 @@ class CraftedPipeline:
     def record(self, written: Mapping[int, SinkRange], **changes: Any) -> CommitRecord:
         """Make the next commit's record."""
         sink = {self.sink: dict(written)} if written else {}
-        record = CommitRecord(
+        record = commit_record(
+            self.place.commit + 1,
             pipeline=self.pipeline,
-            commit=self.place.commit + 1,
-            lineage="l",
             batch=self.batch,
             run=self.place.run,
-            version="v",
             source={"in": {0: (self.source_end, self.source_end + 10)}},
             source_topic_ids={"in": "i"},
             sink=sink,
             offsets="v1",
-            watermark=0,
-            batch_timestamp=0,
             rows=sum(one.rows for one in written.values()),
             digest=sum(one.digest for one in written.values()) % 2**64,
             producer_id=self.session.producer.id,

@@ -23,8 +23,6 @@ from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger import topic as ledger_topics
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.records import (
-    ClaimRecord,
-    CommitRecord,
     LedgerPointer,
     SinkRange,
     backfill_pipeline,
@@ -33,6 +31,7 @@ from airflow_provider_exactlyonce.ledger.records import (
     ledger_topic,
 )
 from tests.integration.streaming.harness import end_offsets
+from tests.ledger_records import claim_record, commit_record
 from tests.waiting import eventually
 
 SOURCE_PARTITIONS = 2
@@ -229,31 +228,24 @@ class GateWorld:
             sink.setdefault(topic, {}).setdefault(0, SinkRange(first=0, last=-1, rows=0, digest=0))
         is_told = guarantee == "exactly_once"
         newest = self.commits[-1] if self.commits else None
-        record = CommitRecord(
+        record = commit_record(
+            self.place.commit + 1,
             pipeline=self.pipeline,
-            commit=self.place.commit + 1,
-            lineage="l",
             batch=self.place.commit,
             run=self.place.run,
-            version="v",
             source={
                 self.source: {
                     number: (newest.ends[number] if newest else 0, end) for number, end in sorted(self.ends.items())
                 }
             },
-            source_topic_ids={},
             sink=sink if is_told else {},
             sink_topic_ids=self._ids(names) if self.world.tells_topics or not is_told else {},
             former_sink_topics=self._ids(self.told_names - names) if self.world.tells_topics else {},
             sink_topics_since=1 if self.world.tells_topics else 0,
-            offsets="",
             watermark=START_MILLISECONDS + self.watermark,
-            batch_timestamp=0,
             rows=sum(len(of) for of in rows.values()),
-            digest=0,
             producer_id=0,
             epoch=0,
-            started=0,
             committed=int(time.time() * 1000) - 10,
             before=self.place,
             guarantee=guarantee,
@@ -361,18 +353,13 @@ class GateWorld:
 
     def _claim(self) -> str:
         self._end_attempt()
-        claim = ClaimRecord(
+        claim = claim_record(
+            self.place.run + 1,
             pipeline=self.pipeline,
-            run=self.place.run + 1,
             host="here",
-            pid=1,
-            token="t",
-            lineage="l",
-            version="v",
             home="h",
             home_path="/h",
             base_commit=self.place.commit,
-            claimed=0,
             before=self.place,
         )
         self.own.begin_transaction()

@@ -17,47 +17,26 @@ from airflow_provider_exactlyonce.ledger.records import (
     Record,
     SinkRange,
 )
+from tests.ledger_records import claim_record, commit_record
 
 
 def claim_of(run: int, *, base: int = 0, **changes: Any) -> ClaimRecord:
-    claim = ClaimRecord(
-        pipeline="shop",
-        run=run,
-        host="h",
-        pid=7,
-        token="t",
-        lineage="l",
-        version="v",
-        home="id",
-        home_path="/home",
-        base_commit=base,
-        claimed=1,
-        before=LedgerPointer(),
-    )
+    claim = claim_record(run, pipeline="shop", pid=7, base_commit=base, claimed=1)
     return replace(claim, **changes)
 
 
 def commit_of(commit: int, *, run: int = 1, run_offset: int = 0, **changes: Any) -> CommitRecord:
     """Make the commit that a clean ledger has at offset 2 * commit, behind a claim at 0."""
-    record = CommitRecord(
+    record = commit_record(
+        commit,
         pipeline="shop",
-        commit=commit,
-        lineage="l",
-        batch=commit - 1,
         run=run,
-        version="v",
         source={"in": {0: (10 * commit - 10, 10 * commit)}},
         source_topic_ids={"in": "i"},
         sink={"out": {0: SinkRange(first=6 * commit, last=6 * commit + 4, rows=5, digest=2**64 - 1)}},
-        offsets="",
-        watermark=0,
-        batch_timestamp=0,
         rows=5,
         digest=2**64 - 1,
-        producer_id=1,
         epoch=commit,
-        started=0,
-        committed=0,
         before=LedgerPointer(
             commit=commit - 1, commit_offset=2 * commit - 2 if commit > 1 else -1, run=run, run_offset=run_offset
         ),

@@ -11,8 +11,9 @@ from airflow_provider_exactlyonce.backfill.plan import BackfillStep, PlanInputs,
 from airflow_provider_exactlyonce.backfill.request import BackfillState, Output
 from airflow_provider_exactlyonce.backfill.resolve import Positions, Resolved
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
+from tests.ledger_records import commit_record
 
 TERMS = PlanInputs(state=BackfillState.SAVEPOINT, kind=Output.REEMIT, version="v", limits=[])
 
@@ -25,27 +26,7 @@ def commit(number: int, start: Positions, end: Positions, version: str = "v") ->
     source: dict[str, dict[int, tuple[int, int]]] = {}
     for (topic, partition), offset in end.items():
         source.setdefault(topic, {})[partition] = (start[topic, partition], offset)
-    return CommitRecord(
-        pipeline="p",
-        commit=number,
-        lineage="l",
-        batch=number,
-        run=1,
-        version=version,
-        source=source,
-        source_topic_ids={},
-        sink={},
-        offsets="",
-        watermark=0,
-        batch_timestamp=0,
-        rows=0,
-        digest=0,
-        producer_id=1,
-        epoch=1,
-        started=0,
-        committed=0,
-        before=LedgerPointer(),
-    )
+    return commit_record(number, batch=number, version=version, source=source)
 
 
 #: Commits of ten records a partition, the third without data.

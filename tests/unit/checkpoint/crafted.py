@@ -10,7 +10,8 @@ from pathlib import Path
 from crc32c import crc32c
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer, SinkRange
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, SinkRange
+from tests.ledger_records import commit_record
 
 LINEAGE = "4a5e4b1e-0000-4000-8000-000000000001"
 CONF = {"spark.sql.streaming.stateStore.providerClass": "o.a.s.s.e.s.state.RocksDBStateStoreProvider"}
@@ -66,12 +67,10 @@ def _write_zip(file: Path, tables: list[tuple[str, int]]) -> None:
 
 def record(batch: int, commit: int | None = None) -> CommitRecord:
     """Return what the ledger has of a batch."""
-    return CommitRecord(
-        pipeline="p",
-        commit=batch + 1 if commit is None else commit,
+    return commit_record(
+        batch + 1 if commit is None else commit,
         lineage=LINEAGE,
         batch=batch,
-        run=1,
         version="abc",
         source={"in": {0: (10 * batch, 10 * (batch + 1)), 1: (5 * batch, 5 * (batch + 1))}},
         source_topic_ids={"in": "id"},
@@ -81,9 +80,5 @@ def record(batch: int, commit: int | None = None) -> CommitRecord:
         batch_timestamp=1_790_000_000_000 + batch,
         rows=1,
         digest=7,
-        producer_id=1,
-        epoch=1,
-        started=0,
         committed=1,
-        before=LedgerPointer(),
     )

@@ -14,8 +14,8 @@ from airflow_provider_exactlyonce.control import lease
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord, LedgerPointer
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start, reconcile
+from tests.ledger_records import claim_record
 from tests.unit.checkpoint import crafted
 
 
@@ -31,20 +31,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def tail_of(home: Home) -> LedgerTail:
-    claim = ClaimRecord(
-        pipeline="p",
-        run=4,
-        host="h",
-        pid=1,
-        token="t",
-        lineage=crafted.LINEAGE,
-        version="abc",
-        home=str(home.identity()),
-        home_path=str(home.path),
-        base_commit=0,
-        claimed=0,
-        before=LedgerPointer(),
-    )
+    claim = claim_record(4, lineage=crafted.LINEAGE, version="abc", home=str(home.identity()), home_path=str(home.path))
     record = crafted.record(2)
     return LedgerTail(
         cluster_id="c",

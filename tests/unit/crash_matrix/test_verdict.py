@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer, SinkRange
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, SinkRange
 from tests.crash_matrix.shapes import canonical
 from tests.crash_matrix.verdict import Judge
+from tests.ledger_records import commit_record
 
 Rows = dict[tuple[int, int], bytes]
 
@@ -21,27 +22,7 @@ def row(number: int) -> str:
 def commit(number: int, start: int, end: int) -> CommitRecord:
     """One source record gives one row, at the same offset."""
     written = SinkRange(first=start, last=end - 1, rows=end - start, digest=0)
-    return CommitRecord(
-        pipeline="p",
-        commit=number,
-        lineage="l",
-        batch=number - 1,
-        run=1,
-        version="v",
-        source={"in": {0: (start, end)}},
-        source_topic_ids={},
-        sink={"out": {0: written}},
-        offsets="",
-        watermark=0,
-        batch_timestamp=0,
-        rows=end - start,
-        digest=0,
-        producer_id=1,
-        epoch=1,
-        started=0,
-        committed=0,
-        before=LedgerPointer(),
-    )
+    return commit_record(number, source={"in": {0: (start, end)}}, sink={"out": {0: written}}, rows=end - start)
 
 
 def judged(commits: list[CommitRecord], rows: Rows) -> tuple[int, int, int, bool]:

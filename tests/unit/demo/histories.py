@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, LedgerPointer, Record, SinkRange
+from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Record, SinkRange
 from demo.history import SOURCE_TOPIC, Event, History, Kill, Update, batches_of
 from demo.purchases import Purchase
+from tests.ledger_records import claim_record, commit_record
 
 SINK = "shop.totals"
 CUSTOMERS = ("ann", "bob", "cid")
@@ -48,44 +49,30 @@ def updates() -> list[Update]:
 def commit(number: int) -> CommitRecord:
     """Make the ledger's record of the batch with this commit number, 10 s after the one before."""
     batch = number - 1
-    return CommitRecord(
+    return commit_record(
+        number,
         pipeline="shop-totals",
-        commit=number,
         lineage="lineage",
         batch=batch,
-        run=1,
-        version="v",
         source={SOURCE_TOPIC: {0: (3 * batch, 3 * number)}},
-        source_topic_ids={},
         sink={SINK: {0: SinkRange(first=4 * batch, last=4 * batch + 2, rows=3, digest=0)}},
-        offsets="",
-        watermark=0,
-        batch_timestamp=0,
         rows=3,
-        digest=0,
-        producer_id=1,
         epoch=batch,
         started=int(1000 * (EPOCH + 10 * number - 3)),
         committed=int(1000 * (EPOCH + 10 * number)),
-        before=LedgerPointer(),
     )
 
 
 def claim(run: int) -> ClaimRecord:
     """Make the ledger's record of a run."""
-    return ClaimRecord(
+    return claim_record(
+        run,
         pipeline="shop-totals",
-        run=run,
         host="host",
-        pid=1,
         token=str(run),
         lineage="lineage",
-        version="v",
         home="home",
-        home_path="/home",
-        base_commit=0,
         claimed=int(1000 * EPOCH),
-        before=LedgerPointer(),
     )
 
 

@@ -29,8 +29,8 @@ from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord, LedgerPointer
 from tests.clocks import StandingClock
+from tests.ledger_records import claim_record
 from tests.unit.checkpoint import crafted
 
 NEWEST = 3
@@ -42,20 +42,7 @@ def facts(tmp_path: Path) -> Facts:
     home = Home(tmp_path / "home")
     checkpoint = crafted.checkpoint(home.checkpoint(crafted.LINEAGE), batches=NEWEST)
     lineage = Lineage(id=crafted.LINEAGE, cluster_id="c", ledger_topic_id="t", last_commit=NEWEST)
-    claim = ClaimRecord(
-        pipeline="p",
-        run=2,
-        host="h",
-        pid=1,
-        token="t",
-        lineage=crafted.LINEAGE,
-        version="v",
-        home="id",
-        home_path=str(home.path),
-        base_commit=0,
-        claimed=0,
-        before=LedgerPointer(),
-    )
+    claim = claim_record(2, lineage=crafted.LINEAGE, home_path=str(home.path))
     newest = crafted.record(NEWEST - 1)
     stretch = CommitSpan(first=NEWEST, last=NEWEST)
     stretch.add(newest)

@@ -9,22 +9,25 @@ import pytest
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger import commit_range
 from airflow_provider_exactlyonce.ledger.commit_range import MissingInput, RecordedCommits
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, LedgerPointer, Record
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, Record
+from tests.ledger_records import claim_record, commit_record
 
-RUN = ClaimRecord(
-    pipeline="p", run=1, host="h", pid=1, token="t", lineage="L", version="v", home="H", home_path="/p", base_commit=0,
-    claimed=0, before=LedgerPointer(),
-)  # fmt: skip
+RUN = claim_record(1, lineage="L", home="H", home_path="/p")
 
 
 def commit(number: int, version: str = "v") -> CommitRecord:
     end = number * 10 - (10 if number == 4 else 0)  # commit 4 has no data
-    return CommitRecord(
-        pipeline="p", commit=number, lineage="L", batch=number - 1, run=1, version=version,
-        source={"in": {0: (min(end, number * 10 - 10), end)}}, source_topic_ids={"in": "i"}, sink={}, offsets="",
-        watermark=0, batch_timestamp=1, rows=2, digest=0, producer_id=1, epoch=1, started=1000, committed=1500,
-        before=LedgerPointer(),
-    )  # fmt: skip
+    return commit_record(
+        number,
+        lineage="L",
+        version=version,
+        source={"in": {0: (min(end, number * 10 - 10), end)}},
+        source_topic_ids={"in": "i"},
+        batch_timestamp=1,
+        rows=2,
+        started=1000,
+        committed=1500,
+    )
 
 
 class Records:

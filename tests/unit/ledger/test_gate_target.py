@@ -10,35 +10,9 @@ import pendulum
 import pytest
 
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer
+from tests.ledger_records import commit_record
 
 NEW_YEAR = 1_767_225_600_000  # 2026-01-01T00:00:00Z
-
-
-def commit_record(
-    commit: int, *, watermark: int = 0, source: dict[str, dict[int, tuple[int, int]]] | None = None
-) -> Any:
-    return CommitRecord(
-        pipeline="shop",
-        commit=commit,
-        lineage="l",
-        batch=commit - 1,
-        run=1,
-        version="v",
-        source=source or {},
-        source_topic_ids={},
-        sink={},
-        offsets="",
-        watermark=watermark,
-        batch_timestamp=0,
-        rows=0,
-        digest=0,
-        producer_id=0,
-        epoch=0,
-        started=0,
-        committed=0,
-        before=LedgerPointer(),
-    )
 
 
 @pytest.mark.parametrize("given", [{}, {"commit": 1, "watermark": NEW_YEAR}, {"commit": 1, "offsets": {"t": {0: 1}}}])

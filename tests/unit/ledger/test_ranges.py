@@ -7,7 +7,8 @@ import json
 import pytest
 
 from airflow_provider_exactlyonce.ledger.ranges import CommittedRange, Cut, Cutter, Unit
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer, SinkRange
+from airflow_provider_exactlyonce.ledger.records import CommitRecord, SinkRange
+from tests.ledger_records import commit_record
 
 MIDNIGHT = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 MINUTE = 60_000
@@ -18,26 +19,15 @@ def commit(number: int, minutes: float | None = None) -> tuple[int, CommitRecord
 
     :param minutes: its watermark, after midnight
     """
-    record = CommitRecord(
+    record = commit_record(
+        number,
         pipeline="shop",
-        commit=number,
-        lineage="l",
-        batch=number - 1,
-        run=1,
-        version="v",
         source={"in": {0: (10 * number, 10 * number + 10)}},
-        source_topic_ids={},
         sink={"out": {number % 2: SinkRange(first=3 * number, last=3 * number + 1, rows=2, digest=0)}},
-        offsets="",
         watermark=0 if minutes is None else MIDNIGHT + int(minutes * MINUTE),
-        batch_timestamp=0,
         rows=2,
-        digest=0,
         producer_id=0,
         epoch=0,
-        started=0,
-        committed=0,
-        before=LedgerPointer(),
     )
     return 2 * number, record
 

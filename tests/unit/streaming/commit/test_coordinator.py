@@ -19,10 +19,11 @@ from airflow_provider_exactlyonce.exceptions import (
     StopRequestedError,
 )
 from airflow_provider_exactlyonce.kafka.transaction import ProducerLostError
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.commit.batch_sink import TransactionalSink
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
+from tests.ledger_records import commit_record
 
 BATCH = Batch(
     lineage="l",
@@ -31,27 +32,7 @@ BATCH = Batch(
     source={},
     source_topic_ids={},
 )
-RECORD = CommitRecord(
-    pipeline="p",
-    commit=8,
-    lineage="l",
-    batch=7,
-    run=1,
-    version="v",
-    source={},
-    source_topic_ids={},
-    sink={},
-    offsets="",
-    watermark=0,
-    batch_timestamp=0,
-    rows=0,
-    digest=0,
-    producer_id=1,
-    epoch=1,
-    started=0,
-    committed=0,
-    before=LedgerPointer(),
-)
+RECORD = commit_record(8, batch=7)
 
 
 class ScriptedSink(TransactionalSink):

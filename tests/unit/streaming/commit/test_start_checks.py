@@ -10,18 +10,16 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
-from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, LedgerPointer
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.streaming.commit.start_checks import (
     check_sources_go_on,
     check_start,
     reconcile,
 )
+from tests.ledger_records import claim_record, commit_record
 
-RUN = ClaimRecord(
-    pipeline="p", run=3, host="h", pid=1, token="t", lineage="L", version="v", home="H", home_path="/homes/p",
-    base_commit=0, claimed=0, before=LedgerPointer(),
-)  # fmt: skip
+RUN = claim_record(3, lineage="L", home="H", home_path="/homes/p")
 
 
 def offsets_text(end: int) -> str:
@@ -29,12 +27,16 @@ def offsets_text(end: int) -> str:
 
 
 def commit(batch: int) -> CommitRecord:
-    return CommitRecord(
-        pipeline="p", commit=batch + 1, lineage="L", batch=batch, run=3, version="v",
-        source={"in": {0: (batch * 10, batch * 10 + 10)}}, source_topic_ids={"in": "i"}, sink={},
-        offsets=offsets_text(batch * 10 + 10), watermark=0, batch_timestamp=1, rows=0, digest=0, producer_id=1, epoch=1,
-        started=0, committed=0, before=LedgerPointer(),
-    )  # fmt: skip
+    return commit_record(
+        batch + 1,
+        lineage="L",
+        batch=batch,
+        run=3,
+        source={"in": {0: (batch * 10, batch * 10 + 10)}},
+        source_topic_ids={"in": "i"},
+        offsets=offsets_text(batch * 10 + 10),
+        batch_timestamp=1,
+    )
 
 
 TAIL = LedgerTail(

@@ -14,9 +14,10 @@ from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError
 from airflow_provider_exactlyonce.ledger.commit_range import RecordedCommits
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer
+from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.replay.replay import Comparison, Replay
+from tests.ledger_records import commit_record
 
 OURS, THEIRS = "ours", "theirs"
 
@@ -32,26 +33,18 @@ def ledger(kinds: Sequence[str]) -> list[CommitRecord]:
     for number, kind in enumerate(kinds, start=1):
         start, end = end, end + (0 if kind.endswith("-") else 10)
         records.append(
-            CommitRecord(
-                pipeline="p",
-                commit=number,
+            commit_record(
+                number,
                 lineage="L",
-                batch=number - 1,
-                run=1,
                 version=OURS if kind.startswith("o") else THEIRS,
                 source={"in": {0: (start, end)}},
                 source_topic_ids={"in": "i"},
-                sink={},
                 offsets=text(end, number * 100),
                 watermark=number * 100,
                 batch_timestamp=1,
                 rows=1,
                 digest=number,
-                producer_id=1,
-                epoch=1,
-                started=0,
                 committed=1,
-                before=LedgerPointer(),
             )
         )
     return records

@@ -13,36 +13,15 @@ from typing import Any
 import pytest
 from pyspark.sql.types import DoubleType, LongType, StructType
 
-from airflow_provider_exactlyonce.ledger.records import CommitRecord, LedgerPointer, OtherSink
+from airflow_provider_exactlyonce.ledger.records import LedgerPointer, OtherSink
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.upsert.sink import UpsertSink
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import faulty_targets
+from tests.ledger_records import commit_record
 
-COMMIT = CommitRecord(
-    pipeline="p",
-    commit=300,
-    lineage="l",
-    batch=299,
-    run=1,
-    version="v",
-    source={},
-    source_topic_ids={},
-    sink={},
-    sink_topic_ids={},
-    offsets="",
-    watermark=0,
-    batch_timestamp=0,
-    rows=0,
-    digest=0,
-    producer_id=1,
-    epoch=0,
-    started=0,
-    committed=0,
-    before=LedgerPointer(),
-    others={"table": OtherSink(rows=0, digest=0)},
-)
+COMMIT = commit_record(300, batch=299, sink_topic_ids={}, epoch=0, others={"table": OtherSink(rows=0, digest=0)})
 
 
 def test_entries_go_a_hundred_at_a_time_when_the_pipeline_has_forgotten_their_commits(tmp_path: Path) -> None:

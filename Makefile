@@ -31,8 +31,8 @@ $(STAMP): requirements.lock pyproject.toml scripts/setup.sh scripts/preflight.sh
 	@scripts/setup.sh "$(PYTHON)"
 	@touch $@
 
-durations: setup ## run the test suite, and note how long each test takes: the longest begin first
-	@$(PYTEST) --junitxml build/tests.xml $(ARGS)
+durations: setup ## run the test suite, note how long each test takes (the longest begin first), print where the time goes
+	@$(PYTEST) -p tests.cpu_seconds --junitxml build/tests.xml $(ARGS)
 	@$(VENV_PYTHON) -m tests.durations build/tests.xml
 
 demo: setup ## run the demo: broker, stream, two kills, gate, report

@@ -1,11 +1,14 @@
-"""How long each slow test took when the whole suite last ran on a quiet machine: make durations."""
+"""How long each slow test took when the whole suite last ran on a quiet machine, and where its time went."""
 
 from __future__ import annotations
 
 import json
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
 from pathlib import Path
+
+from tests.cpu_seconds import PROPERTY
 
 FILE = Path(__file__).with_suffix(".json")
 LEAST_SECONDS = 1.0
@@ -29,5 +32,28 @@ def record(report: Path) -> None:
     FILE.write_text(json.dumps(dict(sorted(seconds.items())), indent=0) + "\n")
 
 
+def table(report: Path) -> str:
+    """Return what each folder of tests has taken, as Markdown.
+
+    :param report: as ``pytest -p tests.cpu_seconds --junitxml`` writes it
+    """
+    folders: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    for case in ElementTree.parse(report).iter("testcase"):
+        kind, *parts = case.attrib["classname"].split(".")[1:]
+        of = folders["/".join([kind, *parts[:-1][:1]]) if kind == "integration" else kind]
+        cpu = case.find(f"properties/property[@name='{PROPERTY}']")
+        of[0] += 1
+        of[1] += float(case.attrib["time"])
+        of[2] += float(cpu.attrib["value"]) if cpu is not None else 0.0
+    folders["all"] = [sum(of[n] for of in folders.values()) for n in range(3)]
+    lines = ["| folder of `tests/` | tests | seconds, one after the other | CPU seconds |", "|---|---|---|---|"]
+    lines += [
+        f"| {name} | {count:,} | {wall:,.0f} | {cpu:,.0f} |"
+        for name, (count, wall, cpu) in sorted(folders.items(), key=lambda of: of[1][2], reverse=True)
+    ]
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     record(Path(sys.argv[1]))
+    print(table(Path(sys.argv[1])))

@@ -62,8 +62,8 @@ def trouble(config: Mapping[str, str]) -> ExactlyOnceError | None:
             errors.append(error.args[0])
         else:
             return None
-    told = {error.code(): error.str() for error in errors if error.code() != KafkaError._ALL_BROKERS_DOWN}
-    return _error(config, told, f"no answer within {_PATIENCE_SECONDS:.0f} s")
+    reasons = {_code(error): error.str() for error in errors if error.code() != KafkaError._ALL_BROKERS_DOWN}
+    return _error(config, reasons, f"no answer within {_PATIENCE_SECONDS:.0f} s")
 
 
 def _is_hopeless(errors: list[Any]) -> bool:
@@ -73,10 +73,18 @@ def _is_hopeless(errors: list[Any]) -> bool:
     return any(error.code() == KafkaError._ALL_BROKERS_DOWN for error in errors)
 
 
-def _error(config: Mapping[str, str], told: Mapping[int, str], otherwise: str) -> ExactlyOnceError:
+def _code(error: Any) -> int:
+    """Return an error's code; a handshake that OpenSSL breaks off in mid-read is a lost connection to librdkafka."""
     from confluent_kafka import KafkaError
 
-    refused = told.keys() & {KafkaError._AUTHENTICATION, KafkaError._SSL}
+    code: int = error.code()
+    return KafkaError._SSL if code == KafkaError._TRANSPORT and "SSL routines" in error.str() else code
+
+
+def _error(config: Mapping[str, str], reasons: Mapping[int, str], otherwise: str) -> ExactlyOnceError:
+    from confluent_kafka import KafkaError
+
+    refused = reasons.keys() & {KafkaError._AUTHENTICATION, KafkaError._SSL}
     kind = RefusedError if refused else ExactlyOnceError
-    why = "; ".join(told[code] for code in (refused or told)) or otherwise
+    why = "; ".join(reasons[code] for code in (refused or reasons)) or otherwise
     return kind(f"Kafka at {config['bootstrap.servers']} can't be reached: {why}")

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, cast
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -384,12 +392,20 @@ class GateWorld:
         self.lost = lost
         if self.random.random() < 0.7:
             self._set_policy("compact,delete")
-            [cut] = self.admin.delete_records(
-                [TopicPartition(self.ledger, 0, self.commits[lost].ledger_offset)]
-            ).values()
-            cut.result(30)
+            eventually(lambda: self._has_cut(self.commits[lost].ledger_offset), "the ledger is cut")
             self._set_policy("compact")
         return f"commits up to {lost} are gone"
+
+    def _has_cut(self, offset: int) -> bool:
+        """Move the ledger's start; False as long as the broker has not heard of its new policy."""
+        [cut] = self.admin.delete_records([TopicPartition(self.ledger, 0, offset)]).values()
+        try:
+            cut.result(30)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.POLICY_VIOLATION:
+                raise
+            return False
+        return True
 
     def _set_policy(self, policy: str) -> None:
         entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)

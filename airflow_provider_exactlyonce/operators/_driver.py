@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,6 +13,8 @@ from airflow_provider_exactlyonce.hooks import arguments
 from airflow_provider_exactlyonce.hooks.lineage import PipelineLineage
 
 if TYPE_CHECKING:
+    from airflow.sdk import Context
+
     from airflow_provider_exactlyonce.hooks.launch import DriverSettings
 
 
@@ -76,6 +79,10 @@ class DriverOperator(PipelineLineage, BaseOperator):
         self.stop_timeout = stop_timeout
         self.poll_interval = poll_interval
         arguments.check_spans(self, "stop_timeout", "poll_interval")
+
+    @abstractmethod
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Do the task's work, or defer."""
 
     def find_application(self, application: str) -> str:
         """Return where a job's file is; a relative path is looked up beside the DAG's file.

@@ -131,10 +131,10 @@ class Cutter:
             self._begun.append(record)
             if self.unit is not None and not partitions:
                 continue
-            found = self._range(partitions)
+            committed_range = self._range(partitions)
             self.cut = Cut(topic_id=self.cut.topic_id, commit=record.commit, offset=offset, watermark=self._watermark)
             self._begun = []
-            yield found, self.cut
+            yield committed_range, self.cut
 
     def _range(self, partitions: tuple[str, ...]) -> CommittedRange:
         first, last = self._begun[0], self._begun[-1]
@@ -143,7 +143,7 @@ class Cutter:
         for record in self._begun:
             _extend(source, record.source)
             _extend(sink, {topic: {p: (w.first, w.last) for p, w in of.items()} for topic, of in record.sink.items()})
-        told = self.cut.commit + 1
+        next_commit = self.cut.commit + 1
         ledger = self.cut.topic_id.translate(_FOR_FILES)
         return CommittedRange(
             key=f"{last.pipeline}.{ledger}.{self.unit or 'commit'}.{last.commit}",
@@ -155,7 +155,7 @@ class Cutter:
             rows=sum(record.rows for record in self._begun),
             watermark=self._watermark,
             partitions=partitions,
-            lost=(told, first.commit - 1) if first.commit > told else None,
+            lost=(next_commit, first.commit - 1) if first.commit > next_commit else None,
         )
 
 

@@ -238,7 +238,7 @@ class CommitRecord:
     @property
     def late_rows(self) -> int | None:
         """Rows that all operators together have left out, None where that is unknown."""
-        return None if self.late is None else sum(one.rows for one in self.late)
+        return None if self.late is None else sum(late.rows for late in self.late)
 
     @property
     def kind(self) -> str:
@@ -328,7 +328,7 @@ def encode(record: Record) -> bytes:
         }
         body["others"] = {name: (of.rows, f"{of.digest:016x}") for name, of in record.others.items()}
         if record.late is not None:
-            body["late"] = [vars(one) for one in record.late]
+            body["late"] = [vars(late) for late in record.late]
     value = json.dumps(body, separators=(",", ":")).encode()
     if len(value) > RECORD_BYTES_MAXIMUM - _HEADROOM_BYTES:
         raise RefusedError(

@@ -169,24 +169,24 @@ class TransactionalWriter(BatchWriter):
         """Run the stage that writes; returns the answer of each task."""
         from airflow_provider_exactlyonce.streaming.commit import write_stage
 
-        def told(task: write_stage.WriteTask) -> str:
+        def described(task: write_stage.WriteTask) -> str:
             return write_stage.describe(task, server.attempt)
 
         task = self._write_task(server.address)
-        answers = self._run_job(frame, tag, told(task), lambda: server.failure)
+        answers = self._run_job(frame, tag, described(task), lambda: server.failure)
         self._attempt.count(frame, tag)
         self._attempt.judge_late_rows()
 
         def write_aside(aside: DataFrame) -> list[_Answer]:
             stage = write_stage.write_stage(aside, task.settings)
-            more = told(replace(task, first_task=len(answers)))
+            more = described(replace(task, first_task=len(answers)))
             return self._run_job(stage, tag, more, lambda: server.failure)
 
         bad = self._attempt.bad_records()
         if bad is not None:
-            found = write_aside(bad)
-            self._attempt.check_left_out(sum(rows for answer in found for rows, _ in answer.values()))
-            answers += found
+            bad_answers = write_aside(bad)
+            self._attempt.check_left_out(sum(rows for answer in bad_answers for rows, _ in answer.values()))
+            answers += bad_answers
         for late in self._attempt.late_records():
             answers += write_aside(late)
         return answers
@@ -206,7 +206,7 @@ class TransactionalWriter(BatchWriter):
         self._arrow_rows.apply(stage.sparkSession)
         context.setLocalProperty(write_stage.ATTEMPT_PROPERTY, attempt)  # type: ignore[arg-type]  # null removes it
         try:
-            told = [json.loads(row["written"]) for row in stage.collect()]
+            reports = [json.loads(row["written"]) for row in stage.collect()]
         except Exception as error:
             self._arrow_rows.reset()
             known = typed_errors.find(f"{reason()}\n{error}")
@@ -219,12 +219,12 @@ class TransactionalWriter(BatchWriter):
         finally:
             context.setLocalProperty(write_stage.ATTEMPT_PROPERTY, None)  # type: ignore[arg-type]
             context.removeJobTag(tag)
-        self._arrow_rows.observe(BatchStats(*one["drawn"]) for one in told)
-        if shares := [one["shares"] for one in told if one["shares"]]:
+        self._arrow_rows.observe(BatchStats(*report["drawn"]) for report in reports)
+        if shares := [report["shares"] for report in reports if report["shares"]]:
             self._attempt.others.collect_results(shares)
         return [
-            {TopicPartition(topic, place): (rows, digest) for topic, place, rows, digest in one["kafka"]}
-            for one in told
+            {TopicPartition(topic, place): (rows, digest) for topic, place, rows, digest in report["kafka"]}
+            for report in reports
         ]
 
 
@@ -241,6 +241,6 @@ def _agreed(written: Mapping[TopicPartition, GrantedRange], answers: list[_Answe
         raise BatchFailedError(f"the tasks say that they wrote {rows} rows per partition, the sequencer saw {granted}")
     sink: dict[str, dict[int, SinkRange]] = {}
     for place, of in sorted(written.items()):
-        found = SinkRange(first=of.first, last=of.last, rows=of.rows, digest=digests[place])
-        sink.setdefault(place.topic, {})[place.partition] = found
+        sink_range = SinkRange(first=of.first, last=of.last, rows=of.rows, digest=digests[place])
+        sink.setdefault(place.topic, {})[place.partition] = sink_range
     return sink

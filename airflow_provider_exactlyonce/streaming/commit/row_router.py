@@ -79,8 +79,8 @@ class Tee:
 
     def finish(self) -> ShareAnswers:
         """Return what each sink got, once its writer has made it durable."""
-        told = {name: writer.finish() for name, writer in self._writers.items()}
-        return {name: (rows, digest, told.get(name)) for name, (rows, digest) in self._sums.items()}
+        answers = {name: writer.finish() for name, writer in self._writers.items()}
+        return {name: (rows, digest, answers.get(name)) for name, (rows, digest) in self._sums.items()}
 
     def _take(self, name: str, rows: pa.RecordBatch) -> None:
         before, digest = self._sums[name]

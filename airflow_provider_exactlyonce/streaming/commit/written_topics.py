@@ -57,7 +57,7 @@ class WrittenTopics:
             described = self._run.client.admin.describe_topics(list(known)) if known else []
         except kafka.errors.KafkaError as error:
             raise BatchFailedError(f"topics that rows have named: {type(error).__name__}: {error}") from error
-        names = [str(one["name"]) for one in described if one["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION]
+        names = [str(topic["name"]) for topic in described if topic["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION]
         for name in names:
             log.warning(
                 "topic %s, which commit %d wrote to, is gone, and its records with it; if it is made again, it counts "
@@ -85,8 +85,8 @@ class WrittenTopics:
         if newest is None:
             return {}
         topics = {**newest.former_sink_topics, **{name: of.topic_id for name, of in known_sinks(newest).items()}}
-        told = {*written, *self.known, *(self._gone or ())}
-        return {name: topic_id for name, topic_id in topics.items() if name not in told}
+        named = {*written, *self.known, *(self._gone or ())}
+        return {name: topic_id for name, topic_id in topics.items() if name not in named}
 
     def told_since(self, commit: int) -> int:
         """Return from which commit on every topic is told that was written to.

@@ -149,10 +149,10 @@ class BackfillSteps:
         return self._written[count] if count < len(self._written) else None
 
     def _another_range(self, record: CommitRecord, step: BackfillStep | None) -> RefusedError:
-        found = f"ends at {_shown(step.ends)}" if step is not None else "does not exist"
+        actual = f"ends at {_shown(step.ends)}" if step is not None else "does not exist"
         return RefusedError(
             f"backfill {record.backfill} has written a batch that ends at {_shown(ends_of(record))} (record "
-            f"{record.commit} of {record.pipeline}), and here that batch {found}: it was asked for then as another "
+            f"{record.commit} of {record.pipeline}), and here that batch {actual}: it was asked for then as another "
             "range of the source. Nothing was written; ask for what is missing by its offsets"
         )
 

@@ -87,8 +87,8 @@ def _check_start(checkpoint: Checkpoint, lineage: Lineage, owed: SinkEntry) -> N
     starts = checkpoint.kafka_starts(lineage.batch_of(owed.commit))
     begins = {(topic, partition): start for topic, of in owed.source.items() for partition, (start, _) in of.items()}
     for topic, of in starts.items():
-        for partition, found in of.items():
-            if begins.get((topic, partition)) == found:
+        for partition, start in of.items():
+            if begins.get((topic, partition)) == start:
                 continue
             again = (
                 "a restore in mode reemit has put it there. Restore in mode suppress, run the pipeline until that "
@@ -99,7 +99,7 @@ def _check_start(checkpoint: Checkpoint, lineage: Lineage, owed: SinkEntry) -> N
             raise RefusedError(
                 f"a sink has commit {owed.commit}, which the ledger lacks, from offset "
                 f"{begins.get((topic, partition))} of {topic}-{partition} on, and {checkpoint.path} goes on at "
-                f"{found}: {again}"
+                f"{start}: {again}"
             )
 
 
@@ -108,11 +108,11 @@ def _source_topics(
 ) -> list[SourceTopics]:
     """Return the topics of each source in Spark's order; a checkpoint lacks what the batch is the first to read."""
     if known is not None:
-        found = [tuple(json.loads(line)) if line else () for line in known.sources]
+        topics = [tuple(json.loads(line)) if line else () for line in known.sources]
     else:
-        found = [tuple(offsets) for offsets in checkpoint.initial_positions()]
+        topics = [tuple(offsets) for offsets in checkpoint.initial_positions()]
     # Its function may read more than the pipeline declares.
-    return list(declared) if len(declared) == len(found) else [SourceTopics(names=names) for names in found]
+    return list(declared) if len(declared) == len(topics) else [SourceTopics(names=names) for names in topics]
 
 
 def _watermark(checkpoint: Checkpoint, number: int, owed: SinkEntry) -> int:

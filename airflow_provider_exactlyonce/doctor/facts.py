@@ -214,7 +214,9 @@ class Facts:
         if topics is None:
             return None
         unavailable = {name for name, (kind, _) in topics.problems.items() if kind == "topic-unavailable"}
-        unseen = {name: dict.fromkeys(of, 0) for name, of in stretch.starts.items() if name in unavailable}
+        unseen = {
+            name: dict.fromkeys(partitions, 0) for name, partitions in stretch.starts.items() if name in unavailable
+        }
         return stretch.missing_input({**topics.earliest, **unseen})
 
     @property

@@ -272,7 +272,7 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
     return HistoryFacts(
         contradictions=[str(violation) for violation in violations[:_CONTRADICTIONS_KEPT]],
         stretches=stretches,
-        incomplete={start: of for start, of in expected.items() if of <= newest},
+        incomplete={start: commit for start, commit in expected.items() if commit <= newest},
         producer_ids=frozenset(check.producer_ids),
         runs=runs,
         done=done,

@@ -108,7 +108,7 @@ class Transactions:
     def open(self) -> list[Transaction]:
         """Return the open transactions, oldest first; those that the Kafka user may not describe are left out."""
         listed = _asked(lambda: self._admin.list_transactions(state_filters=OPEN_STATES))
-        described = [self.describe(listing.transactional_id) for of in listed.values() for listing in of]
+        described = [self.describe(listing.transactional_id) for listings in listed.values() for listing in listings]
         return sorted(
             (transaction for transaction in described if transaction is not None and transaction.is_open),
             key=lambda transaction: transaction.started_milliseconds,
@@ -182,7 +182,7 @@ class Transactions:
             return []
         producers = sorted({suspect.producer_id for suspect in suspects})
         listed = _asked(lambda: self._admin.list_transactions(producer_id_filters=producers))
-        described = [self.describe(listing.transactional_id) for of in listed.values() for listing in of]
+        described = [self.describe(listing.transactional_id) for listings in listed.values() for listing in listings]
         known = {
             (transaction.producer_id, place)
             for transaction in described

@@ -303,7 +303,7 @@ def _check_brokers(client: WireClient, brokers: list[int], transaction_timeout_m
     if len(brokers) == 1:
         log.warning("this cluster has one broker: for development, since nothing survives the loss of its disk")
     for broker in brokers:
-        settings = {name: of["value"] for name, of in answer.get(str(broker), {}).items()}
+        settings = {name: config["value"] for name, config in answer.get(str(broker), {}).items()}
         if not settings:
             log.warning("settings of broker %d can't be read (DESCRIBE_CONFIGS on the cluster): not checked", broker)
             continue
@@ -352,7 +352,7 @@ def _topic_settings(client: WireClient, topics: Iterable[str]) -> dict[str, dict
     wanted = dict.fromkeys(_TOPIC_SETTINGS)
     asked = [ConfigResource(ConfigResourceType.TOPIC, name, configs=wanted) for name in topics]
     answer = _ask(lambda: client.admin.describe_configs(asked, config_filter="all")).get("topic", {})
-    return {name: {setting: of["value"] for setting, of in answer.get(name, {}).items()} for name in topics}
+    return {name: {setting: config["value"] for setting, config in answer.get(name, {}).items()} for name in topics}
 
 
 def _check_rights(

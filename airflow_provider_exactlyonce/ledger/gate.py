@@ -243,7 +243,11 @@ class Gates:
             return 0.0
         offsets = self._connections.offsets
         ends = offsets.ends(_read(offsets, newest))
-        committed = {(topic, number): end for topic, of in newest.source.items() for number, (_, end) in of.items()}
+        committed = {
+            (topic, number): end
+            for topic, partitions in newest.source.items()
+            for number, (_, end) in partitions.items()
+        }
         is_quiet = all(committed.get(place, 0) >= end for place, end in ends.items())
         return seconds if is_quiet else 0.0
 

@@ -142,7 +142,13 @@ class Cutter:
         sink: Spans = {}
         for record in self._begun:
             _extend(source, record.source)
-            _extend(sink, {topic: {p: (w.first, w.last) for p, w in of.items()} for topic, of in record.sink.items()})
+            _extend(
+                sink,
+                {
+                    topic: {p: (w.first, w.last) for p, w in partitions.items()}
+                    for topic, partitions in record.sink.items()
+                },
+            )
         next_commit = self.cut.commit + 1
         ledger = self.cut.topic_id.translate(_FOR_FILES)
         return CommittedRange(
@@ -174,18 +180,21 @@ def _completed(unit: Unit | None, before: int, now: int) -> tuple[str, ...]:
 
 def _extend(spans: Spans, more: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
     for topic, partitions in more.items():
-        of = spans.setdefault(topic, {})
+        joined = spans.setdefault(topic, {})
         for partition, (start, end) in partitions.items():
-            known = of.get(partition, (start, end))
-            of[partition] = min(known[0], start), max(known[1], end)
+            known = joined.get(partition, (start, end))
+            joined[partition] = min(known[0], start), max(known[1], end)
 
 
 def _named(spans: Spans) -> dict[str, dict[str, list[int]]]:
-    return {topic: {str(partition): list(span) for partition, span in of.items()} for topic, of in spans.items()}
+    return {
+        topic: {str(partition): list(span) for partition, span in partitions.items()}
+        for topic, partitions in spans.items()
+    }
 
 
 def _numbered(spans: Mapping[str, Mapping[str, Any]]) -> Spans:
     return {
-        topic: {int(partition): (int(span[0]), int(span[1])) for partition, span in of.items()}
-        for topic, of in spans.items()
+        topic: {int(partition): (int(span[0]), int(span[1])) for partition, span in partitions.items()}
+        for topic, partitions in spans.items()
     }

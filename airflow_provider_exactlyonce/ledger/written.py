@@ -83,7 +83,7 @@ class WrittenOffsets:
             last_offsets[name] = _latest(last_offsets[name], hidden)
         if window.first > 1:
             older = self._older_than(window).search(self._reader, last_offsets.values(), self._window)
-            last_offsets = {name: _latest(of, older) for name, of in last_offsets.items()}
+            last_offsets = {name: _latest(offsets, older) for name, offsets in last_offsets.items()}
         return last_offsets
 
     def _untold(self, wanted: Mapping[str, _Wrote]) -> dict[str, dict[Place, Last]]:
@@ -223,7 +223,9 @@ class _Older:
         :param newer: what newer commits wrote, by gate; a partition is searched for that one of them lacks
         :param span: offsets of the ledger to be read first; each time more
         """
-        left = {place for of in newer for place in self._held.ends.keys() - of.keys()} - self._last_offsets.keys()
+        left = {
+            place for offsets in newer for place in self._held.ends.keys() - offsets.keys()
+        } - self._last_offsets.keys()
         end, number = self.below, self.first
         farthest = max(0, end - _FARTHEST)
         unknown_before: int | None = None
@@ -290,10 +292,10 @@ class _Older:
 
 def _last(record: CommitRecord) -> dict[Place, tuple[int, str | None]]:
     return {
-        (topic, number): (of.last, record.sink_topic_ids.get(topic))
+        (topic, number): (written.last, record.sink_topic_ids.get(topic))
         for topic, ranges in record.sink.items()
-        for number, of in ranges.items()
-        if of.rows > 0
+        for number, written in ranges.items()
+        if written.rows > 0
     }
 
 

@@ -58,8 +58,10 @@ def load(kind: DataType) -> Coerce | None:
     if kind.name == "ARRAY" and (inner := load(kind.inner[0])):
         return lambda value: None if value is None else [inner(element) for element in value]
     if kind.name == "MAP" and any(load(part) for part in kind.inner):
-        key, of = (load(part) or _same for part in kind.inner)
-        return lambda value: None if value is None else {key(map_key): of(other) for map_key, other in value.items()}
+        key, convert = (load(part) or _same for part in kind.inner)
+        return lambda value: (
+            None if value is None else {key(map_key): convert(other) for map_key, other in value.items()}
+        )
     return None
 
 
@@ -72,8 +74,8 @@ def to_arrow(kind: DataType) -> Coerce | None:
         )
     if kind.name == "ARRAY" and (inner := to_arrow(kind.inner[0])):
         return lambda value: None if value is None else [inner(element) for element in value]
-    if kind.name == "MAP" and (of := to_arrow(kind.inner[1])):
-        return lambda value: None if value is None else {key: of(item) for key, item in value.items()}
+    if kind.name == "MAP" and (convert := to_arrow(kind.inner[1])):
+        return lambda value: None if value is None else {key: convert(item) for key, item in value.items()}
     return None
 
 
@@ -217,7 +219,7 @@ def _array(kind: DataType) -> Coerce:
 
 
 def _map(kind: DataType) -> Coerce:
-    key, of = (coerce(part) for part in kind.inner)
+    key, convert = (coerce(part) for part in kind.inner)
 
     def coerced(value: Any) -> Any:
         if value is None:
@@ -226,7 +228,7 @@ def _map(kind: DataType) -> Coerce:
             raise TypeMismatchError(value, kind)
         if None in value:
             raise TypeMismatchError(value, kind, "None is no key")
-        return {key(map_key): of(other) for map_key, other in value.items()}
+        return {key(map_key): convert(other) for map_key, other in value.items()}
 
     return coerced
 

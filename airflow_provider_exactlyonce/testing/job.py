@@ -76,7 +76,7 @@ class JobBatch:
     @property
     def ordered(self) -> tuple[object, ...]:
         """The same whatever the order of the rows is."""
-        rows = {name: sorted(map(repr, of)) for name, of in self.rows.items()}
+        rows = {name: sorted(map(repr, rows)) for name, rows in self.rows.items()}
         return self.number, sorted(map(repr, self.records)), rows, sorted(map(repr, self.bad))
 
 

@@ -76,19 +76,22 @@ class Decisions:
 
     def _undecided(self, wanted: Mapping[str, Targets]) -> dict[str, list[Undecided] | ExactlyOnceError]:
         places = {name: _places(targets) for name, targets in wanted.items()}
-        stable = self._offsets.last_stable({place for of in places.values() for place in of})
-        behind = {name: [place for place in sorted(of) if stable[place] < of[place]] for name, of in places.items()}
-        ends = self._offsets.ends({place for of in behind.values() for place in of})
+        stable = self._offsets.last_stable({place for partitions in places.values() for place in partitions})
+        behind = {
+            name: [place for place in sorted(partitions) if stable[place] < partitions[place]]
+            for name, partitions in places.items()
+        }
+        ends = self._offsets.ends({place for partitions in behind.values() for place in partitions})
         answers: dict[str, list[Undecided] | ExactlyOnceError] = {}
-        for name, of in behind.items():
+        for name, partitions in behind.items():
             targets = places[name]
-            short = [place for place in of if ends[place] < targets[place]]
+            short = [place for place in partitions if ends[place] < targets[place]]
             if short:
                 answers[name] = _other_topic(short[0], ends[short[0]], targets[short[0]])
             else:
                 answers[name] = [
                     Undecided(topic=place[0], partition=place[1], last_stable=stable[place], target=targets[place])
-                    for place in of
+                    for place in partitions
                 ]
         return answers
 
@@ -134,7 +137,7 @@ class Blockers:
 
 
 def _places(targets: Targets) -> dict[Place, int]:
-    return {(topic, int(number)): end for topic, of in targets.items() for number, end in of.items()}
+    return {(topic, int(number)): end for topic, ends in targets.items() for number, end in ends.items()}
 
 
 def _other_topic(place: Place, end: int, wanted: int) -> RefusedError:

@@ -82,7 +82,7 @@ def _replayable(facts: Facts, savepoint: Savepoint, *, is_newest: bool) -> Itera
             Remedy.SAVE if is_newest else None,
         )
         return
-    starts = {topic: {p: start for p, (start, _) in of.items()} for topic, of in stretch.starts.items()}
+    starts = {topic: {p: start for p, (start, _) in partitions.items()} for topic, partitions in stretch.starts.items()}
     soon = expiry.first(facts, starts)
     if soon is not None and is_newest:
         yield Finding(

@@ -65,7 +65,7 @@ def look(facts: Facts, client: WireClient) -> TopicsFacts:
         for name in there
     }
     topics_facts.ends = offsets.ends(
-        (topic, partition) for topic, of in topics_facts.earliest.items() for partition in of
+        (topic, partition) for topic, partitions in topics_facts.earliest.items() for partition in partitions
     )
     topics_facts.settings = topics.describe(facts.config, there)
     bounded = [name for name, settings in topics_facts.settings.items() if settings.retention_bytes >= 0]
@@ -144,8 +144,8 @@ def _written(facts: Facts, client: WireClient, topics_facts: TopicsFacts) -> dic
         for wanted in _wanted(facts):
             spans = {
                 (topic, partition): (offset, min(ends[topic, partition], offset + _SPAN))
-                for topic, of in wanted.items()
-                for partition, offset in of.items()
+                for topic, partitions in wanted.items()
+                for partition, offset in partitions.items()
                 if (topic, partition) in ends and offset >= topics_facts.earliest[topic][partition]
             }
             for message in reader.read(spans):
@@ -157,10 +157,15 @@ def _written(facts: Facts, client: WireClient, topics_facts: TopicsFacts) -> dic
 def _wanted(facts: Facts) -> list[dict[str, dict[int, int]]]:
     """Return from where somebody may have to read: after the newest commit, and after each savepoint's."""
     wanted = [
-        {topic: {partition: start for partition, (start, _) in of.items()} for topic, of in stretch.starts.items()}
+        {
+            topic: {partition: start for partition, (start, _) in partitions.items()}
+            for topic, partitions in stretch.starts.items()
+        }
         for stretch in (facts.history.stretches.values() if facts.history else [])
     ]
     commit = facts.tail.commit if facts.tail else None
     if commit is not None:
-        wanted.append({topic: {p: end for p, (_, end) in of.items()} for topic, of in commit.source.items()})
+        wanted.append(
+            {topic: {p: end for p, (_, end) in partitions.items()} for topic, partitions in commit.source.items()}
+        )
     return wanted

@@ -185,7 +185,11 @@ class BatchTransaction(TransactionalSink):
         )
         group = self._definition.offsets_group if self._definition else None
         if group is not None and batch.source:
-            ends = {(topic, number): end for topic, of in batch.source.items() for number, (_, end) in of.items()}
+            ends = {
+                (topic, number): end
+                for topic, partitions in batch.source.items()
+                for number, (_, end) in partitions.items()
+            }
             run.session.write_offsets(group, ends, f"commit {record.commit}")
         ledger = records.ledger_topic(run.pipeline)
         offset = run.session.write(ledger, 0, record.key, records.encode(record), tombstones=expired.keys)

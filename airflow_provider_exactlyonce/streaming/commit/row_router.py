@@ -54,7 +54,7 @@ class Tee:
         self._shares: Final = shares
         self._sums = {share.name: (0, 0) for share in shares}
         self._writers: dict[str, SinkWriter] = {}
-        attempts = {name: SinkAttempt(**of) for name, of in json.loads(described or "{}").items()}
+        attempts = {name: SinkAttempt(**attempt) for name, attempt in json.loads(described or "{}").items()}
         with ExitStack() as opened:
             for share in shares:
                 if share.name in attempts:

@@ -199,11 +199,14 @@ class KafkaSource:
         options = self.spark_options(config, may_lose=True)
         options = {name: value for name, value in options.items() if _of(_DECLARED, name) is None}
         starts, ends = (
-            {topic: {str(partition): span[end] for partition, span in of.items()} for topic, of in own.items()}
+            {
+                topic: {str(partition): span[end] for partition, span in partitions.items()}
+                for topic, partitions in own.items()
+            }
             for end in (0, 1)
         )
         again = {
-            "assign": json.dumps({topic: sorted(of) for topic, of in own.items()}),
+            "assign": json.dumps({topic: sorted(partitions) for topic, partitions in own.items()}),
             "startingOffsets": json.dumps(starts),
             "endingOffsets": json.dumps(ends),
             "includeHeaders": "true",

@@ -119,7 +119,7 @@ def named_types(root: AvroType) -> dict[str, AvroType]:
             named[avro_type.name] = avro_type
         waiting += [
             *avro_type.branches,
-            *(of.type for of in avro_type.fields),
+            *(field.type for field in avro_type.fields),
             *([avro_type.items] if avro_type.items else []),
         ]
     return named
@@ -274,7 +274,7 @@ def _is_in_itself(root: AvroType) -> bool:
             seen.add(id(avro_type))
             waiting += [
                 *avro_type.branches,
-                *(of.type for of in avro_type.fields),
+                *(field.type for field in avro_type.fields),
                 *([avro_type.items] if avro_type.items else []),
             ]
     return False

@@ -175,7 +175,9 @@ class BackfillSteps:
         if not self._once:
             self.steering.query()  # before anything runs, if it can't be
         step = self.upcoming
-        ends = {(topic, part): end for topic, of in planned.kafka_ends().items() for part, end in of.items()}
+        ends = {
+            (topic, part): end for topic, partitions in planned.kafka_ends().items() for part, end in partitions.items()
+        }
         wrong = [place for place in ends.keys() | step.ends.keys() if ends.get(place) != step.ends.get(place)]
         if wrong:
             topic, partition = min(wrong)

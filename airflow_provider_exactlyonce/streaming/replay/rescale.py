@@ -308,7 +308,7 @@ def _counts(operators: Sequence[StatefulOperator], sums: Sums) -> list[dict[str,
             "operator": operator.id,
             "name": operator.name,
             "store": store,
-            "rows": sum(rows for (of, name, _), (rows, _) in sums.items() if (of, name) == (operator.id, store)),
+            "rows": sum(rows for (id, name, _), (rows, _) in sums.items() if (id, name) == (operator.id, store)),
         }
         for operator in operators
         for store in operator.stores

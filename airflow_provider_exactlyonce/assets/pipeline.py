@@ -61,8 +61,8 @@ def committed_ranges(asset: Asset, context: Mapping[str, Any]) -> list[Committed
     events = context["inlet_events"][asset]
     if scheduled_by:
         events = events.after(min(event.timestamp for event in scheduled_by).isoformat())
-    found = [CommittedRange.parse(event.extra["payload"]) for event in events if event.extra.get("from_trigger")]
-    return sorted({one.key: one for one in found}.values(), key=lambda one: one.first)
+    ranges = [CommittedRange.parse(event.extra["payload"]) for event in events if event.extra.get("from_trigger")]
+    return sorted({committed.key: committed for committed in ranges}.values(), key=lambda committed: committed.first)
 
 
 def sanitize_uri(uri: SplitResult) -> SplitResult:

@@ -30,5 +30,5 @@ class LogWriters:
         while known and known[0].last < offset:
             known.pop(0)
         self._fetched[place] = known
-        found = known[0] if known else None
-        return found if found is not None and found.first <= offset else None
+        batch = known[0] if known else None
+        return batch if batch is not None and batch.first <= offset else None

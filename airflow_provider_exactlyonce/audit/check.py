@@ -180,7 +180,7 @@ class _Audit:
 
     def _existing(self, ledger: LedgerCheck) -> list[str]:
         """Return the sink topics that can be judged; says which can't."""
-        found = []
+        existing = []
         for topic in sorted({topic for topic, _ in ledger.sink_ends}):
             described = self._client.metadata(topic)
             known = ledger.sink_topic_ids.get(topic)
@@ -192,8 +192,8 @@ class _Audit:
                 said = f"the sink topic was recreated: its id is {described.topic_id}, commits went to {known}"
                 self._add("I1", ledger.last, (topic, -1), -1, said)
             else:
-                found.append(topic)
-        return found
+                existing.append(topic)
+        return existing
 
     def _settled(self, ends: Mapping[Place, int]) -> dict[Place, int]:
         """Wait until everything before these offsets is decided; returns up to where it is."""

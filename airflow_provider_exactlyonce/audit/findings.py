@@ -68,11 +68,22 @@ class Findings:
         """
         self.counts.update(others.counts)
         left = KEPT - len(self.kept)
-        self.kept += [replace(one, message=f"{where}: {one.message}") for one in others.kept[: max(0, left)]]
+        self.kept += [
+            replace(violation, message=f"{where}: {violation.message}") for violation in others.kept[: max(0, left)]
+        ]
 
     def in_order(self) -> list[Violation]:
         """Return the kept ones, the earliest commit first."""
-        return sorted(self.kept, key=lambda one: (one.commit, one.topic, one.partition, one.offset, one.invariant))
+        return sorted(
+            self.kept,
+            key=lambda violation: (
+                violation.commit,
+                violation.topic,
+                violation.partition,
+                violation.offset,
+                violation.invariant,
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,9 +152,9 @@ class LedgerCheck:
             if not 0 <= record.records <= offsets:
                 said = f"it says {record.records} records were read, and its source ranges have {offsets} offsets"
                 self._say("I4", record.commit, said)
-        for one in record.late or ():
-            if one.rows <= 0:
-                self._say("I4", record.commit, f"operator {one.operator} can't have left out {one.rows} rows")
+        for left_out in record.late or ():
+            if left_out.rows <= 0:
+                self._say("I4", record.commit, f"operator {left_out.operator} can't have left out {left_out.rows} rows")
         late = record.late_rows or 0
         self.late_rows += late
         if record.late is not None and self._before is not None and record.late_total != self._before.late_total + late:
@@ -173,7 +173,10 @@ class LedgerCheck:
         for topic, ranges in record.sink.items():
             if topic in record.sink_topic_ids:
                 self.sink_topic_ids[topic] = record.sink_topic_ids[topic]
-            sums[topic] = sum(one.rows for one in ranges.values()), sum(one.digest for one in ranges.values())
+            sums[topic] = (
+                sum(sink_range.rows for sink_range in ranges.values()),
+                sum(sink_range.digest for sink_range in ranges.values()),
+            )
             for partition, written in ranges.items():
                 place = topic, partition
                 if not 0 < written.rows <= written.last - written.first + 1:
@@ -188,10 +191,16 @@ class LedgerCheck:
             if rows != (record.late_rows or 0):
                 said = f"it has left out {record.late_rows} late rows, and {rows} were written to {record.late_topic}"
                 self._say("I4", record.commit, said)
-        rows, digest = (sum(one) for one in zip(*sums.values(), strict=True)) if sums else (0, 0)
+        rows, digest = (sum(column) for column in zip(*sums.values(), strict=True)) if sums else (0, 0)
         # One of the topics may be the one for bad records, which rows and digest leave out.
-        bad = [one for one in sums.values() if one[0] == record.bad_records] if record.bad_records else [(0, 0)]
-        if (record.rows, record.digest) not in [(rows - one[0], (digest - one[1]) % MODULUS) for one in bad]:
+        bad = (
+            [topic_sum for topic_sum in sums.values() if topic_sum[0] == record.bad_records]
+            if record.bad_records
+            else [(0, 0)]
+        )
+        if (record.rows, record.digest) not in [
+            (rows - bad_sum[0], (digest - bad_sum[1]) % MODULUS) for bad_sum in bad
+        ]:
             self._say(
                 "I7",
                 record.commit,

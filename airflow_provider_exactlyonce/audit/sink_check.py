@@ -85,10 +85,10 @@ class SinkCheck:
                     place = topic, partition
                     if topic not in self.judged.topics or written.last >= self.judged.limits.get(place, 0):
                         continue  # said already: the topic is gone, or an open transaction holds it back
-                    found = RangeFound(record.commit, written)
-                    by_place.setdefault(place, []).append(found)
-                    by_commit.setdefault(record.commit, []).append((place, found))
-                    self._remember(found, place)
+                    found_range = RangeFound(record.commit, written)
+                    by_place.setdefault(place, []).append(found_range)
+                    by_commit.setdefault(record.commit, []).append((place, found_range))
+                    self._remember(found_range, place)
         for place, found_ranges in by_place.items():
             check = self._partitions.setdefault(place, PartitionCheck(found_ranges[0].expected.first))
             check.open(found_ranges, found_ranges[-1].expected.last + 1)
@@ -134,41 +134,41 @@ class SinkCheck:
         starts: Mapping[Place, int],
     ) -> None:
         left = []
-        for (topic, partition), found in ranges:
+        for (topic, partition), found_range in ranges:
             start = starts[topic, partition]
             self.totals.ranges += 1
-            if found.expected.first < start and self.judged.topics[topic].may_have_expired(committed):
+            if found_range.expected.first < start and self.judged.topics[topic].may_have_expired(committed):
                 self.totals.expired_ranges += 1
-            elif found.rows < found.expected.rows and self.judged.topics[topic].is_compacted:
+            elif found_range.rows < found_range.expected.rows and self.judged.topics[topic].is_compacted:
                 self.totals.compacted_ranges += 1
             else:
-                left.append(((topic, partition), found))
-        short = [one for one in left if one[1].rows < one[1].expected.rows]
-        self.totals.rows += sum(found.rows for _, found in left)
+                left.append(((topic, partition), found_range))
+        short = [entry for entry in left if entry[1].rows < entry[1].expected.rows]
+        self.totals.rows += sum(found_range.rows for _, found_range in left)
         if short:
-            is_lost = all(found.rows == 0 for _, found in left)
-            (topic, partition), found = short[0]
-            rows = sum(found.expected.rows for _, found in left)
-            readable = sum(min(found.rows, found.expected.rows) for _, found in left)
+            is_lost = all(found_range.rows == 0 for _, found_range in left)
+            (topic, partition), found_range = short[0]
+            rows = sum(found_range.expected.rows for _, found_range in left)
+            readable = sum(min(found_range.rows, found_range.expected.rows) for _, found_range in left)
             self._say(
                 "I1" if is_lost else "I3",
                 commit,
                 short[0][0],
-                found.missing,
+                found_range.missing,
                 f"the batch is {'lost' if is_lost else 'torn'}: {readable} of its {rows} rows are readable; "
-                f"{self._what_is_at(topic, partition, found.missing, starts)}",
+                f"{self._what_is_at(topic, partition, found_range.missing, starts)}",
             )
-        for place, found in left:
-            expected = found.expected
-            if found.rows > expected.rows:
+        for place, found_range in left:
+            expected = found_range.expected
+            if found_range.rows > expected.rows:
                 said = (
-                    f"{found.rows} rows are readable between {expected.first} and {expected.last}, {expected.rows} "
-                    "are its own"
+                    f"{found_range.rows} rows are readable between {expected.first} and {expected.last}, "
+                    f"{expected.rows} are its own"
                 )
                 self._say("I1", commit, place, expected.first, said)
-            elif found.rows == expected.rows and found.digest != expected.digest:
+            elif found_range.rows == expected.rows and found_range.digest != expected.digest:
                 said = (
-                    f"the digest of its {found.rows} rows is {found.digest:016x}, the ledger says "
+                    f"the digest of its {found_range.rows} rows is {found_range.digest:016x}, the ledger says "
                     f"{expected.digest:016x}"
                 )
                 self._say("I7", commit, place, expected.first, said)
@@ -196,8 +196,8 @@ class SinkCheck:
         else:
             self._say("I2", stray.after, place, stray.first, f"{rows} are in no commit; written by {writer}, {whose}")
 
-    def _remember(self, found: RangeFound, place: Place) -> None:
-        self._remembered[found.expected.rows, found.expected.digest] = found.commit, place
+    def _remember(self, found_range: RangeFound, place: Place) -> None:
+        self._remembered[found_range.expected.rows, found_range.expected.digest] = found_range.commit, place
         if len(self._remembered) > _REMEMBERED_RANGES:
             self._remembered.popitem(last=False)
 

@@ -36,12 +36,12 @@ def describe(config: Mapping[str, Any], topics: list[str]) -> dict[str, SinkTopi
     """Read topics' settings; they exist."""
     from confluent_kafka.admin import AdminClient
 
-    found = {}
+    sink_topics = {}
     for topic, settings in read_settings(AdminClient(for_confluent(config)), topics).items():
         deletes = "delete" in settings["cleanup.policy"]
-        found[topic] = SinkTopic(
+        sink_topics[topic] = SinkTopic(
             retention_milliseconds=int(settings["retention.ms"]) if deletes else -1,
             retention_bytes=int(settings["retention.bytes"]) if deletes else -1,
             is_compacted="compact" in settings["cleanup.policy"],
         )
-    return found
+    return sink_topics

@@ -65,7 +65,7 @@ def find() -> Path | None:
     :raises DevkitError: when there is no Spark or no Java
     :raises OSError: when they can't be read
     """
-    return _whole_one(cache_directory() / _name())
+    return _whole_archive(cache_directory() / _name())
 
 
 def _name() -> str:
@@ -76,9 +76,9 @@ def _name() -> str:
     return f"{CLASSES_PREFIX}{identity.hexdigest()[:16]}"
 
 
-def _whole_one(base: Path) -> Path | None:
-    found = base.parent.glob(f"{base.name}-*.jsa")
-    return next((file for file in found if file.name == _sized(base, file).name), None)
+def _whole_archive(base: Path) -> Path | None:
+    candidates = base.parent.glob(f"{base.name}-*.jsa")
+    return next((file for file in candidates if file.name == _sized(base, file).name), None)
 
 
 def _sized(base: Path, file: Path) -> Path:
@@ -97,10 +97,10 @@ def make(progress: Progress) -> Path:
     java_executable()
     try:
         base = cache_directory() / _name()
-        archive = _whole_one(base)
+        archive = _whole_archive(base)
         if archive is None:
             with exclusive(base.with_name(f"{base.name}.lock"), progress):
-                archive = _whole_one(base)  # whoever held the lock before us may have made it
+                archive = _whole_archive(base)  # whoever held the lock before us may have made it
                 if archive is None:
                     progress("putting Spark's classes into an archive; a small job runs, which takes about a minute")
                     archive = _publish(base)

@@ -50,7 +50,7 @@ def retrieve(
     """
     command = _command(destination, ivy_cache, dependencies)
     total = "" if jar_count is None else f" of {jar_count}"
-    found = downloaded = 0
+    looked_up = downloaded = 0
     failure: str | None = None
     tail: deque[str] = deque(maxlen=OUTPUT_TAIL_LINES)
     with subprocess.Popen(
@@ -59,8 +59,8 @@ def retrieve(
         try:
             for line in process.stdout or ():
                 if match := _FOUND.match(line):
-                    found += 1
-                    progress(f"looked up {found}{total}: {match['module']} {match['revision']}")
+                    looked_up += 1
+                    progress(f"looked up {looked_up}{total}: {match['module']} {match['revision']}")
                 elif match := _DOWNLOADED.match(line):
                     downloaded += 1
                     progress(f"downloaded {downloaded}{total}: {match['module']} {match['revision']}")

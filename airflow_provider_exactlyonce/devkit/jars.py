@@ -171,8 +171,8 @@ def _problems(directory: Path) -> list[str]:
         path = directory / name
         if not path.is_file():
             problems.append(f"{name} is missing")
-        elif (found := _sha256(path)) != digest:
-            problems.append(f"{name} has SHA-256 {found}, expected {digest}")
+        elif (actual := _sha256(path)) != digest:
+            problems.append(f"{name} has SHA-256 {actual}, expected {digest}")
     unexpected = sorted({str(path.relative_to(directory)) for path in directory.glob("*/*")} - expected.keys())
     return problems + [f"{name} has no checksum" for name in unexpected]
 

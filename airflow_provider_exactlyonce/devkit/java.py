@@ -22,11 +22,11 @@ def java_executable() -> Path:
 
     :raises DevkitError: when there is none, or it is too old
     """
-    found = find_java()
-    version = java_version(str(found))
+    java = find_java()
+    version = java_version(str(java))
     if version < MINIMUM_JAVA_VERSION:
-        raise DevkitError(f"{found} is Java {version}; {MINIMUM_JAVA_VERSION} is needed: {HOW_TO_GET_JAVA}")
-    return found
+        raise DevkitError(f"{java} is Java {version}; {MINIMUM_JAVA_VERSION} is needed: {HOW_TO_GET_JAVA}")
+    return java
 
 
 def find_java() -> Path:
@@ -35,14 +35,14 @@ def find_java() -> Path:
     :raises DevkitError: when there is none
     """
     home = os.environ.get("JAVA_HOME")
-    found = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    if found is None:
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None:
         raise DevkitError(
             f"Java {MINIMUM_JAVA_VERSION} is needed and there is no `java` on the PATH: {HOW_TO_GET_JAVA}"
         )
-    if not os.access(found, os.X_OK):
+    if not os.access(java, os.X_OK):
         raise DevkitError(f"JAVA_HOME is {home!r}, which has no bin/java: {HOW_TO_GET_JAVA}")
-    return Path(found)
+    return Path(java)
 
 
 def java_command(class_path: str, heap_megabytes: int, *options: str) -> list[str]:

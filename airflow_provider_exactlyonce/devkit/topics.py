@@ -44,11 +44,11 @@ def create_topic(bootstrap_servers: str, name: str, partitions: int | None = Non
             raise DevkitError(f"topic {name!r} could not be created: {why}") from error
         created = False
     deadline = time.monotonic() + _TIMEOUT_SECONDS
-    while (found := admin.list_topics(name, timeout=_TIMEOUT_SECONDS).topics[name]).error is not None:
+    while (metadata := admin.list_topics(name, timeout=_TIMEOUT_SECONDS).topics[name]).error is not None:
         if time.monotonic() > deadline:  # the broker learns of a new topic a little later
-            raise DevkitError(f"topic {name} can't be used: {found.error.str()}")
+            raise DevkitError(f"topic {name} can't be used: {metadata.error.str()}")
         time.sleep(_POLL_SECONDS)
-    there = len(found.partitions)
+    there = len(metadata.partitions)
     if partitions is not None and there != partitions:
         raise DevkitError(
             f"topic {name} is there with {there} partitions, not {partitions}: leave out --partitions to take it as it "

@@ -64,7 +64,7 @@ class Examination:
     @property
     def is_healthy(self) -> bool:
         """Whether nothing is wrong; what is told for information only doesn't count."""
-        return all(one.severity is Severity.INFO for one in self.findings)
+        return all(finding.severity is Severity.INFO for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -72,7 +72,7 @@ class Examination:
             "pipeline": self.pipeline,
             "home": self.home,
             "healthy": self.is_healthy,
-            "findings": [one.to_json() for one in self.findings],
+            "findings": [finding.to_json() for finding in self.findings],
             "mended": [{"name": name, "done": done} for name, done in self.done],
             "not_mended": [{"name": name, "why": why} for name, why in self.refused],
         }
@@ -80,11 +80,11 @@ class Examination:
 
 def judge(facts: Facts) -> list[Finding]:
     """Return what is wrong, the worst first."""
-    found = [*facts.unseen, *(one for check in _CHECKS for one in check(facts))]
-    if any(one.name == "batch-too-long" for one in found):  # says the same, and more
-        found = [one for one in found if one.name != "driver-failed"]
+    findings = [*facts.unseen, *(finding for check in _CHECKS for finding in check(facts))]
+    if any(finding.name == "batch-too-long" for finding in findings):  # says the same, and more
+        findings = [finding for finding in findings if finding.name != "driver-failed"]
     order = list(Severity)
-    return sorted(dict.fromkeys(found), key=lambda one: order.index(one.severity))
+    return sorted(dict.fromkeys(findings), key=lambda finding: order.index(finding.severity))
 
 
 def examine(pipeline: str, config: Mapping[str, Any], location: str | None, *, fix: bool = False) -> Examination:
@@ -100,23 +100,23 @@ def examine(pipeline: str, config: Mapping[str, Any], location: str | None, *, f
 
     verified: dict[str, Sequence[Defect]] = {}  # no remedy touches the bytes of a savepoint
     facts = gather(pipeline, config, location, verified)
-    found = Examination(
+    examination = Examination(
         pipeline=pipeline, home=str(facts.home.home.path) if facts.home else None, findings=judge(facts)
     )
     tried: set[tuple[str, str]] = set()
     for _ in range(_ROUNDS if fix else 0):
-        chosen = _choose(found.findings, tried)
+        chosen = _choose(examination.findings, tried)
         if not chosen:
             break
         for finding in chosen:
             tried.add((finding.name, finding.what))
             try:
-                found.done.append((finding.name, repair(facts, finding)))
+                examination.done.append((finding.name, repair(facts, finding)))
             except (ExactlyOnceError, KafkaException, UnansweredError, OSError) as error:
-                found.refused.append((finding.name, str(error)))
+                examination.refused.append((finding.name, str(error)))
         facts = gather(pipeline, config, location, verified)
-        found.findings = judge(facts)
-    return found
+        examination.findings = judge(facts)
+    return examination
 
 
 def _choose(findings: Sequence[Finding], tried: set[tuple[str, str]]) -> list[Finding]:
@@ -126,6 +126,6 @@ def _choose(findings: Sequence[Finding], tried: set[tuple[str, str]]) -> list[Fi
         if finding.remedy is not None and (finding.name, finding.what) not in tried:
             chosen.setdefault((finding.remedy, finding.subject), finding)
     order = list(Remedy)
-    ordered = sorted(chosen.values(), key=lambda one: order.index(one.remedy or Remedy.SAVE))
-    first = next((one for one in ordered if one.remedy in MAKING), None)
-    return [one for one in ordered if one.remedy not in MAKING or one is first]
+    ordered = sorted(chosen.values(), key=lambda finding: order.index(finding.remedy or Remedy.SAVE))
+    first = next((finding for finding in ordered if finding.remedy in MAKING), None)
+    return [finding for finding in ordered if finding.remedy not in MAKING or finding is first]

@@ -39,7 +39,9 @@ def first(facts: Facts, starts: Mapping[str, Mapping[int, int]]) -> Expiry | Non
     topics = facts.topics
     if topics is None:
         return None
-    places = [(topic, partition, offset) for topic, of in starts.items() for partition, offset in of.items()]
+    places = [
+        (topic, partition, offset) for topic, partitions in starts.items() for partition, offset in partitions.items()
+    ]
     return min((*_by_age(topics, places), *_by_size(topics, places)), default=None)
 
 

@@ -184,10 +184,10 @@ class Facts:
     @property
     def done(self) -> int | None:
         """The commit that the checkpoint's newest whole batch is, None when there is none."""
-        found = self.checkpoint
-        if found is None or found.restart is None or found.restart.batch is None:
+        checkpoint = self.checkpoint
+        if checkpoint is None or checkpoint.restart is None or checkpoint.restart.batch is None:
             return None
-        return found.lineage.commit_of(found.restart.batch)
+        return checkpoint.lineage.commit_of(checkpoint.restart.batch)
 
     def misfit(self, lineage: Lineage | None) -> HomeMismatch | None:
         """Return why a start would refuse the home with this lineage, None when it would not, or there is no home."""
@@ -206,7 +206,7 @@ class Facts:
     def named_lineage(self) -> Lineage | None:
         """Return the lineage that a start would accept by what the ledger names, None when it isn't in the home."""
         successors = self.home.successors if self.home else ()
-        return next((one for one in successors if self.misfit(one) is None), None)
+        return next((lineage for lineage in successors if self.misfit(lineage) is None), None)
 
     def missing_input(self, stretch: CommitSpan) -> MissingInput | None:
         """Return the first of a stretch's source records that are gone; what can't be looked at now is not gone."""
@@ -214,7 +214,9 @@ class Facts:
         if topics is None:
             return None
         unavailable = {name for name, (kind, _) in topics.problems.items() if kind == "topic-unavailable"}
-        unseen = {name: dict.fromkeys(of, 0) for name, of in stretch.starts.items() if name in unavailable}
+        unseen = {
+            name: dict.fromkeys(partitions, 0) for name, partitions in stretch.starts.items() if name in unavailable
+        }
         return stretch.missing_input({**topics.earliest, **unseen})
 
     @property

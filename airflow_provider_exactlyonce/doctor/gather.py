@@ -149,64 +149,64 @@ def _find_home(facts: Facts, location: str | None) -> Home | None:
 
 
 def _probe_home(facts: Facts, home: Home, verified: dict[str, Sequence[Defect]]) -> None:
-    found = HomeFacts(home=home, exists=home.path.is_dir())
+    home_facts = HomeFacts(home=home, exists=home.path.is_dir())
     facts.in_motion = leases.life(leases.read(home.lease)) is Life.ALIVE
-    facts.home = found
-    if not found.exists:
+    facts.home = home_facts
+    if not home_facts.exists:
         return
     try:
-        found.identity, found.pipeline = home.identity(), home.pipeline()
+        home_facts.identity, home_facts.pipeline = home.identity(), home.pipeline()
     except RefusedError as error:
-        found.torn = str(error)
+        home_facts.torn = str(error)
     try:
-        found.lineage = home.current()
+        home_facts.lineage = home.current()
     except RefusedError as error:
-        found.lost = str(error)
+        home_facts.lost = str(error)
     claim = facts.tail.claim if facts.tail else None
-    found.successors = _successors(home, claim.lineage) if claim else []
-    found.unfinished = [str(path) for path in lineages.unfinished(home.lineages)]
-    if found.lineage is not None:
-        lineage = found.lineage
+    home_facts.successors = _successors(home, claim.lineage) if claim else []
+    home_facts.unfinished = [str(path) for path in lineages.unfinished(home.lineages)]
+    if home_facts.lineage is not None:
+        lineage = home_facts.lineage
         facts.checkpoint = seen(facts, "the checkpoint", lambda: _checkpoint(home, lineage, facts.tail))
     facts.savepoints = seen(facts, "the savepoints", lambda: _savepoints(Savepoints(home.savepoints), verified))
 
 
 def _successors(home: Home, lineage_id: str) -> list[Lineage]:
     """Return the lineage of the newest run and those that have replaced it, one after the other."""
-    found: list[Lineage] = []
+    successors: list[Lineage] = []
     following: str | None = lineage_id
-    while following is not None and following not in [one.id for one in found]:
+    while following is not None and following not in [successor.id for successor in successors]:
         lineage = home.lineage(following)
         if lineage is None:
             break
-        found.append(lineage)
+        successors.append(lineage)
         following = lineage.abandoned_for
-    return found
+    return successors
 
 
 def _checkpoint(home: Home, lineage: Lineage, tail: LedgerTail | None) -> CheckpointFacts:
     checkpoint = Checkpoint(home.checkpoint(lineage.id))
-    found = CheckpointFacts(checkpoint=checkpoint, lineage=lineage)
+    checkpoint_facts = CheckpointFacts(checkpoint=checkpoint, lineage=lineage)
     query = _query_id(checkpoint)
-    found.query_id_lost = query is None and checkpoint.newest_offsets() is not None
+    checkpoint_facts.query_id_lost = query is None and checkpoint.newest_offsets() is not None
     commit = tail.place.commit if tail else lineage.last_commit
     for left in reversed(range(_TRIES)):  # while a driver runs, Spark writes and removes files
         try:
-            found.restart = decide(checkpoint, Savepoints(home.savepoints), lineage, commit)
+            checkpoint_facts.restart = decide(checkpoint, Savepoints(home.savepoints), lineage, commit)
         except RefusedError as error:
             if query in (None, lineage.id):
                 raise
-            found.foreign = str(error)
-            return found
+            checkpoint_facts.foreign = str(error)
+            return checkpoint_facts
         except FileNotFoundError:
             if not left:
                 raise
-        if found.restart is not None and found.restart.source is RestartSource.CHECKPOINT:
+        if checkpoint_facts.restart is not None and checkpoint_facts.restart.source is RestartSource.CHECKPOINT:
             break
         if leases.life(leases.read(home.lease)) is not Life.ALIVE:
             break
         time.sleep(_PAUSE_SECONDS)
-    return found
+    return checkpoint_facts
 
 
 def _query_id(checkpoint: Checkpoint) -> str | None:
@@ -226,19 +226,21 @@ def _savepoints(store: Savepoints, verified: dict[str, Sequence[Defect]]) -> Sav
         except RefusedError:
             if _is_there(store, savepoint.id):
                 raise
-    there = [one for one in listed if _is_there(store, one.id)]  # a driver that runs deletes old ones
+    there = [savepoint for savepoint in listed if _is_there(store, savepoint.id)]  # a driver that runs deletes old ones
     damaged = dict.fromkeys(store.torn(), "its manifest is torn or was changed by hand")
     for savepoint in there:
         if defects := verified[savepoint.id]:
             more = f"; and {len(defects) - 1} more" if len(defects) > 1 else ""
             damaged[savepoint.id] = f"{defects[0]}{more}"
     return SavepointFacts(
-        whole=[one for one in there if one.id not in damaged], damaged=damaged, leftovers=store.leftovers()
+        whole=[savepoint for savepoint in there if savepoint.id not in damaged],
+        damaged=damaged,
+        leftovers=store.leftovers(),
     )
 
 
 def _is_there(store: Savepoints, savepoint_id: str) -> bool:
-    return any(one.id == savepoint_id for one in store.list())
+    return any(savepoint.id == savepoint_id for savepoint in store.list())
 
 
 def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
@@ -268,9 +270,9 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
                 stretch.add(record)
                 expected[start] += 1
     return HistoryFacts(
-        contradictions=[str(one) for one in violations[:_CONTRADICTIONS_KEPT]],
+        contradictions=[str(violation) for violation in violations[:_CONTRADICTIONS_KEPT]],
         stretches=stretches,
-        incomplete={start: of for start, of in expected.items() if of <= newest},
+        incomplete={start: commit for start, commit in expected.items() if commit <= newest},
         producer_ids=frozenset(check.producer_ids),
         runs=runs,
         done=done,
@@ -280,7 +282,7 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
 
 def _starts(facts: Facts) -> set[int]:
     """Return the commits after which somebody may have to run the following ones again."""
-    found = {one.commit for one in facts.savepoints.whole} if facts.savepoints else set()
+    commits = {savepoint.commit for savepoint in facts.savepoints.whole} if facts.savepoints else set()
     if facts.done is not None:
-        found.add(facts.done)
-    return {commit for commit in found if commit < facts.newest}
+        commits.add(facts.done)
+    return {commit for commit in commits if commit < facts.newest}

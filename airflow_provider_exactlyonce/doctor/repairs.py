@@ -92,9 +92,9 @@ def _abort(facts: Facts, home: Home, finding: Finding) -> str:
 
 def _abort_hanging(facts: Facts, home: Home, finding: Finding) -> str:
     def abort(transactions: Transactions) -> str:
-        for one in facts.transactions.hanging if facts.transactions else ():
-            if f"{one.topic}-{one.partition} {one.first_offset}" == finding.subject:
-                transactions.abort_hanging(one)
+        for hanging in facts.transactions.hanging if facts.transactions else ():
+            if f"{hanging.topic}-{hanging.partition} {hanging.first_offset}" == finding.subject:
+                transactions.abort_hanging(hanging)
         return f"wrote the abort marker that was missing in {finding.subject.replace(' ', ' from offset ')} on"
 
     return _with_transactions(facts, abort)
@@ -157,7 +157,11 @@ def _set_aside(facts: Facts, home: Home, finding: Finding) -> str:
 
 
 def _restore(facts: Facts, home: Home, finding: Finding) -> str:
-    whole = [one for one in facts.savepoints.whole if one.pipeline == facts.pipeline] if facts.savepoints else []
+    whole = (
+        [savepoint for savepoint in facts.savepoints.whole if savepoint.pipeline == facts.pipeline]
+        if facts.savepoints
+        else []
+    )
     if not whole:
         raise RefusedError("there is no whole savepoint")
     before = facts.home.lineage if facts.home else None

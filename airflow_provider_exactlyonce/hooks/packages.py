@@ -127,9 +127,9 @@ def _needed() -> Iterator[metadata.Distribution]:
                 continue
             needed = canonicalize_name(required.name)
             if not needed.startswith(_NOT_SHIPPED):
-                found = {(needed, one) for one in ("", *required.extras)} - seen
-                seen |= found
-                waiting += sorted(found)
+                new = {(needed, extra) for extra in ("", *required.extras)} - seen
+                seen |= new
+                waiting += sorted(new)
 
 
 def _archive(cache: Path, kind: str, identity: str, files: Mapping[str, Path]) -> Path:

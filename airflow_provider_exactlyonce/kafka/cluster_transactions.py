@@ -108,9 +108,10 @@ class Transactions:
     def open(self) -> list[Transaction]:
         """Return the open transactions, oldest first; those that the Kafka user may not describe are left out."""
         listed = _asked(lambda: self._admin.list_transactions(state_filters=OPEN_STATES))
-        found = [self.describe(one.transactional_id) for of in listed.values() for one in of]
+        described = [self.describe(listing.transactional_id) for listings in listed.values() for listing in listings]
         return sorted(
-            (one for one in found if one is not None and one.is_open), key=lambda one: one.started_milliseconds
+            (transaction for transaction in described if transaction is not None and transaction.is_open),
+            key=lambda transaction: transaction.started_milliseconds,
         )
 
     def describe(self, transactional_id: str) -> Transaction | None:
@@ -153,15 +154,15 @@ class Transactions:
             Hanging(
                 topic=place.topic,
                 partition=place.partition,
-                producer_id=one.producer_id,
-                epoch=one.producer_epoch,
-                coordinator_epoch=one.coordinator_epoch,
-                first_offset=one.current_transaction_start_offset,
-                written_milliseconds=one.last_timestamp,
+                producer_id=producer.producer_id,
+                epoch=producer.producer_epoch,
+                coordinator_epoch=producer.coordinator_epoch,
+                first_offset=producer.current_transaction_start_offset,
+                written_milliseconds=producer.last_timestamp,
             )
             for place, state in described.items()
-            for one in state.active_producers
-            if one.current_transaction_start_offset >= 0
+            for producer in state.active_producers
+            if producer.current_transaction_start_offset >= 0
         ]
 
     def hanging(self, topics: Iterable[str] | None = None, *, silent_seconds: float) -> list[Hanging]:
@@ -173,20 +174,34 @@ class Transactions:
         """
         names = sorted(_asked(self._admin.list_topics) if topics is None else topics)
         suspects = [
-            one for one in self.open_in(self._offsets.partitions(names)) if one.silent_seconds() >= silent_seconds
+            suspect
+            for suspect in self.open_in(self._offsets.partitions(names))
+            if suspect.silent_seconds() >= silent_seconds
         ]
         if not suspects:
             return []
-        producers = sorted({one.producer_id for one in suspects})
+        producers = sorted({suspect.producer_id for suspect in suspects})
         listed = _asked(lambda: self._admin.list_transactions(producer_id_filters=producers))
-        described = [self.describe(one.transactional_id) for of in listed.values() for one in of]
+        described = [self.describe(listing.transactional_id) for listings in listed.values() for listing in listings]
         known = {
-            (one.producer_id, place) for one in described if one is not None and one.is_open for place in one.partitions
+            (transaction.producer_id, place)
+            for transaction in described
+            if transaction is not None and transaction.is_open
+            for place in transaction.partitions
         }
-        left = [one for one in suspects if (one.producer_id, (one.topic, one.partition)) not in known]
+        left = [
+            suspect for suspect in suspects if (suspect.producer_id, (suspect.topic, suspect.partition)) not in known
+        ]
         # One that ended between the two questions was known to its coordinator after all.
-        still = {(one.producer_id, one.topic, one.partition, one.first_offset) for one in self._open_in_of(left)}
-        return [one for one in left if (one.producer_id, one.topic, one.partition, one.first_offset) in still]
+        still = {
+            (suspect.producer_id, suspect.topic, suspect.partition, suspect.first_offset)
+            for suspect in self._open_in_of(left)
+        }
+        return [
+            suspect
+            for suspect in left
+            if (suspect.producer_id, suspect.topic, suspect.partition, suspect.first_offset) in still
+        ]
 
     def abort(self, transaction: Transaction) -> None:
         """Abort this transaction and fence its producer; returns once its markers are written.
@@ -238,8 +253,8 @@ class Transactions:
         )
         _asked(lambda: self._admin.abort_transaction(spec))
 
-    def _open_in_of(self, found: Iterable[Hanging]) -> list[Hanging]:
-        return self.open_in({(one.topic, one.partition) for one in found})
+    def _open_in_of(self, suspects: Iterable[Hanging]) -> list[Hanging]:
+        return self.open_in({(suspect.topic, suspect.partition) for suspect in suspects})
 
 
 def _asked(call: Callable[[], T]) -> T:

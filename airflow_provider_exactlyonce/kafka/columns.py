@@ -46,8 +46,8 @@ def flat_column(array: pa.Array) -> FlatColumn:
     :raises TypeError: for anything else
     """
     if not isinstance(array, pa.BinaryArray | pa.LargeBinaryArray):
-        found = getattr(array, "type", None) or type(array).__name__
-        raise TypeError(f"keys and values must be one Arrow array of binary or large_binary, found {found}: cast it")
+        kind = getattr(array, "type", None) or type(array).__name__
+        raise TypeError(f"keys and values must be one Arrow array of binary or large_binary, found {kind}: cast it")
     offsets = flat_offsets(array)
     lengths = np.diff(offsets)
     valid = flat_validity(array)

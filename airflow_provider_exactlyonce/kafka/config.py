@@ -74,8 +74,8 @@ def parse(text: str, where: str = VARIABLE) -> dict[str, str]:
 
 
 def _is_server(text: str) -> bool:
-    found = _SERVER.fullmatch(text)
-    return found is not None and 0 < int(found[2]) < 2**16
+    match = _SERVER.fullmatch(text)
+    return match is not None and 0 < int(match[2]) < 2**16
 
 
 def from_environment(bootstrap_servers: str | None) -> dict[str, str]:

@@ -202,7 +202,9 @@ def check_topics(
         if not absent:
             log.warning("waiting: %s", "; ".join(waiting))
         time.sleep(_PAUSE_SECONDS)
-    replicas = {name: min(len(one["replica_nodes"]) for one in described[name]["partitions"]) for name in uses}
+    replicas = {
+        name: min(len(partition["replica_nodes"]) for partition in described[name]["partitions"]) for name in uses
+    }
     _check_replicas(client, replicas, allow_single_replica)
     return {
         name: TopicFacts(
@@ -254,7 +256,7 @@ def check_group(
     deadline = time.monotonic() + patience_seconds
     while True:
         try:
-            found = client.admin.describe_groups([group])[group]
+            description = client.admin.describe_groups([group])[group]
             break
         except kafka.errors.GroupAuthorizationFailedError as error:
             raise missing_rights(user, [f"READ on group {group}"]) from error
@@ -262,14 +264,14 @@ def check_group(
             if time.monotonic() >= deadline:
                 raise ExactlyOnceError(f"the coordinator of group {group}: {type(error).__name__}: {error}") from error
             time.sleep(_PAUSE_SECONDS)
-    if found["error"] is not None:
+    if description["error"] is not None:
         return  # nobody has used it yet
-    if found["group_state"] not in ("Empty", "Dead"):
+    if description["group_state"] not in ("Empty", "Dead"):
         raise RefusedError(
-            f"consumer group {group} has members (it is {found['group_state']}), and the pipeline's progress would mix "
-            "with theirs; name a group that nobody consumes with in KafkaSink(offsets_group=…)"
+            f"consumer group {group} has members (it is {description['group_state']}), and the pipeline's progress "
+            "would mix with theirs; name a group that nobody consumes with in KafkaSink(offsets_group=…)"
         )
-    if "READ" not in found["authorized_operations"]:
+    if "READ" not in description["authorized_operations"]:
         raise missing_rights(user, [f"READ on group {group}"])
 
 
@@ -282,9 +284,9 @@ def missing_rights(user: str | None, rights: Iterable[str]) -> RefusedError:
 
 
 def _check_version(client: WireClient, broker: Mapping[str, Any]) -> None:
-    found = _ask(lambda: client.admin.get_broker_version_data(broker["broker_id"])).api_versions
+    versions = _ask(lambda: client.admin.get_broker_version_data(broker["broker_id"])).api_versions
     for name, (number, needed) in REQUESTS.items():
-        highest = found[number][1] if number in found else None
+        highest = versions[number][1] if number in versions else None
         if highest is None or highest < needed:
             raise SettingRefusedError(
                 f"the highest version of {name} of broker {broker['broker_id']} ({broker['host']}:{broker['port']})",
@@ -301,7 +303,7 @@ def _check_brokers(client: WireClient, brokers: list[int], transaction_timeout_m
     if len(brokers) == 1:
         log.warning("this cluster has one broker: for development, since nothing survives the loss of its disk")
     for broker in brokers:
-        settings = {name: of["value"] for name, of in answer.get(str(broker), {}).items()}
+        settings = {name: config["value"] for name, config in answer.get(str(broker), {}).items()}
         if not settings:
             log.warning("settings of broker %d can't be read (DESCRIBE_CONFIGS on the cluster): not checked", broker)
             continue
@@ -350,7 +352,7 @@ def _topic_settings(client: WireClient, topics: Iterable[str]) -> dict[str, dict
     wanted = dict.fromkeys(_TOPIC_SETTINGS)
     asked = [ConfigResource(ConfigResourceType.TOPIC, name, configs=wanted) for name in topics]
     answer = _ask(lambda: client.admin.describe_configs(asked, config_filter="all")).get("topic", {})
-    return {name: {one: of["value"] for one, of in answer.get(name, {}).items()} for name in topics}
+    return {name: {setting: config["value"] for setting, config in answer.get(name, {}).items()} for name in topics}
 
 
 def _check_rights(
@@ -389,7 +391,7 @@ def _check_topic(topic: Mapping[str, Any], use: Use, settings: Mapping[str, str]
         log.warning("settings of %s topic %s can't be read (DESCRIBE_CONFIGS): not checked", use.value, name)
         return
     writable = int(settings["min.insync.replicas"])
-    replicas = min((len(one["replica_nodes"]) for one in topic["partitions"]), default=writable)
+    replicas = min((len(partition["replica_nodes"]) for partition in topic["partitions"]), default=writable)
     check_settings(f"{use.value} topic {name}", settings, replicas, _REQUIREMENTS[use])
 
 
@@ -400,12 +402,12 @@ def _waiting_for(topic: Mapping[str, Any], use: Use, settings: Mapping[str, str]
     if use is Use.SINK and not settings:  # the right to see them is there, and bodies can't be cut without
         yield f"the settings of topic {topic['name']} are not told"
     needed = int(settings.get("min.insync.replicas", 1))
-    for one in topic["partitions"]:
-        place = f"{topic['name']}-{one['partition_index']}"
-        if one["leader_id"] < 0:
+    for partition in topic["partitions"]:
+        place = f"{topic['name']}-{partition['partition_index']}"
+        if partition["leader_id"] < 0:
             yield f"{place} has no leader"
-        elif len(one["isr_nodes"]) < needed:
-            yield f"{place} has {len(one['isr_nodes'])} in-sync replicas and min.insync.replicas is {needed}"
+        elif len(partition["isr_nodes"]) < needed:
+            yield f"{place} has {len(partition['isr_nodes'])} in-sync replicas and min.insync.replicas is {needed}"
 
 
 def _check_replicas(client: WireClient, replicas: Mapping[str, int], allow_single_replica: bool) -> None:

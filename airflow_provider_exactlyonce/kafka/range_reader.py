@@ -119,7 +119,11 @@ def read_range(config: Mapping[str, Any], spans: Mapping[str, Mapping[int, tuple
     :param spans: ``{topic: {partition: (first, last)}}``, last inclusive, as a committed range's ``sink``
     :raises ExactlyOnceError: when nothing more can be read for 30 s
     """
-    ranges = {(topic, number): (first, last + 1) for topic, of in spans.items() for number, (first, last) in of.items()}
+    ranges = {
+        (topic, number): (first, last + 1)
+        for topic, partitions in spans.items()
+        for number, (first, last) in partitions.items()
+    }
     with RangeReader(config, "range") as reader:
         yield from reader.read(ranges)
 

@@ -157,25 +157,25 @@ def encode_bodies(
     _refuse_oversized(records, keys, partitions, order, body_bytes_maximum)
     ends = _body_ends(records, targets, max(body_bytes_maximum, plain_bytes_maximum or 0))
     packed = [
-        one
+        body
         for bounds in _spans(ends)
         for (start, end), plain in zip(pairwise(bounds.tolist()), write_bodies(records, bounds), strict=True)
-        for one in _pack(records, start, end, plain, compression, body_bytes_maximum)
+        for body in _pack(records, start, end, plain, compression, body_bytes_maximum)
     ]
-    starts = np.array([one.start for one in packed])
+    starts = np.array([body.start for body in packed])
     base_times, latest_times = records.time_ranges(starts)
     return [
         Body(
             partition=partition,
-            records=one.end - one.start,
-            payload=one.payload,
-            plain_bytes=one.plain_bytes,
-            compression=one.compression,
+            records=body.end - body.start,
+            payload=body.payload,
+            plain_bytes=body.plain_bytes,
+            compression=body.compression,
             base_timestamp_milliseconds=base_time,
             max_timestamp_milliseconds=latest_time,
             digest=digest,
         )
-        for one, partition, base_time, latest_time, digest in zip(
+        for body, partition, base_time, latest_time, digest in zip(
             packed,
             targets[starts].tolist(),
             base_times.tolist(),

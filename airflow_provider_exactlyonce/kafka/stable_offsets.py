@@ -61,21 +61,25 @@ class StableOffsets:
 
         :raises ExactlyOnceError: when a topic does not exist
         """
-        return [(topic, number) for topic, found in self._existing(topics).items() for number in found.partitions]
+        return [
+            (topic, number)
+            for topic, description in self._existing(topics).items()
+            for number in description.partitions
+        ]
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Return the ids of topics, as the ledger's records have them.
 
         :raises ExactlyOnceError: when a topic does not exist
         """
-        return {topic: found.topic_id for topic, found in self._existing(topics).items()}
+        return {topic: description.topic_id for topic, description in self._existing(topics).items()}
 
     def _existing(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
         wanted = set(topics)
-        found = self.describe(wanted)
-        for topic in sorted(wanted - found.keys()):
+        descriptions = self.describe(wanted)
+        for topic in sorted(wanted - descriptions.keys()):
             raise ExactlyOnceError(f"topic {topic} does not exist on this cluster")
-        return found
+        return descriptions
 
     def describe(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
         """Return those of the topics that exist, by name."""
@@ -84,7 +88,7 @@ class StableOffsets:
         wanted = sorted(set(topics))
         if not wanted:
             return {}
-        found: dict[str, DescribedTopic] = {}
+        descriptions: dict[str, DescribedTopic] = {}
         described = self._admin.describe_topics(TopicCollection(wanted), request_timeout=_TIMEOUT_SECONDS)
         for topic in wanted:
             try:
@@ -96,8 +100,8 @@ class StableOffsets:
             bits = (answer.topic_id.get_most_significant_bits(), answer.topic_id.get_least_significant_bits())
             high, low = (half % 2**64 for half in bits)
             numbers = tuple(partition.id for partition in answer.partitions)
-            found[topic] = DescribedTopic(topic_id=str(uuid.UUID(int=high << 64 | low)), partitions=numbers)
-        return found
+            descriptions[topic] = DescribedTopic(topic_id=str(uuid.UUID(int=high << 64 | low)), partitions=numbers)
+        return descriptions
 
     def last_stable(self, places: Iterable[Place]) -> dict[Place, int]:
         """Return the last stable offsets: below them every transaction is decided, and readers see what committed."""
@@ -121,8 +125,8 @@ class StableOffsets:
         """Return the offsets of the first records with this timestamp or a later one, None where there is none."""
         from confluent_kafka.admin import OffsetSpec
 
-        found = self._ask({place: OffsetSpec.for_timestamp(milliseconds) for place in places}, committed=False)
-        return {place: offset if offset >= 0 else None for place, offset in found.items()}
+        offsets = self._ask({place: OffsetSpec.for_timestamp(milliseconds) for place in places}, committed=False)
+        return {place: offset if offset >= 0 else None for place, offset in offsets.items()}
 
     def _ask(self, specs: Mapping[Place, Any], *, committed: bool) -> dict[Place, int]:
         from confluent_kafka import KafkaError, KafkaException

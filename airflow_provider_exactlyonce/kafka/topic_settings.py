@@ -53,14 +53,14 @@ def wrong_settings(
     :param replicas: of the partition that has fewest
     """
     return {
-        one.setting: SettingRefusedError(
-            f"{one.setting} of {topic}",
-            settings[one.setting],
-            one.required.format(replicas=replicas),
-            one.why.format(replicas=replicas),
+        requirement.setting: SettingRefusedError(
+            f"{requirement.setting} of {topic}",
+            settings[requirement.setting],
+            requirement.required.format(replicas=replicas),
+            requirement.why.format(replicas=replicas),
         )
-        for one in requirements
-        if not one.holds(settings[one.setting], replicas)
+        for requirement in requirements
+        if not requirement.holds(settings[requirement.setting], replicas)
     }
 
 

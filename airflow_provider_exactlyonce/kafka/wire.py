@@ -316,8 +316,10 @@ class WireClient:
                     self._leaders.pop((topic, partition), None)  # it may have moved; the next try asks
                     answers[partition] = Appended(Code.NETWORK_EXCEPTION, -1, _text(answer))
             else:
-                for one in answer.responses[0].partition_responses:
-                    answers[one.index] = Appended(one.error_code, one.base_offset, one.error_message or "")
+                for response in answer.responses[0].partition_responses:
+                    answers[response.index] = Appended(
+                        response.error_code, response.base_offset, response.error_message or ""
+                    )
         return answers
 
     def fetch(self, topic: str, partition: int, offset: int) -> bytes:
@@ -480,10 +482,10 @@ class WireClient:
 
 def _by_leader(leaders: Mapping[int, int]) -> dict[int, list[int]]:
     """Return {leader: its partitions} of {partition: leader}."""
-    found: dict[int, list[int]] = {}
+    by_leader: dict[int, list[int]] = {}
     for partition, leader in leaders.items():
-        found.setdefault(leader, []).append(partition)
-    return found
+        by_leader.setdefault(leader, []).append(partition)
+    return by_leader
 
 
 def _text(error: KafkaError) -> str:

@@ -95,7 +95,7 @@ class CommitSpan:
             for partition, (start, commit) in partitions.items()
             if earliest.get(topic, {}).get(partition, start + 1) > start
         ]
-        return min(gone, key=lambda one: (one.commit, one.topic, one.partition), default=None)
+        return min(gone, key=lambda missing: (missing.commit, missing.topic, missing.partition), default=None)
 
 
 def check_input(config: Mapping[str, Any], stretch: CommitSpan) -> None:

@@ -78,10 +78,10 @@ class LedgerFollower:
             if self._cutter.cut.topic_id != _NO_TOPIC:
                 log.warning("the ledger of %s is another one than before: from its beginning", self.pipeline)
             self._begin(Cut(topic_id=tail.topic_id))
-        found = list(islice(self._cutter.take(self._commits()), most))
-        if len(found) < most:
+        ranges = list(islice(self._cutter.take(self._commits()), most))
+        if len(ranges) < most:
             self._end = tail.end_offset
-        return found
+        return ranges
 
     def _begin(self, cut: Cut) -> None:
         self._end = -1

@@ -135,14 +135,14 @@ class Gates:
         for topic in self._ledgers.keys() - asked.keys():
             del self._ledgers[topic]
         moved = self._moved() | self._existing(asked.keys() - self._ledgers.keys())
-        for topic, its in asked.items():
+        for topic, topic_gates in asked.items():
             try:
                 if topic in moved:
-                    self._read(topic, next(iter(its.values())).pipeline)
-                answers.update(self._judge(topic, its))
+                    self._read(topic, next(iter(topic_gates.values())).pipeline)
+                answers.update(self._judge(topic, topic_gates))
             except (KafkaException, ExactlyOnceError) as error:
                 self._ledgers.pop(topic, None)
-                answers.update(dict.fromkeys(its, error))
+                answers.update(dict.fromkeys(topic_gates, error))
         return answers
 
     def _moved(self) -> set[str]:
@@ -163,7 +163,7 @@ class Gates:
         if not names:
             return set()
         described = self._connections.admin.describe_topics(TopicCollection(names), request_timeout=_TIMEOUT_SECONDS)
-        found = set()
+        existing = set()
         for name, future in described.items():
             try:
                 future.result()
@@ -172,8 +172,8 @@ class Gates:
                     continue
                 if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
                     raise
-            found.add(name)  # one that may not be described is refused by name when it is read
-        return found
+            existing.add(name)  # one that may not be described is refused by name when it is read
+        return existing
 
     def _read(self, topic: str, pipeline: str) -> None:
         before = self._ledgers.pop(topic, None)
@@ -243,7 +243,11 @@ class Gates:
             return 0.0
         offsets = self._connections.offsets
         ends = offsets.ends(_read(offsets, newest))
-        committed = {(topic, number): end for topic, of in newest.source.items() for number, (_, end) in of.items()}
+        committed = {
+            (topic, number): end
+            for topic, partitions in newest.source.items()
+            for number, (_, end) in partitions.items()
+        }
         is_quiet = all(committed.get(place, 0) >= end for place, end in ends.items())
         return seconds if is_quiet else 0.0
 
@@ -260,9 +264,9 @@ def _without_commit(gate: Gate) -> GateAnswer:
 
 def _read(offsets: StableOffsets, newest: CommitRecord) -> list[Place]:
     """Return all partitions of the topics that the pipeline reads, with those that its patterns match by now."""
-    patterns = [SourceTopics.of(TopicPattern(one)) for one in newest.source_patterns]
+    patterns = [SourceTopics.of(TopicPattern(pattern)) for pattern in newest.source_patterns]
     existing = offsets.topics() if patterns else []
-    return offsets.partitions({*newest.source, *(topic for one in patterns for topic in one.among(existing))})
+    return offsets.partitions({*newest.source, *(topic for pattern in patterns for topic in pattern.among(existing))})
 
 
 def _resolved(offsets: StableOffsets, newest: CommitRecord, milliseconds: int | None) -> Offsets:
@@ -270,10 +274,10 @@ def _resolved(offsets: StableOffsets, newest: CommitRecord, milliseconds: int | 
     places = _read(offsets, newest)
     # The ends first: a record that arrives in between is then either waited for or behind the moment, never forgotten.
     ends = offsets.ends(places)
-    found = {} if milliseconds is None else offsets.at_timestamp(places, milliseconds)
+    first_offsets = {} if milliseconds is None else offsets.at_timestamp(places, milliseconds)
     target: dict[str, dict[int, int]] = {}
     for place in places:
-        first = found.get(place)
+        first = first_offsets.get(place)
         target.setdefault(place[0], {})[place[1]] = ends[place] if first is None else first
     return target
 

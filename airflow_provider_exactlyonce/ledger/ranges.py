@@ -131,10 +131,10 @@ class Cutter:
             self._begun.append(record)
             if self.unit is not None and not partitions:
                 continue
-            found = self._range(partitions)
+            committed_range = self._range(partitions)
             self.cut = Cut(topic_id=self.cut.topic_id, commit=record.commit, offset=offset, watermark=self._watermark)
             self._begun = []
-            yield found, self.cut
+            yield committed_range, self.cut
 
     def _range(self, partitions: tuple[str, ...]) -> CommittedRange:
         first, last = self._begun[0], self._begun[-1]
@@ -142,8 +142,14 @@ class Cutter:
         sink: Spans = {}
         for record in self._begun:
             _extend(source, record.source)
-            _extend(sink, {topic: {p: (w.first, w.last) for p, w in of.items()} for topic, of in record.sink.items()})
-        told = self.cut.commit + 1
+            _extend(
+                sink,
+                {
+                    topic: {p: (w.first, w.last) for p, w in partitions.items()}
+                    for topic, partitions in record.sink.items()
+                },
+            )
+        next_commit = self.cut.commit + 1
         ledger = self.cut.topic_id.translate(_FOR_FILES)
         return CommittedRange(
             key=f"{last.pipeline}.{ledger}.{self.unit or 'commit'}.{last.commit}",
@@ -155,7 +161,7 @@ class Cutter:
             rows=sum(record.rows for record in self._begun),
             watermark=self._watermark,
             partitions=partitions,
-            lost=(told, first.commit - 1) if first.commit > told else None,
+            lost=(next_commit, first.commit - 1) if first.commit > next_commit else None,
         )
 
 
@@ -174,18 +180,21 @@ def _completed(unit: Unit | None, before: int, now: int) -> tuple[str, ...]:
 
 def _extend(spans: Spans, more: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
     for topic, partitions in more.items():
-        of = spans.setdefault(topic, {})
+        joined = spans.setdefault(topic, {})
         for partition, (start, end) in partitions.items():
-            known = of.get(partition, (start, end))
-            of[partition] = min(known[0], start), max(known[1], end)
+            known = joined.get(partition, (start, end))
+            joined[partition] = min(known[0], start), max(known[1], end)
 
 
 def _named(spans: Spans) -> dict[str, dict[str, list[int]]]:
-    return {topic: {str(partition): list(span) for partition, span in of.items()} for topic, of in spans.items()}
+    return {
+        topic: {str(partition): list(span) for partition, span in partitions.items()}
+        for topic, partitions in spans.items()
+    }
 
 
 def _numbered(spans: Mapping[str, Mapping[str, Any]]) -> Spans:
     return {
-        topic: {int(partition): (int(span[0]), int(span[1])) for partition, span in of.items()}
-        for topic, of in spans.items()
+        topic: {int(partition): (int(span[0]), int(span[1])) for partition, span in partitions.items()}
+        for topic, partitions in spans.items()
     }

@@ -123,10 +123,10 @@ class LedgerReader:
         else:
             commit, commit_offset = record, offset
             claim_offset = record.before.run_offset
-            found = self._at(claim_offset, begin, end)
-            if not isinstance(found, ClaimRecord):
-                raise self._damaged(claim_offset, "a claim", found)
-            claim = found
+            claim_record = self._at(claim_offset, begin, end)
+            if not isinstance(claim_record, ClaimRecord):
+                raise self._damaged(claim_offset, "a claim", claim_record)
+            claim = claim_record
         if not (commit is None or isinstance(commit, CommitRecord)):
             raise self._damaged(commit_offset, "a commit", commit)
         if commit is None and commit_offset >= 0:
@@ -198,8 +198,8 @@ class LedgerReader:
             if value is not None:
                 yield int(message.offset() or 0), value
 
-    def _damaged(self, offset: int, expected: str, found: object) -> ExactlyOnceError:
+    def _damaged(self, offset: int, expected: str, record: object) -> ExactlyOnceError:
         return ExactlyOnceError(
-            f"ledger {self.topic}: offset {offset} should hold {expected} and holds {type(found).__name__}; "
+            f"ledger {self.topic}: offset {offset} should hold {expected} and holds {type(record).__name__}; "
             "the topic was written by something else"
         )

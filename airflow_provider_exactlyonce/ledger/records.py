@@ -226,7 +226,7 @@ class CommitRecord:
     @property
     def rows_by_sink(self) -> dict[str, int]:
         """Rows that each sink was given, the primary one first; diverted ones left out."""
-        others = {name: of.rows for name, of in self.others.items()}
+        others = {name: share.rows for name, share in self.others.items()}
         has_kafka = self.primary == KAFKA or (self.primary is None and bool(self.rows or self.sink or not others))
         return {KAFKA: self.rows, **others} if has_kafka else others
 
@@ -238,7 +238,7 @@ class CommitRecord:
     @property
     def late_rows(self) -> int | None:
         """Rows that all operators together have left out, None where that is unknown."""
-        return None if self.late is None else sum(one.rows for one in self.late)
+        return None if self.late is None else sum(late.rows for late in self.late)
 
     @property
     def kind(self) -> str:
@@ -326,9 +326,9 @@ def encode(record: Record) -> bytes:
             }
             for topic, ranges in record.sink.items()
         }
-        body["others"] = {name: (of.rows, f"{of.digest:016x}") for name, of in record.others.items()}
+        body["others"] = {name: (share.rows, f"{share.digest:016x}") for name, share in record.others.items()}
         if record.late is not None:
-            body["late"] = [vars(one) for one in record.late]
+            body["late"] = [vars(late) for late in record.late]
     value = json.dumps(body, separators=(",", ":")).encode()
     if len(value) > RECORD_BYTES_MAXIMUM - _HEADROOM_BYTES:
         raise RefusedError(

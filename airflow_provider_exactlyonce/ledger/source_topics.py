@@ -108,4 +108,4 @@ class SourceTopics:
 
     def share(self, by_topic: Mapping[str, _Of]) -> dict[str, _Of]:
         """Return the part of a mapping that is of its topics."""
-        return {topic: of for topic, of in by_topic.items() if topic in self}
+        return {topic: value for topic, value in by_topic.items() if topic in self}

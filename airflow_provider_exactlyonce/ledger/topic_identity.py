@@ -24,15 +24,15 @@ class KnownTopic:
 
 def known_sources(record: CommitRecord | None) -> dict[str, KnownTopic]:
     """Return the topics that the pipeline reads as of a commit: each batch has them all, read from or not."""
-    return {name: KnownTopic(of, record.commit) for name, of in record.source_topic_ids.items()} if record else {}
+    return {name: KnownTopic(id, record.commit) for name, id in record.source_topic_ids.items()} if record else {}
 
 
 def known_sinks(record: CommitRecord | None) -> dict[str, KnownTopic]:
     """Return the topics that the pipeline has written to as of a commit."""
     if record is None:
         return {}
-    written = {name: KnownTopic(of, record.commit) for name, of in record.sink_topic_ids.items()}
-    return {**{name: KnownTopic(*of) for name, of in record.earlier_sink_topics.items()}, **written}
+    written = {name: KnownTopic(id, record.commit) for name, id in record.sink_topic_ids.items()}
+    return {**{name: KnownTopic(*topic) for name, topic in record.earlier_sink_topics.items()}, **written}
 
 
 def check_sources(topic_ids: Mapping[str, str], known: Mapping[str, KnownTopic]) -> None:

@@ -78,13 +78,13 @@ class WrittenOffsets:
             if isinstance(record, CommitRecord):
                 window.add(record)
         wanted = {**window.met, **dict.fromkeys(all_of, window.all)}
-        found = {name: window.told(wrote) for name, wrote in wanted.items()}
+        last_offsets = {name: window.last_offsets(wrote) for name, wrote in wanted.items()}
         for name, hidden in self._untold(wanted).items():
-            found[name] = _latest(found[name], hidden)
+            last_offsets[name] = _latest(last_offsets[name], hidden)
         if window.first > 1:
-            older = self._older_than(window).search(self._reader, found.values(), self._window)
-            found = {name: _latest(of, older) for name, of in found.items()}
-        return found
+            older = self._older_than(window).search(self._reader, last_offsets.values(), self._window)
+            last_offsets = {name: _latest(offsets, older) for name, offsets in last_offsets.items()}
+        return last_offsets
 
     def _untold(self, wanted: Mapping[str, _Wrote]) -> dict[str, dict[Place, Last]]:
         """Return by gate where partitions end that are held, in topics of commits that don't tell where they wrote."""
@@ -177,7 +177,7 @@ class _Window:
             else:
                 self.met.setdefault(name, self.all)
 
-    def told(self, wrote: _Wrote) -> dict[Place, Last]:
+    def last_offsets(self, wrote: _Wrote) -> dict[Place, Last]:
         """Return the last offsets, without those of topics that a later commit has found made anew."""
         return {
             place: Last(offset=offset)
@@ -215,15 +215,17 @@ class _Older:
         self._before: _Older | None = before
         if before is not None:
             before._before = None  # what it lacks is searched for without it
-        self._found: dict[Place, Last] = {}
+        self._last_offsets: dict[Place, Last] = {}
 
-    def search(self, reader: LedgerReader, told: Iterable[Mapping[Place, Last]], span: int) -> dict[Place, Last]:
+    def search(self, reader: LedgerReader, newer: Iterable[Mapping[Place, Last]], span: int) -> dict[Place, Last]:
         """Return the last offsets in partitions that hide something.
 
-        :param told: what newer commits wrote, by gate; a partition is searched for that one of them lacks
+        :param newer: what newer commits wrote, by gate; a partition is searched for that one of them lacks
         :param span: offsets of the ledger to be read first; each time more
         """
-        left = {place for of in told for place in self._held.ends.keys() - of.keys()} - self._found.keys()
+        left = {
+            place for offsets in newer for place in self._held.ends.keys() - offsets.keys()
+        } - self._last_offsets.keys()
         end, number = self.below, self.first
         farthest = max(0, end - _FARTHEST)
         unknown_before: int | None = None
@@ -242,16 +244,16 @@ class _Older:
                     place: Last(offset=self._held.ends[place] - 1, unknown_before=unknown_before or number)
                     for place in left
                 }
-            self._found.update(known)
+            self._last_offsets.update(known)
             left -= known.keys()
-        return self._found
+        return self._last_offsets
 
     def _known_before(self, end: int, number: int, places: Iterable[Place]) -> dict[Place, Last]:
         """Return what had been found out when no more was known than the commits up to here."""
         before = self._before
         if before is None or before.below != end or before.first != number:
             return {}
-        known = {**dict.fromkeys(before._held.asked - before._held.ends.keys(), _NOTHING), **before._found}
+        known = {**dict.fromkeys(before._held.asked - before._held.ends.keys(), _NOTHING), **before._last_offsets}
         ids, now = before._held.topic_ids, self._held.topic_ids
         return {
             place: last if ids[place[0]] == now[place[0]] else _NOTHING  # made anew since
@@ -267,7 +269,7 @@ class _Older:
         :param number: of the first commit behind it
         :return: what was found; the number of its first commit; the commit before which something is not known
         """
-        found: dict[Place, Last] = {}
+        last_offsets: dict[Place, Last] = {}
         unknown_before: int | None = None
         first, before = number, 0
         for _, record in reader.records(offsets.start, offsets.stop):
@@ -276,24 +278,24 @@ class _Older:
             if before == 0:
                 first = record.commit
             if before not in (0, record.commit - 1) or _untold_topics(record):
-                found.clear()  # there may be something newer, which is not told
+                last_offsets.clear()  # there may be something newer, which is not told
                 unknown_before = record.commit + (record.is_untold)
             before = record.commit
             for place, (offset, topic_id) in _last(record).items():
                 if place in places:
                     is_there = topic_id is None or topic_id == self._held.topic_ids[place[0]]
-                    found[place] = Last(offset=offset) if is_there else _NOTHING
+                    last_offsets[place] = Last(offset=offset) if is_there else _NOTHING
         if before not in (0, number - 1):
             return {}, first, number
-        return found, first, unknown_before
+        return last_offsets, first, unknown_before
 
 
 def _last(record: CommitRecord) -> dict[Place, tuple[int, str | None]]:
     return {
-        (topic, number): (of.last, record.sink_topic_ids.get(topic))
+        (topic, number): (written.last, record.sink_topic_ids.get(topic))
         for topic, ranges in record.sink.items()
-        for number, of in ranges.items()
-        if of.rows > 0
+        for number, written in ranges.items()
+        if written.rows > 0
     }
 
 
@@ -306,9 +308,9 @@ def _topics(record: CommitRecord) -> set[str]:
     return {*record.sink, *record.sink_topic_ids, *record.earlier_sink_topics, *record.former_sink_topics}
 
 
-def _latest(one: Mapping[Place, Last], other: Mapping[Place, Last]) -> dict[Place, Last]:
+def _latest(offsets: Mapping[Place, Last], other: Mapping[Place, Last]) -> dict[Place, Last]:
     """Join what was found in two ways, without partitions in which nothing was written."""
-    joined = dict(one)
+    joined = dict(offsets)
     for place, last in other.items():
         if last.offset > joined.get(place, _NOTHING).offset:
             joined[place] = last

@@ -47,10 +47,10 @@ class Aggregation:
         :param reduce: makes one value of two; it must not matter in which order and in which groups it is called
         """
 
-        def merge(one: tuple[Any], other: tuple[Any]) -> tuple[Any]:
-            if one[0] is None or other[0] is None:
-                return other if one[0] is None else one
-            return (reduce(one[0], other[0]),)
+        def merge(first: tuple[Any], other: tuple[Any]) -> tuple[Any]:
+            if first[0] is None or other[0] is None:
+                return other if first[0] is None else first
+            return (reduce(first[0], other[0]),)
 
         fields = f"`{column}` {type}"
         return cls(

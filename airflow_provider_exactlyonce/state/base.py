@@ -36,10 +36,10 @@ class State(ABC):
 
         :param handle: opens stores
         """
-        one = copy.copy(self)
-        one._open(handle)
-        one.begin()
-        return one
+        bound = copy.copy(self)
+        bound._open(handle)
+        bound.begin()
+        return bound
 
     @property
     def ttl_milliseconds(self) -> int | None:

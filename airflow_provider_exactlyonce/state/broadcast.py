@@ -204,7 +204,7 @@ def as_keyed(
     :raises RefusedError: when the function's states are no broadcast states
     """
     kind = type(function)
-    states = {name: one for name in dir(kind) if isinstance(one := getattr(kind, name), State)}
+    states = {name: declared for name in dir(kind) if isinstance(declared := getattr(kind, name), State)}
     for name, state in states.items():
         if not isinstance(state, BroadcastState):
             raise RefusedError(f"{kind.__name__}: {name} is a {type(state).__name__}; here it must be a BroadcastState")

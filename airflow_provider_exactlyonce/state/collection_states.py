@@ -44,7 +44,7 @@ class ListState(State, Generic[T]):
             unpack = self.state_type.unpack
             self._before = [unpack(row) for row in self._store.get()]
         elements = self._before + self._added
-        return [self.state_type.coerce(one) for one in elements] if self.state_type.copies else elements
+        return [self.state_type.coerce(element) for element in elements] if self.state_type.copies else elements
 
     def add(self, value: T) -> None:
         """Append an element.
@@ -58,14 +58,14 @@ class ListState(State, Generic[T]):
 
         :raises StateValueError: when one is None, or does not fit the declared type
         """
-        self._added += [self._element(one) for one in elements]
+        self._added += [self._element(element) for element in elements]
 
     def update(self, elements: Iterable[T]) -> None:
         """Replace the list; nothing removes it.
 
         :raises StateValueError: when an element is None, or does not fit the declared type
         """
-        self._added = [self._element(one) for one in elements]
+        self._added = [self._element(element) for element in elements]
         if not self._replaced:
             self._was_empty = self._before == []
         self._before, self._replaced = [], True
@@ -83,7 +83,7 @@ class ListState(State, Generic[T]):
 
     def flush(self) -> None:
         """Write what has changed."""
-        rows = [self.state_type.pack(one) for one in self._added]
+        rows = [self.state_type.pack(element) for element in self._added]
         if not self._replaced or self._was_empty:
             if rows:
                 self._store.append(rows)  # what was there keeps its age
@@ -131,8 +131,8 @@ class MapState(State, Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """Return a key's value, None when there is none."""
-        found = self._find(self._key(key))
-        return None if found is _ABSENT else self._given(found)
+        value = self._find(self._key(key))
+        return None if value is _ABSENT else self._given(value)
 
     def contains(self, key: K) -> bool:
         """Tell whether a key has a value."""
@@ -220,12 +220,12 @@ class MapState(State, Generic[K, V]):
         return cast("V", self.state_type.coerce(value) if self.state_type.copies else value)
 
     def _find(self, key: K) -> Any:
-        found = self._entries.get(key, _UNREAD)
-        if found is not _UNREAD:
-            return found
+        value = self._entries.get(key, _UNREAD)
+        if value is not _UNREAD:
+            return value
         row = None if self._whole else self._store.get(self.key_type.pack(key))
-        found = self._entries[key] = _ABSENT if row is None else self.state_type.unpack(row)
-        return found
+        value = self._entries[key] = _ABSENT if row is None else self.state_type.unpack(row)
+        return value
 
     def _read_all(self) -> None:
         if self._whole:

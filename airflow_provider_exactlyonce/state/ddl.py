@@ -96,9 +96,9 @@ def parse(text: str, *, distinct: bool = True) -> DataType:
         raise RefusedError(f"type {text!r}: say it in Spark's DDL, such as 'BIGINT'")
     reader = _DdlReader(text, distinct=distinct)
     single = len(reader.left) < 2 or reader.left[1] in ("<", "(")
-    found = reader.type() if single else DataType("STRUCT", fields=reader.fields())
+    parsed = reader.type() if single else DataType("STRUCT", fields=reader.fields())
     reader.end()
-    return found
+    return parsed
 
 
 def check_columns(text: str) -> None:
@@ -108,8 +108,8 @@ def check_columns(text: str) -> None:
     """
     if _BEYOND.search(text):
         return
-    found = parse(text, distinct=False)  # by a setting of Spark's, names that differ in case are two
-    if found.name != "STRUCT":
+    parsed = parse(text, distinct=False)  # by a setting of Spark's, names that differ in case are two
+    if parsed.name != "STRUCT":
         raise RefusedError(f"type {text!r}: names no columns, as in 'id BIGINT NOT NULL'")
 
 
@@ -144,24 +144,24 @@ class _DdlReader:
             return DataType(name)
         self._expect("<")
         if name == "STRUCT":
-            found = DataType(name, fields=self.fields())
+            data_type = DataType(name, fields=self.fields())
         else:
             inner = [self.type()]
             if name == "MAP":
                 self._expect(",")
                 inner.append(self.type())
-            found = DataType(name, inner=tuple(inner))
+            data_type = DataType(name, inner=tuple(inner))
         self._expect(">")
-        return found
+        return data_type
 
     def fields(self) -> tuple[Field, ...]:
-        found = [self._field()]
+        fields = [self._field()]
         while self._take(","):
-            found.append(self._field())
-        names = [one.name.lower() for one in found]
+            fields.append(self._field())
+        names = [field.name.lower() for field in fields]
         if self._distinct and len(set(names)) < len(names):
             raise RefusedError(f"type {self._text!r}: two of its fields have one name")
-        return tuple(found)
+        return tuple(fields)
 
     def _field(self) -> Field:
         name = self._next("a field's name")
@@ -199,5 +199,5 @@ class _DdlReader:
 
     def _expect(self, mark: str) -> None:
         if not self._take(mark):
-            found = self.left[0] if self.left else "its end"
-            raise RefusedError(f"type {self._text!r}: {mark} expected, {found} found")
+            token = self.left[0] if self.left else "its end"
+            raise RefusedError(f"type {self._text!r}: {mark} expected, {token} found")

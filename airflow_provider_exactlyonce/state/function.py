@@ -190,20 +190,20 @@ def states_of(function: KeyedProcessFunction[Any, Any]) -> dict[str, State]:
     """
     if not isinstance(function, KeyedProcessFunction):
         raise RefusedError(f"{function!r} is no KeyedProcessFunction; give an instance of a class that is one")
-    found = {name: one for name, one in inspect.getmembers_static(type(function)) if isinstance(one, State)}
+    states = {name: state for name, state in inspect.getmembers_static(type(function)) if isinstance(state, State)}
     for attribute, value in vars(function).items():
-        if isinstance(value, State) and attribute not in found:
+        if isinstance(value, State) and attribute not in states:
             raise RefusedError(
                 f"{type(function).__name__}: the state {attribute} is made by the instance. States are declared in the "
                 f"class: {attribute} = {type(value).__name__}(…)"
             )
     by_name: dict[str, str] = {}
-    for attribute, state in found.items():
+    for attribute, state in states.items():
         if (other := by_name.setdefault(state.name, attribute)) != attribute:
             raise RefusedError(
                 f"{type(function).__name__}: the states {other} and {attribute} have one name, {state.name!r}"
             )
-    return found
+    return states
 
 
 def output_of(function: KeyedProcessFunction[Any, Any]) -> DataType:

@@ -54,7 +54,7 @@ class KeyedHarness:
         self._function = function
         self._mode = time_mode_of(function)
         self._names = (key,) if isinstance(key, str) else tuple(key)
-        self._output = record_maker(tuple(one.name for one in output_of(function).fields))
+        self._output = record_maker(tuple(field.name for field in output_of(function).fields))
         if watermark_delay is not None and self._mode is not TimeMode.EVENT_TIME:
             raise RefusedError(f"watermark_delay={watermark_delay}: {type(function).__name__} has no event_time")
         self._delay = watermark_delay

@@ -71,8 +71,8 @@ class Memory:
 
     def due(self, until_milliseconds: int) -> list[tuple[int, Key]]:
         """Return the timers that are due, in the order of their times."""
-        found = [(at, key) for key, times in self.timers.items() for at in times if at <= until_milliseconds]
-        return sorted(found, key=lambda one: one[0])
+        due = [(at, key) for key, times in self.timers.items() for at in times if at <= until_milliseconds]
+        return sorted(due, key=lambda timer: timer[0])
 
 
 class _MemoryStore:

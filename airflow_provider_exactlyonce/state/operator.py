@@ -52,8 +52,8 @@ class KeyedOperator:
         """
         self._begin(key)
         process, context, row = self._function.process_element, self._context, self._row
-        for one in self._sorted(rows):
-            produced = process(one, context)
+        for element in self._sorted(rows):
+            produced = process(element, context)
             if produced is not None:
                 for given in produced:
                     yield row(given)

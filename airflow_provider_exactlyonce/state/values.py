@@ -56,30 +56,32 @@ def load(kind: DataType) -> Coerce | None:
     if kind.name == "STRUCT":
         return _loaded_struct(kind)
     if kind.name == "ARRAY" and (inner := load(kind.inner[0])):
-        return lambda value: None if value is None else [inner(one) for one in value]
-    if kind.name == "MAP" and any(load(one) for one in kind.inner):
-        key, of = (load(one) or _same for one in kind.inner)
-        return lambda value: None if value is None else {key(one): of(other) for one, other in value.items()}
+        return lambda value: None if value is None else [inner(element) for element in value]
+    if kind.name == "MAP" and any(load(part) for part in kind.inner):
+        key, convert = (load(part) or _same for part in kind.inner)
+        return lambda value: (
+            None if value is None else {key(map_key): convert(other) for map_key, other in value.items()}
+        )
     return None
 
 
 def to_arrow(kind: DataType) -> Coerce | None:
     """Return what makes a coerced value what Arrow takes, whose structs have names; None when it is that already."""
     if kind.name == "STRUCT":
-        fields = [(one.name, to_arrow(one.type) or _same) for one in kind.fields]
+        fields = [(field.name, to_arrow(field.type) or _same) for field in kind.fields]
         return lambda value: (
-            None if value is None else {name: to(one) for (name, to), one in zip(fields, value, strict=True)}
+            None if value is None else {name: to(item) for (name, to), item in zip(fields, value, strict=True)}
         )
     if kind.name == "ARRAY" and (inner := to_arrow(kind.inner[0])):
-        return lambda value: None if value is None else [inner(one) for one in value]
-    if kind.name == "MAP" and (of := to_arrow(kind.inner[1])):
-        return lambda value: None if value is None else {key: of(one) for key, one in value.items()}
+        return lambda value: None if value is None else [inner(element) for element in value]
+    if kind.name == "MAP" and (convert := to_arrow(kind.inner[1])):
+        return lambda value: None if value is None else {key: convert(item) for key, item in value.items()}
     return None
 
 
 def is_mutable(kind: DataType) -> bool:
     """Tell whether a caller could change a coerced value."""
-    return kind.name in ("ARRAY", "MAP") or any(is_mutable(one.type) for one in kind.fields)
+    return kind.name in ("ARRAY", "MAP") or any(is_mutable(field.type) for field in kind.fields)
 
 
 def check_key(kind: DataType, whose: str) -> None:
@@ -211,13 +213,13 @@ def _array(kind: DataType) -> Coerce:
             return None
         if not isinstance(value, list | tuple):
             raise TypeMismatchError(value, kind)
-        return [inner(one) for one in value]
+        return [inner(element) for element in value]
 
     return coerced
 
 
 def _map(kind: DataType) -> Coerce:
-    key, of = (coerce(one) for one in kind.inner)
+    key, convert = (coerce(part) for part in kind.inner)
 
     def coerced(value: Any) -> Any:
         if value is None:
@@ -226,23 +228,23 @@ def _map(kind: DataType) -> Coerce:
             raise TypeMismatchError(value, kind)
         if None in value:
             raise TypeMismatchError(value, kind, "None is no key")
-        return {key(one): of(other) for one, other in value.items()}
+        return {key(map_key): convert(other) for map_key, other in value.items()}
 
     return coerced
 
 
 def _struct(kind: DataType) -> Coerce:
-    fields = [(one, coerce(one.type)) for one in kind.fields]
+    fields = [(field, coerce(field.type)) for field in kind.fields]
     count = len(fields)
-    names = [one.name for one in kind.fields]
+    names = [field.name for field in kind.fields]
 
     def coerced(value: Any) -> Any:
         if value is None:
             return None
-        found = value if type(value) is tuple else values_of(value, names)
-        if found is None or len(found) != count:
+        items = value if type(value) is tuple else values_of(value, names)
+        if items is None or len(items) != count:
             raise TypeMismatchError(value, kind, f"{count} fields")
-        return tuple([_required(field, fits(one)) for (field, fits), one in zip(fields, found, strict=True)])
+        return tuple([_required(field, fits(item)) for (field, fits), item in zip(fields, items, strict=True)])
 
     return coerced
 
@@ -269,13 +271,13 @@ def _required(field: Field, value: Any) -> Any:
 
 
 def _loaded_struct(kind: DataType) -> Coerce:
-    loads = [load(one.type) or _same for one in kind.fields]
+    loads = [load(field.type) or _same for field in kind.fields]
 
     def loaded(value: Any) -> Any:
         if value is None:
             return None
         # Spark gives a struct as a row, and as a dictionary where it comes straight out of Arrow.
         fields = value.values() if isinstance(value, dict) else value
-        return tuple([one(other) for one, other in zip(loads, fields, strict=True)])
+        return tuple([convert(other) for convert, other in zip(loads, fields, strict=True)])
 
     return loaded

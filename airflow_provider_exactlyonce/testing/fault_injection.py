@@ -142,7 +142,7 @@ class Seam:
         if self._unanswered:
             self._unanswered -= 1
             raise InjectedFaultError(f"{step}: no answer")
-        fault = next((one for one in self._faults if (one.step, one.call) == (step, self.calls[step])), None)
+        fault = next((fault for fault in self._faults if (fault.step, fault.call) == (step, self.calls[step])), None)
         if fault is None:
             return act()
         self.met.append(fault)
@@ -384,8 +384,8 @@ class _Stage:
 
     def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
         self.batches: Final = batches
-        self.told: dict[str, str | None] = {}
-        self.sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=self.told.__setitem__))
+        self.properties: dict[str, str | None] = {}
+        self.sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=self.properties.__setitem__))
 
 
 class _Sinks(BatchTransaction):
@@ -413,7 +413,7 @@ class _TasksHere(TransactionalWriter):
 
     @override
     def _run_job(self, stage: Any, *_: object, **__: object) -> list[Any]:
-        (described,) = stage.told.values() or (None,)
+        (described,) = stage.properties.values() or (None,)
         answers = []
         try:
             for task, rows in enumerate(stage.batches):
@@ -592,9 +592,11 @@ def doubts() -> list[tuple[Fault, Fault]]:
 
 
 def pairs(faults: Sequence[Fault]) -> Iterator[tuple[Fault, Fault]]:
-    """Yield all pairs of faults at two different calls."""
+    """Yield all pairs of faults at second different calls."""
     return (
-        (one, two) for one, two in itertools.combinations(faults, 2) if (one.step, one.call) != (two.step, two.call)
+        (first, second)
+        for first, second in itertools.combinations(faults, 2)
+        if (first.step, first.call) != (second.step, second.call)
     )
 
 

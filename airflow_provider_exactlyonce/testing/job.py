@@ -71,12 +71,12 @@ class JobBatch:
     @property
     def values(self) -> list[Any]:
         """The Kafka sink's values, decoded."""
-        return [one.json for one in self.records]
+        return [record.json for record in self.records]
 
     @property
     def ordered(self) -> tuple[object, ...]:
         """The same whatever the order of the rows is."""
-        rows = {name: sorted(map(repr, of)) for name, of in self.rows.items()}
+        rows = {name: sorted(map(repr, rows)) for name, rows in self.rows.items()}
         return self.number, sorted(map(repr, self.records)), rows, sorted(map(repr, self.bad))
 
 
@@ -182,16 +182,16 @@ class _Query:
             written = self._records(kept) + self._misfits(folder, number)
             sink = self._pipeline.sink
             bad_topic = sink.bad_topic if sink else None
-            is_bad = [bad_topic is not None and one.topic == bad_topic for one in written]
+            is_bad = [bad_topic is not None and record.topic == bad_topic for record in written]
             self._done.append(
                 JobBatch(
                     number=number,
-                    records=[one for one, bad in zip(written, is_bad, strict=True) if not bad],
+                    records=[record for record, bad in zip(written, is_bad, strict=True) if not bad],
                     rows={
                         name: [row.asDict(recursive=True) for row in rows.collect()]
                         for name, rows in self._pipeline.routes.other_rows(kept).items()
                     },
-                    bad=[one for one, bad in zip(written, is_bad, strict=True) if bad],
+                    bad=[record for record, bad in zip(written, is_bad, strict=True) if bad],
                 )
             )
         except Exception as error:  # the query's own error has the plan's text, in which every mark is
@@ -210,13 +210,13 @@ class _Query:
         """Return the batch's source records that do not fit, where they go to a topic of their own."""
         if not self._diverts or number >= len(self._given):
             return []
-        found, sink = [], self._pipeline.kafka_sink("a topic for bad records")
+        misfits, sink = [], self._pipeline.kafka_sink("a topic for bad records")
         for position, source in enumerate(self._pipeline.sources.values()):
             if source.schema is None:
                 continue
             path = str(folder / f"source-{position}" / _file(number))
-            found += _outputs(source.misfits(self._spark.read.parquet(path)), sink.bad_topic)
-        return found
+            misfits += _outputs(source.misfits(self._spark.read.parquet(path)), sink.bad_topic)
+        return misfits
 
 
 def _by_source(pipeline: PipelineDefinition, batch: BatchInput) -> Mapping[str, Sequence[Given]]:
@@ -251,15 +251,15 @@ def _output(row: Mapping[str, Any], topic: str | None) -> OutputRecord:
         topic=row.get("topic", topic),
         key=as_bytes(row["key"]),
         value=as_bytes(row["value"]),
-        headers=tuple((one["key"], bytes.fromhex(one["value"])) for one in row.get("headers") or ()),
+        headers=tuple((header["key"], bytes.fromhex(header["value"])) for header in row.get("headers") or ()),
         partition=row.get("partition"),
         timestamp=row.get("timestamp"),
     )
 
 
 def _compare(name: str, first: Sequence[JobBatch], second: Sequence[JobBatch]) -> None:
-    for one, other in zip(first, second, strict=False):
-        if one.ordered != other.ordered:
-            raise DivergedError(f"batch {one.number} of {name} gave {one}; run again it gave {other}")
+    for batch, other in zip(first, second, strict=False):
+        if batch.ordered != other.ordered:
+            raise DivergedError(f"batch {batch.number} of {name} gave {batch}; run again it gave {other}")
     if len(first) != len(second):
         raise DivergedError(f"{name} ran in {len(first)} batches, and run again in {len(second)}")

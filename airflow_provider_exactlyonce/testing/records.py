@@ -55,18 +55,19 @@ def write(path: Path, topics: SourceTopics, first: int, given: Sequence[Given]) 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    records = [record_of(one) for one in given]
+    records = [record_of(record) for record in given]
     header = pa.struct([("key", pa.string()), ("value", pa.binary())])
     columns = {
-        "key": pa.array([one.key for one in records], pa.binary()),
-        "value": pa.array([one.value for one in records], pa.binary()),
-        "topic": pa.array([_topic(one, topics) for one in records], pa.string()),
+        "key": pa.array([record.key for record in records], pa.binary()),
+        "value": pa.array([record.value for record in records], pa.binary()),
+        "topic": pa.array([_topic(record, topics) for record in records], pa.string()),
         "partition": pa.array([0] * len(records), pa.int32()),
         "offset": pa.array(range(first, first + len(records)), pa.int64()),
-        "timestamp": pa.array([one.timestamp for one in records], pa.timestamp("us", tz="UTC")),
+        "timestamp": pa.array([record.timestamp for record in records], pa.timestamp("us", tz="UTC")),
         "timestampType": pa.array([0] * len(records), pa.int32()),
         "headers": pa.array(
-            [[{"key": key, "value": value} for key, value in one.headers] or None for one in records], pa.list_(header)
+            [[{"key": key, "value": value} for key, value in record.headers] or None for record in records],
+            pa.list_(header),
         ),
     }
     pq.write_table(pa.table(columns), path)

@@ -110,7 +110,11 @@ class SinkConformance:
         first = commit * 1000 + task * 100
         ids = list(range(first, first + _ROWS // TASKS))
         return pa.RecordBatch.from_pydict(
-            {"id": pa.array(ids, pa.int64()), "k": [f"k{one % 5}" for one in ids], "v": [one / 4 for one in ids]}
+            {
+                "id": pa.array(ids, pa.int64()),
+                "k": [f"k{number % 5}" for number in ids],
+                "v": [number / 4 for number in ids],
+            }
         )
 
     # A commit and what it makes visible
@@ -149,11 +153,11 @@ class SinkConformance:
             open_writer, attempt = committer.open_writer(), _attempt(1, 1)
             committer.begin(attempt)
             self._write(open_writer, attempt, 0)
-            told = [self._write(open_writer, attempt, task) for task in range(TASKS)]
+            results = [self._write(open_writer, attempt, task) for task in range(TASKS)]
             lost = open_writer(attempt, 1)
             lost.write(self.make_rows(1, 1))
             lost.close()
-            committer.pre_commit(told)
+            committer.pre_commit(results)
             committer.commit(self._entry(1, 1))
             committer.settled(1)
             self._expect(sink, 1, "after a batch whose first task ran twice")
@@ -167,12 +171,12 @@ class SinkConformance:
                 empty = replace(self._entry(commit, 1), rows=0, digest=0)
                 attempt = _attempt(1, commit)
                 committer.begin(attempt)
-                told = []
+                results = []
                 for task in range(tasks):
                     writer = committer.open_writer()(attempt, task)
-                    told.append(writer.finish())
+                    results.append(writer.finish())
                     writer.close()
-                committer.pre_commit(told)
+                committer.pre_commit(results)
                 committer.commit(empty)
                 committer.settled(commit)
                 _same(committer.tail(), empty, "the newest entry after a batch without rows")
@@ -249,14 +253,14 @@ class SinkConformance:
     def test_pipelines_that_share_a_target_do_not_meet(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
         other = replace(context_in(tmp_path), pipeline="conformance-other", home=tmp_path / "other")
-        with closing(self._opened(sink, tmp_path)) as one, closing(self._opened(sink, tmp_path, other)) as two:
-            one.claim(5)
-            self._commit(one, run=5, commit=1)
-            _same(two.claim(1), None, "what another pipeline's claim returns")
-            self._stage(one, run=5, commit=2)
-            two.claim(2)
-            one.commit(self._entry(2, 5))
-            one.settled(2)
+        with closing(self._opened(sink, tmp_path)) as first, closing(self._opened(sink, tmp_path, other)) as second:
+            first.claim(5)
+            self._commit(first, run=5, commit=1)
+            _same(second.claim(1), None, "what another pipeline's claim returns")
+            self._stage(first, run=5, commit=2)
+            second.claim(2)
+            first.commit(self._entry(2, 5))
+            first.settled(2)
         self._expect(sink, 2, "after another pipeline's claim")
 
     # Calls that fail
@@ -484,11 +488,11 @@ class SinkConformance:
         writer = committer.open_writer()(attempt, 0)
         writer.write(self.make_rows(1, 0))
         yield "write"
-        told = [writer.finish()]
+        results = [writer.finish()]
         writer.close()
-        told += [self._write(committer.open_writer(), attempt, task) for task in range(1, TASKS)]
+        results += [self._write(committer.open_writer(), attempt, task) for task in range(1, TASKS)]
         yield "finish"
-        committer.pre_commit(told)
+        committer.pre_commit(results)
         yield "pre_commit"
         committer.commit(self._entry(1, 1))
         yield "commit"
@@ -515,7 +519,7 @@ class SinkConformance:
 
         status = _wait(_forked(live, folder))
         if not os.WIFSIGNALED(status):
-            raise AssertionError(f"the process failed before {step}: {_told(folder)}")
+            raise AssertionError(f"the process failed before {step}: {_child_output(folder)}")
 
     def _calls(self, tmp_path: Path, step: str) -> list[int]:
         """Return some of the calls that a step makes, spread over it: the first, the last, and between."""
@@ -533,7 +537,7 @@ class SinkConformance:
 
         status = _wait(_forked(live, folder))
         if status != 0:
-            raise AssertionError(f"{step} failed without a crash: {_told(folder)}")
+            raise AssertionError(f"{step} failed without a crash: {_child_output(folder)}")
         calls = int(counted.read_text())
         some = min(self.kills, calls)
         return sorted({1 + round(number * (calls - 1) / max(1, some - 1)) for number in range(some)})
@@ -557,7 +561,7 @@ class SinkConformance:
             raise AssertionError(f"the claim beside a commit that is frozen at call {call} gave {claimed}")
         ended = os.waitstatus_to_exitcode(status)
         if ended not in (0, _REFUSED):
-            raise AssertionError(f"the commit that was frozen at call {call} failed: {_told(folder)}")
+            raise AssertionError(f"the commit that was frozen at call {call} failed: {_child_output(folder)}")
         return claimed[0], ended
 
 
@@ -575,20 +579,20 @@ def _row(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, repr(value)) for name, value in row.items()))
 
 
-def _same(found: object, expected: object, what: str) -> None:
-    if found != expected:
-        raise AssertionError(f"{what} is {found!r}, not {expected!r}")
+def _same(actual: object, expected: object, what: str) -> None:
+    if actual != expected:
+        raise AssertionError(f"{what} is {actual!r}, not {expected!r}")
 
 
 def _same_rows(
-    found: Iterable[Mapping[str, Any]], given: Iterable[pa.RecordBatch], when: str, *, early: bool = False
+    rows: Iterable[Mapping[str, Any]], given: Iterable[pa.RecordBatch], when: str, *, early: bool = False
 ) -> None:
     """Compare rows, whatever their order.
 
     :param early: rows that are not committed may be seen, too, by their keys once
     """
     expected = Counter(_row(row) for rows in given for row in rows.to_pylist())
-    counted = Counter(_row(row) for row in found)
+    counted = Counter(_row(row) for row in rows)
     if early and expected <= counted:
         return
     missing, more = expected - counted, counted - expected
@@ -599,8 +603,8 @@ def _same_rows(
         )
 
 
-def _names(found: Iterable[str], commit: str, what: str) -> None:
-    texts = list(found)
+def _names(audited: Iterable[str], commit: str, what: str) -> None:
+    texts = list(audited)
     if not any(commit in text for text in texts):
         raise AssertionError(f"the audit of {what} does not name it: {texts}")
 
@@ -657,8 +661,8 @@ def _wait(child: int, options: int = 0) -> int:
     """Wait for a child's end, or stop; kills it when it takes too long."""
     until = time.monotonic() + _CHILD_SECONDS
     while True:
-        found, status = os.waitpid(child, options | os.WNOHANG)
-        if found:
+        ended, status = os.waitpid(child, options | os.WNOHANG)
+        if ended:
             return status
         if time.monotonic() > until:
             os.kill(child, signal.SIGKILL)
@@ -667,6 +671,6 @@ def _wait(child: int, options: int = 0) -> int:
         time.sleep(0.002)
 
 
-def _told(folder: Path) -> str:
+def _child_output(folder: Path) -> str:
     file = folder / "child.txt"
     return file.read_text() if file.exists() else "it said nothing"

@@ -40,10 +40,10 @@ def present(config: Mapping[str, Any], topics: Iterable[str]) -> dict[str, dict[
     :raises ExactlyOnceError: when a topic does not exist
     """
     offsets = StableOffsets(config)
-    found: dict[str, dict[str, int]] = {}
+    ends_by_topic: dict[str, dict[str, int]] = {}
     for (topic, partition), end in offsets.ends(offsets.partitions(topics)).items():
-        found.setdefault(topic, {})[str(partition)] = end
-    return found
+        ends_by_topic.setdefault(topic, {})[str(partition)] = end
+    return ends_by_topic
 
 
 class Decisions:
@@ -68,7 +68,7 @@ class Decisions:
         except MissingPartitionError as error:
             if len(wanted) == 1:
                 return dict.fromkeys(wanted, error)
-        return {name: found for one in wanted for name, found in self.undecided({one: wanted[one]}).items()}
+        return {name: answer for waiter in wanted for name, answer in self.undecided({waiter: wanted[waiter]}).items()}
 
     def blockers(self, waiting: Iterable[Undecided]) -> Blockers:
         """Find out who holds partitions back."""
@@ -76,21 +76,24 @@ class Decisions:
 
     def _undecided(self, wanted: Mapping[str, Targets]) -> dict[str, list[Undecided] | ExactlyOnceError]:
         places = {name: _places(targets) for name, targets in wanted.items()}
-        stable = self._offsets.last_stable({place for of in places.values() for place in of})
-        behind = {name: [place for place in sorted(of) if stable[place] < of[place]] for name, of in places.items()}
-        ends = self._offsets.ends({place for of in behind.values() for place in of})
-        found: dict[str, list[Undecided] | ExactlyOnceError] = {}
-        for name, of in behind.items():
+        stable = self._offsets.last_stable({place for partitions in places.values() for place in partitions})
+        behind = {
+            name: [place for place in sorted(partitions) if stable[place] < partitions[place]]
+            for name, partitions in places.items()
+        }
+        ends = self._offsets.ends({place for partitions in behind.values() for place in partitions})
+        answers: dict[str, list[Undecided] | ExactlyOnceError] = {}
+        for name, partitions in behind.items():
             targets = places[name]
-            short = [place for place in of if ends[place] < targets[place]]
+            short = [place for place in partitions if ends[place] < targets[place]]
             if short:
-                found[name] = _other_topic(short[0], ends[short[0]], targets[short[0]])
+                answers[name] = _other_topic(short[0], ends[short[0]], targets[short[0]])
             else:
-                found[name] = [
+                answers[name] = [
                     Undecided(topic=place[0], partition=place[1], last_stable=stable[place], target=targets[place])
-                    for place in of
+                    for place in partitions
                 ]
-        return found
+        return answers
 
 
 class Blockers:
@@ -107,14 +110,14 @@ class Blockers:
         self._unknown = ""
         self._inside: list[Hanging] = []
         self._known: dict[int, Transaction] = {}
-        places = {(one.topic, one.partition) for one in waiting}
+        places = {(partition.topic, partition.partition) for partition in waiting}
         if not places:
             return
         try:
             with WireClient(config) as client:
                 transactions = Transactions(client)
                 self._inside = transactions.open_in(places)
-                self._known = {one.producer_id: one for one in transactions.open()}
+                self._known = {transaction.producer_id: transaction for transaction in transactions.open()}
         except (ExactlyOnceError, UnansweredError) as error:
             self._unknown = f"who holds it back can't be said: {error}"
 
@@ -122,11 +125,11 @@ class Blockers:
         """Say who holds these partitions back, and for how long, a sentence each, oldest first."""
         if self._unknown:
             return [self._unknown]
-        targets: dict[Place, int] = {(one.topic, one.partition): one.target for one in waiting}
+        targets: dict[Place, int] = {(partition.topic, partition.partition): partition.target for partition in waiting}
         held: dict[int, list[Hanging]] = {}
-        for one in self._inside:
-            if one.first_offset < targets.get((one.topic, one.partition), 0):
-                held.setdefault(one.producer_id, []).append(one)
+        for hanging in self._inside:
+            if hanging.first_offset < targets.get((hanging.topic, hanging.partition), 0):
+                held.setdefault(hanging.producer_id, []).append(hanging)
         order = sorted(
             held, key=lambda number: self._known[number].started_milliseconds if number in self._known else 0
         )
@@ -134,7 +137,7 @@ class Blockers:
 
 
 def _places(targets: Targets) -> dict[Place, int]:
-    return {(topic, int(number)): end for topic, of in targets.items() for number, end in of.items()}
+    return {(topic, int(number)): end for topic, ends in targets.items() for number, end in ends.items()}
 
 
 def _other_topic(place: Place, end: int, wanted: int) -> RefusedError:
@@ -145,13 +148,13 @@ def _other_topic(place: Place, end: int, wanted: int) -> RefusedError:
 
 
 def _sentence(transaction: Transaction | None, parts: Sequence[Hanging]) -> str:
-    where = ", ".join(f"{one.topic}-{one.partition} from offset {one.first_offset}" for one in parts)
+    where = ", ".join(f"{part.topic}-{part.partition} from offset {part.first_offset}" for part in parts)
     if transaction is not None:
         age = transaction.age_seconds()
         since = "just opened" if age is None else f"open for {age:.0f} s"
         ends = f"it times out after {transaction.timeout_milliseconds / 1000:.0f} s"
         return f"transactional id {transaction.transactional_id} ({since}, {transaction.state}; {ends}) holds {where}"
-    written = max(one.written_milliseconds for one in parts)
+    written = max(part.written_milliseconds for part in parts)
     silent = f"has not written for {max(0.0, time.time() - written / 1000):.0f} s"
     return (
         f"producer id {parts[0].producer_id}, which {silent} and whose transactional id can't be seen, holds {where}: "

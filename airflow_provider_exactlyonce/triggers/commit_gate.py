@@ -82,13 +82,13 @@ def _said(gate: Gate, answer: GateAnswer | Exception) -> CheckResult | Exception
     if isinstance(answer, Exception):
         return answer
     if answer.open:
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "pipeline": gate.pipeline,
             "commit": answer.commit,
             "idle": answer.idle,
             "late_rows": answer.late_rows,
         }
-        return CheckResult(found=found)
+        return CheckResult(found=result)
     missing = f"{gate.pipeline}: {answer.missing}"
     if answer.target != gate.target:
         return CheckResult(missing=missing, fixed={**dict.fromkeys(TARGETS), **answer.target.to_json()})

@@ -142,8 +142,8 @@ class CommittedRangesTrigger(BaseEventTrigger):
 
     async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
         """Fire with every range."""
-        async for found in shared_stream:
-            yield TriggerEvent(found)  # type: ignore[no-untyped-call]
+        async for payload in shared_stream:
+            yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Never run: it always shares a stream.

@@ -37,11 +37,18 @@ class TransactionsChecker(Checker):
             elif answer:
                 waiting[name] = answer
             else:
-                results[name] = CheckResult(found={"offsets": {topic: dict(of) for topic, of in targets[name].items()}})
+                results[name] = CheckResult(
+                    found={"offsets": {topic: dict(partitions) for topic, partitions in targets[name].items()}}
+                )
         blockers = (
-            self._decisions.blockers(partition for of in waiting.values() for partition in of) if diagnose else None
+            self._decisions.blockers(partition for undecided in waiting.values() for partition in undecided)
+            if diagnose
+            else None
         )
-        return {**results, **{name: CheckResult(missing=_said(of, blockers)) for name, of in waiting.items()}}
+        return {
+            **results,
+            **{name: CheckResult(missing=_said(undecided, blockers)) for name, undecided in waiting.items()},
+        }
 
     def _close(self) -> None:
         self._decisions = None

@@ -99,13 +99,13 @@ class PollingTrigger(BaseTrigger):
                 if throttle.allow():
                     self.log.info("waiting: %s", now.missing)
 
-    async def _push(self, found: Mapping[str, Any] | None) -> None:
+    async def _push(self, value: Mapping[str, Any] | None) -> None:
         """Return the result as a worker does; in the event Airflow 3.3.2 would store it as a text that holds JSON."""
         from airflow.sdk.execution_time.xcom import XCom
 
         task: Any = self.task_instance
         place = {"dag_id": task.dag_id, "task_id": task.task_id, "run_id": task.run_id, "map_index": task.map_index}
-        await XCom.aset("return_value", found, **place)
+        await XCom.aset("return_value", value, **place)
 
     def _deadline(self) -> float:
         if self.deadline is not None:

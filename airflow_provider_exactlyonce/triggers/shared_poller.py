@@ -111,13 +111,13 @@ class Subscription:
         self.poller, self.subject, self.seconds = poller, subject, seconds
         self.name = name_of(subject)
         self._latest: CheckResult | Exception | None = None
-        self._told = asyncio.Event()
+        self._has_news = asyncio.Event()
 
     def tell(self, news: CheckResult | Exception) -> None:
         """Say what has been found, if it is news, or why nothing can be."""
         if news != self._latest:
             self._latest = news
-            self._told.set()
+            self._has_news.set()
 
     async def changed(self, seconds: float) -> CheckResult | None:
         """Wait for news; None when there are none for so long.
@@ -125,10 +125,10 @@ class Subscription:
         :raises Exception: when checking has failed for a reason that a checker does not expect
         """
         try:
-            await asyncio.wait_for(self._told.wait(), seconds)
+            await asyncio.wait_for(self._has_news.wait(), seconds)
         except TimeoutError:
             return None
-        self._told.clear()
+        self._has_news.clear()
         if isinstance(self._latest, Exception):
             raise self._latest
         return self._latest

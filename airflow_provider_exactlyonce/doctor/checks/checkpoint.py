@@ -22,26 +22,26 @@ _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 def is_whole(facts: Facts) -> Iterator[Finding]:
     """Check the checkpoint's files, as a start does."""
-    found = facts.checkpoint
-    misfit = facts.misfit(found.lineage) if found is not None and facts.reachable else None
-    if found is None or (misfit is not None and misfit.is_of_lineage):
+    checkpoint_facts = facts.checkpoint
+    misfit = facts.misfit(checkpoint_facts.lineage) if checkpoint_facts is not None and facts.reachable else None
+    if checkpoint_facts is None or (misfit is not None and misfit.is_of_lineage):
         return  # it isn't the one that the pipeline goes on from
-    path = found.checkpoint.path
-    if found.foreign is not None:
+    path = checkpoint_facts.checkpoint.path
+    if checkpoint_facts.foreign is not None:
         yield Finding(
             "foreign-checkpoint",
-            found.foreign,
+            checkpoint_facts.foreign,
             f"move it away and put the lineage's own back from a copy, or: exactlyonce restore {facts.pipeline}",
         )
         return
-    if found.query_id_lost:
+    if checkpoint_facts.query_id_lost:
         yield Finding(
             "query-id-lost",
             f"{path}/metadata is missing or torn; the home knows what it said",
             "nothing: the next start writes it again",
             Remedy.REBUILD,
         )
-    restart = found.restart
+    restart = checkpoint_facts.restart
     if restart is None or restart.source is RestartSource.CHECKPOINT:
         return
     if restart.source is RestartSource.NOTHING:
@@ -77,12 +77,12 @@ def is_whole(facts: Facts) -> Iterator[Finding]:
 
 def fits_ledger(facts: Facts) -> Iterator[Finding]:
     """Compare checkpoint and ledger; of a pipeline that runs, its driver has."""
-    found, tail = facts.checkpoint, facts.tail
-    if found is None or tail is None or tail.claim is None or facts.runs or not _belongs(facts):
+    checkpoint_facts, tail = facts.checkpoint, facts.tail
+    if checkpoint_facts is None or tail is None or tail.claim is None or facts.runs or not _belongs(facts):
         return
-    if found.restart is None or found.restart.source is not RestartSource.CHECKPOINT:
+    if checkpoint_facts.restart is None or checkpoint_facts.restart.source is not RestartSource.CHECKPOINT:
         return  # what is torn comes first
-    checkpoint, lineage = found.checkpoint, found.lineage
+    checkpoint, lineage = checkpoint_facts.checkpoint, checkpoint_facts.lineage
     try:
         check_not_ahead(checkpoint, lineage, tail)
     except RefusedError as error:
@@ -92,7 +92,7 @@ def fits_ledger(facts: Facts) -> Iterator[Finding]:
             "find the ledger's cluster, or put home and ledger back from one backup; never start it like this",
         )
         return
-    record, batch = facts.history.done if facts.history else None, found.restart.batch
+    record, batch = facts.history.done if facts.history else None, checkpoint_facts.restart.batch
     offsets = _offsets(checkpoint, batch) if batch is not None else None
     if record is not None and offsets is not None and not offsets.same_sources(parse_offsets(record.offsets)):
         yield Finding(
@@ -104,18 +104,18 @@ def fits_ledger(facts: Facts) -> Iterator[Finding]:
             _restore(facts),
         )
         return
-    yield from _behind(facts, found)
+    yield from _behind(facts, checkpoint_facts)
 
 
 def _belongs(facts: Facts) -> bool:
     return facts.home is not None and facts.misfit(facts.home.lineage) is None
 
 
-def _behind(facts: Facts, found: CheckpointFacts) -> Iterator[Finding]:
+def _behind(facts: Facts, checkpoint_facts: CheckpointFacts) -> Iterator[Finding]:
     tail = facts.tail
     if tail is None:
         return
-    checkpoint, lineage = found.checkpoint, found.lineage
+    checkpoint, lineage = checkpoint_facts.checkpoint, checkpoint_facts.lineage
     restored = tail.commit is not None and tail.commit.lineage != lineage.id
     newest = checkpoint.newest_commit()
     done = lineage.commit_of(-1 if newest is None else newest)
@@ -154,7 +154,7 @@ def _behind(facts: Facts, found: CheckpointFacts) -> Iterator[Finding]:
             "nothing: the next start builds its state again and writes nothing",
         )
     if done == facts.newest:
-        yield from _planned(facts, found)
+        yield from _planned(facts, checkpoint_facts)
 
 
 def _restore(facts: Facts) -> Remedy | None:
@@ -174,9 +174,9 @@ def _missing(facts: Facts, done: int) -> str | None:
     return f"{gone.topic}-{gone.partition}, offsets {gone.start} to {gone.end - 1}, of commit {gone.commit}, is gone"
 
 
-def _planned(facts: Facts, found: CheckpointFacts) -> Iterator[Finding]:
+def _planned(facts: Facts, checkpoint_facts: CheckpointFacts) -> Iterator[Finding]:
     """Judge what is planned and not committed: as a rule the batch that a stop has left to the next start."""
-    checkpoint, lineage = found.checkpoint, found.lineage
+    checkpoint, lineage = checkpoint_facts.checkpoint, checkpoint_facts.lineage
     committed = lineage.batch_of(facts.newest)
     planned = [batch for batch in checkpoint.batches("offsets") if batch > committed]
     if not planned:

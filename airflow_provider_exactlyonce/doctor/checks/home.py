@@ -34,12 +34,12 @@ def fits(facts: Facts) -> Iterator[Finding]:
     elif home.lost is not None or (home.lineage is None and home.identity is not None and _is_ours(facts, home)):
         what = home.lost or f"{home.home.path}/current is missing, and the home has lineages"
         yield _pointing(facts, home, "lineage-lost", what)
-    elif facts.reachable and not any(one.name == "ledger-unreadable" for one in facts.unseen):
-        found = facts.misfit(home.lineage)
-        if found is not None and found.is_of_lineage:
-            yield _pointing(facts, home, found.name, found.message)
-        elif found is not None:
-            yield Finding(found.name, found.message, _DO[found.name])
+    elif facts.reachable and not any(finding.name == "ledger-unreadable" for finding in facts.unseen):
+        mismatch = facts.misfit(home.lineage)
+        if mismatch is not None and mismatch.is_of_lineage:
+            yield _pointing(facts, home, mismatch.name, mismatch.message)
+        elif mismatch is not None:
+            yield Finding(mismatch.name, mismatch.message, _DO[mismatch.name])
         elif (facts.tail is None or facts.tail.claim is None) and not facts.runs:
             yield Finding(
                 "ledger-missing",

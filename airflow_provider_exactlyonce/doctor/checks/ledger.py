@@ -32,7 +32,9 @@ def leaves_out_late_rows(facts: Facts) -> Iterator[Finding]:
     if newest is None or not newest.late_total:
         return
     where = "they are only counted" if newest.late_topic is None else f"they go to {newest.late_topic}"
-    in_newest = "".join(f", {one.rows:,} in it by operator {one.operator} ({one.name})" for one in newest.late or ())
+    in_newest = "".join(
+        f", {late.rows:,} in it by operator {late.operator} ({late.name})" for late in newest.late or ()
+    )
     yield Finding(
         "late-rows",
         f"up to commit {newest.commit} operators have left out {newest.late_total:,} rows behind their watermark"

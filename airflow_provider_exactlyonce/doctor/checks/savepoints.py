@@ -12,10 +12,10 @@ from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
 
 def are_whole(facts: Facts) -> Iterator[Finding]:
     """Check the savepoints' bytes, and look for what interrupted saves, verifications and deletes have left."""
-    found = facts.savepoints
-    if found is None:
+    savepoints = facts.savepoints
+    if savepoints is None:
         return
-    for name, why in found.damaged.items():
+    for name, why in savepoints.damaged.items():
         yield Finding(
             "savepoint-damaged",
             f"savepoint {name} is damaged: {why}",
@@ -23,7 +23,7 @@ def are_whole(facts: Facts) -> Iterator[Finding]:
             Remedy.SET_ASIDE,
             name,
         )
-    for name in found.leftovers:
+    for name in savepoints.leftovers:
         yield Finding(
             "unfinished-savepoint",
             f"{name} is left of a savepoint that was interrupted while it was taken, verified or deleted",
@@ -34,11 +34,11 @@ def are_whole(facts: Facts) -> Iterator[Finding]:
 
 def can_be_restored(facts: Facts) -> Iterator[Finding]:
     """Check that each savepoint is of this pipeline's past, and that what followed it can be run again."""
-    found, tail = facts.savepoints, facts.tail
-    if found is None or tail is None:
+    savepoints, tail = facts.savepoints, facts.tail
+    if savepoints is None or tail is None:
         return
-    ours = [one for one in found.whole if one.pipeline == facts.pipeline]
-    for savepoint in found.whole:
+    ours = [savepoint for savepoint in savepoints.whole if savepoint.pipeline == facts.pipeline]
+    for savepoint in savepoints.whole:
         if savepoint.pipeline != facts.pipeline:
             yield Finding(
                 "savepoint-of-another-pipeline",
@@ -82,7 +82,7 @@ def _replayable(facts: Facts, savepoint: Savepoint, *, is_newest: bool) -> Itera
             Remedy.SAVE if is_newest else None,
         )
         return
-    starts = {topic: {p: start for p, (start, _) in of.items()} for topic, of in stretch.starts.items()}
+    starts = {topic: {p: start for p, (start, _) in partitions.items()} for topic, partitions in stretch.starts.items()}
     soon = expiry.first(facts, starts)
     if soon is not None and is_newest:
         yield Finding(

@@ -35,9 +35,12 @@ def keep_unread_input(facts: Facts) -> Iterator[Finding]:
     topics, commit = facts.topics, facts.tail.commit if facts.tail else None
     if topics is None or commit is None or topics.recreated is not None:
         return
-    ends = {topic: {partition: end for partition, (_, end) in of.items()} for topic, of in commit.source.items()}
-    for topic, of in ends.items():
-        for partition, end in of.items():
+    ends = {
+        topic: {partition: end for partition, (_, end) in partitions.items()}
+        for topic, partitions in commit.source.items()
+    }
+    for topic, partitions in ends.items():
+        for partition, end in partitions.items():
             earliest = topics.earliest.get(topic, {}).get(partition, end)
             if earliest > end:
                 yield Finding(

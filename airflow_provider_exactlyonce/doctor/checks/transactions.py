@@ -14,10 +14,10 @@ _PATIENCE_SECONDS: Final = 10.0
 
 def own_is_ended(facts: Facts) -> Iterator[Finding]:
     """Check that nothing of the pipeline's is open while it does not run."""
-    found = facts.transactions
-    if found is None or facts.runs:
+    transactions = facts.transactions
+    if transactions is None or facts.runs:
         return
-    own, claim = found.own, facts.tail.claim if facts.tail else None
+    own, claim = transactions.own, facts.tail.claim if facts.tail else None
     if own is None:
         if claim is not None:
             yield Finding(
@@ -26,12 +26,12 @@ def own_is_ended(facts: Facts) -> Iterator[Finding]:
                 "than transactional.id.expiration.ms",
                 "nothing: the next start gets a new producer, and the ledger tells what is committed",
             )
-    elif own.is_open and own.transactional_id not in found.alive:
+    elif own.is_open and own.transactional_id not in transactions.alive:
         places = ", ".join(f"{topic}-{partition}" for topic, partition in own.partitions[:5])
         yield Finding(
             "open-transaction",
             f"{own.transactional_id} is open for {own.age_seconds() or 0:.0f} s, and no driver runs: readers of "
-            f"committed records wait in {places}, {_held(found, own.partitions)} offsets behind",
+            f"committed records wait in {places}, {_held(transactions, own.partitions)} offsets behind",
             f"start the pipeline, or: exactlyonce transactions abort {own.transactional_id}",
             Remedy.ABORT,
         )
@@ -39,32 +39,33 @@ def own_is_ended(facts: Facts) -> Iterator[Finding]:
 
 def others_are_ended(facts: Facts) -> Iterator[Finding]:
     """Check for open transactions of others, and for those that nobody will end."""
-    found = facts.transactions
-    if found is None:
+    transactions = facts.transactions
+    if transactions is None:
         return
-    for one in found.others:
-        if one.transactional_id in found.alive or (one.age_seconds() or 0.0) < _PATIENCE_SECONDS:
+    for other in transactions.others:
+        if other.transactional_id in transactions.alive or (other.age_seconds() or 0.0) < _PATIENCE_SECONDS:
             continue
         yield Finding(
             "foreign-transaction",
-            f"{one.transactional_id} of another producer is open for {one.age_seconds() or 0:.0f} s and holds back "
-            f"{_held(found, one.partitions)} offsets of {', '.join(f'{t}-{p}' for t, p in one.partitions[:5])}",
-            f"end its producer, or: exactlyonce transactions abort {one.transactional_id}",
+            f"{other.transactional_id} of another producer is open for {other.age_seconds() or 0:.0f} s and holds "
+            f"back {_held(transactions, other.partitions)} offsets of "
+            f"{', '.join(f'{t}-{p}' for t, p in other.partitions[:5])}",
+            f"end its producer, or: exactlyonce transactions abort {other.transactional_id}",
         )
     own_ids = facts.history.producer_ids if facts.history else frozenset()
-    for hanging in found.hanging:
+    for hanging in transactions.hanging:
         is_own = hanging.producer_id in own_ids and not facts.runs
         place = f"{hanging.topic} --partition {hanging.partition} --first-offset {hanging.first_offset}"
         yield Finding(
             "hanging-transaction",
             f"a transaction of producer {hanging.producer_id}{' (this pipeline)' if is_own else ''} is open in "
             f"{hanging.topic}-{hanging.partition} from offset {hanging.first_offset} on, and no coordinator will end "
-            f"it: {_held(found, [(hanging.topic, hanging.partition)])} offsets are held back for good",
+            f"it: {_held(transactions, [(hanging.topic, hanging.partition)])} offsets are held back for good",
             f"exactlyonce transactions abort --topic {place}",
             Remedy.ABORT_HANGING if is_own else None,
             f"{hanging.topic}-{hanging.partition} {hanging.first_offset}",
         )
 
 
-def _held(found: TransactionFacts, places: Iterable[tuple[str, int]]) -> int:
-    return sum(found.held.get(place, 0) for place in places)
+def _held(transactions: TransactionFacts, places: Iterable[tuple[str, int]]) -> int:
+    return sum(transactions.held.get(place, 0) for place in places)

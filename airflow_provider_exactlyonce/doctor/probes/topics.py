@@ -33,8 +33,8 @@ def names(facts: Facts, client: WireClient) -> tuple[list[str], list[str]]:
         job = jobs.read(facts.home.home, lineage.id, tail.claim.version)
         if job is not None:
             read = [SourceTopics.parse(text) for text in job.sources]
-            existing = client.offsets.topics() if any(one.pattern for one in read) else []
-            sources |= {topic for one in read for topic in one.among(existing)}
+            existing = client.offsets.topics() if any(source.pattern for source in read) else []
+            sources |= {topic for source in read for topic in source.among(existing)}
             sinks |= set(job.sinks)
     return sorted(sources), sorted(sinks)
 
@@ -44,7 +44,7 @@ def look(facts: Facts, client: WireClient) -> TopicsFacts:
     from airflow_provider_exactlyonce.audit import topics
 
     sources, sinks = names(facts, client)
-    found = TopicsFacts(cluster=_cluster(facts, client))
+    topics_facts = TopicsFacts(cluster=_cluster(facts, client))
     problems: dict[str, tuple[str, str]] = {}
     topic_ids: dict[str, str] = {}
     uses: dict[str, dict[str, Any]] = {name: {"sources": [name]} for name in sources}
@@ -53,23 +53,25 @@ def look(facts: Facts, client: WireClient) -> TopicsFacts:
         uses[ledger_topic(facts.pipeline)] = {"ledger": ledger_topic(facts.pipeline)}
     for name, use in uses.items():
         _judge(facts, client, name, use, problems, topic_ids)
-    found.problems = problems
+    topics_facts.problems = problems
     try:
         check_topic_ids(topic_ids, facts.tail)
     except RefusedError as error:
-        found.recreated = str(error)
+        topics_facts.recreated = str(error)
     there = [name for name in sources if problems.get(name, ("", ""))[0] not in ("topic-missing", "topic-unavailable")]
     offsets = client.offsets
-    found.earliest = {
+    topics_facts.earliest = {
         name: {partition: start for (_, partition), start in offsets.starts(offsets.partitions([name])).items()}
         for name in there
     }
-    found.ends = offsets.ends((topic, partition) for topic, of in found.earliest.items() for partition in of)
-    found.settings = topics.describe(facts.config, there)
-    bounded = [name for name, settings in found.settings.items() if settings.retention_bytes >= 0]
-    found.sizes = _sizes(client, {name: list(found.earliest[name]) for name in bounded})
-    found.written = _written(facts, client, found)
-    return found
+    topics_facts.ends = offsets.ends(
+        (topic, partition) for topic, partitions in topics_facts.earliest.items() for partition in partitions
+    )
+    topics_facts.settings = topics.describe(facts.config, there)
+    bounded = [name for name, settings in topics_facts.settings.items() if settings.retention_bytes >= 0]
+    topics_facts.sizes = _sizes(client, {name: list(topics_facts.earliest[name]) for name in bounded})
+    topics_facts.written = _written(facts, client, topics_facts)
+    return topics_facts
 
 
 def _sizes(client: WireClient, partitions: Mapping[str, list[int]]) -> dict[Place, int]:
@@ -84,9 +86,9 @@ def _sizes(client: WireClient, partitions: Mapping[str, list[int]]) -> dict[Plac
     for broker in described:
         for directory in broker["log_dirs"]:
             for topic in directory["topics"]:
-                for one in topic["partitions"]:
-                    place = (str(topic["name"]), int(one["partition_index"]))
-                    sizes[place] = max(sizes.get(place, 0), int(one["partition_size"]))
+                for partition in topic["partitions"]:
+                    place = (str(topic["name"]), int(partition["partition_index"]))
+                    sizes[place] = max(sizes.get(place, 0), int(partition["partition_size"]))
     return sizes
 
 
@@ -132,19 +134,19 @@ def _cluster(facts: Facts, client: WireClient) -> str | None:
     return None
 
 
-def _written(facts: Facts, client: WireClient, found: TopicsFacts) -> dict[tuple[str, int, int], int]:
+def _written(facts: Facts, client: WireClient, topics_facts: TopicsFacts) -> dict[tuple[str, int, int], int]:
     """Read when the records were written from which somebody may have to read again."""
     from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 
-    ends = client.offsets.last_stable(found.ends)
+    ends = client.offsets.last_stable(topics_facts.ends)
     written: dict[tuple[str, int, int], int] = {}
     with RangeReader(facts.config, "doctor") as reader:
         for wanted in _wanted(facts):
             spans = {
                 (topic, partition): (offset, min(ends[topic, partition], offset + _SPAN))
-                for topic, of in wanted.items()
-                for partition, offset in of.items()
-                if (topic, partition) in ends and offset >= found.earliest[topic][partition]
+                for topic, partitions in wanted.items()
+                for partition, offset in partitions.items()
+                if (topic, partition) in ends and offset >= topics_facts.earliest[topic][partition]
             }
             for message in reader.read(spans):
                 place = str(message.topic()), int(message.partition() or 0)
@@ -155,10 +157,15 @@ def _written(facts: Facts, client: WireClient, found: TopicsFacts) -> dict[tuple
 def _wanted(facts: Facts) -> list[dict[str, dict[int, int]]]:
     """Return from where somebody may have to read: after the newest commit, and after each savepoint's."""
     wanted = [
-        {topic: {partition: start for partition, (start, _) in of.items()} for topic, of in stretch.starts.items()}
+        {
+            topic: {partition: start for partition, (start, _) in partitions.items()}
+            for topic, partitions in stretch.starts.items()
+        }
         for stretch in (facts.history.stretches.values() if facts.history else [])
     ]
     commit = facts.tail.commit if facts.tail else None
     if commit is not None:
-        wanted.append({topic: {p: end for p, (_, end) in of.items()} for topic, of in commit.source.items()})
+        wanted.append(
+            {topic: {p: end for p, (_, end) in partitions.items()} for topic, partitions in commit.source.items()}
+        )
     return wanted

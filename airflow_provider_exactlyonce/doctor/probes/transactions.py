@@ -30,24 +30,28 @@ def look(facts: Facts, client: WireClient) -> TransactionFacts:
         if problems.get(topic, ("", ""))[0] not in ("topic-missing", "topic-unavailable")
     }
     others = [
-        one
-        for one in transactions.open()
-        if one.transactional_id != name and any(topic in topics for topic, _ in one.partitions)
+        transaction
+        for transaction in transactions.open()
+        if transaction.transactional_id != name and any(topic in topics for topic, _ in transaction.partitions)
     ]
     own = transactions.describe(name)
     hanging = transactions.hanging(topics, silent_seconds=_SILENT_SECONDS) if topics else []
-    open_ones = [one for one in (own, *others) if one is not None and one.is_open]
-    places = [place for one in open_ones for place in one.partitions] + [(one.topic, one.partition) for one in hanging]
+    open_transactions = [
+        transaction for transaction in (own, *others) if transaction is not None and transaction.is_open
+    ]
+    places = [place for transaction in open_transactions for place in transaction.partitions] + [
+        (transaction.topic, transaction.partition) for transaction in hanging
+    ]
     alive = {}
-    for one in open_ones:
-        pipeline = pipeline_of(one.transactional_id)
+    for transaction in open_transactions:
+        pipeline = pipeline_of(transaction.transactional_id)
         why = why_taken_for_alive(facts.config, pipeline) if pipeline else None
         if why is not None:
-            alive[one.transactional_id] = why
+            alive[transaction.transactional_id] = why
     return TransactionFacts(
         own=own,
         others=others,
         hanging=hanging,
-        held={(one.topic, one.partition): one.offsets for one in transactions.held(places)},
+        held={(held.topic, held.partition): held.offsets for held in transactions.held(places)},
         alive=alive,
     )

@@ -63,17 +63,17 @@ def find(frame: DataFrame) -> list[str]:
     :param frame: the stream that goes to the sink
     """
     analyzed = frame._jdf.queryExecution().analyzed()
-    found: dict[str, None] = dict.fromkeys(_rows_kept_by_chance(analyzed, _ids(analyzed.output())))
+    reasons: dict[str, None] = dict.fromkeys(_rows_kept_by_chance(analyzed, _ids(analyzed.output())))
     for plan in steps(analyzed):
         name = plan.getClass().getSimpleName()
         if name in _LOOK_UPS and not plan.isStreaming():
-            found[f"{name} reads outside of the stream: {text(plan)}"] = None
+            reasons[f"{name} reads outside of the stream: {text(plan)}"] = None
         for expression in elements(plan.expressions()):
-            for one in tree(expression):
-                reason = _reason(one)
+            for part in tree(expression):
+                reason = _reason(part)
                 if reason is not None:
-                    found[f"{reason}: {text(one)}{_place(plan, expression)}"] = None
-    return list(found)
+                    reasons[f"{reason}: {text(part)}{_place(plan, expression)}"] = None
+    return list(reasons)
 
 
 def _place(plan: Any, expression: Any) -> str:
@@ -84,7 +84,7 @@ def _place(plan: Any, expression: Any) -> str:
         place = f", in a condition of {plan.getClass().getSimpleName()}"
     else:
         place = ""
-    sites = [site for one in tree(expression) if (site := one.origin().pysparkErrorContext()).isDefined()]
+    sites = [site for part in tree(expression) if (site := part.origin().pysparkErrorContext()).isDefined()]
     return f"{place} ({str(sites[0].get()._2()).splitlines()[0]})" if sites else place
 
 
@@ -98,7 +98,7 @@ def _rows_kept_by_chance(plan: Any, needed: Set[int]) -> Iterator[str]:
         return
     if name in _DEDUPLICATIONS:
         keys = _ids(plan.keys())
-        others = [str(one.name()) for one in elements(plan.output()) if one.exprId().id() in needed - keys]
+        others = [str(column.name()) for column in elements(plan.output()) if column.exprId().id() in needed - keys]
         if others:
             yield f"{name} keeps any row of a key, and these of its columns are used: {', '.join(others)}"
     if name in ("Project", "Aggregate"):
@@ -124,11 +124,11 @@ def _reason(expression: Any) -> str | None:
     if name in _BY_ORDER:
         return f"{name} depends on the order of the rows"
     if (name in _SUMS or name.startswith("Regr")) and any(
-        one.dataType().typeName() in _FLOATS for one in elements(expression.children())
+        child.dataType().typeName() in _FLOATS for child in elements(expression.children())
     ):
         return f"{name} of floats depends on the order of the rows"
     if name in _SUB_QUERIES:
         return "a sub-query reads outside of the stream"
-    if not expression.deterministic() and all(one.deterministic() for one in elements(expression.children())):
+    if not expression.deterministic() and all(child.deterministic() for child in elements(expression.children())):
         return f"{name} is not deterministic"
     return None

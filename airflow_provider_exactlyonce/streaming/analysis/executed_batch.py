@@ -68,7 +68,7 @@ class BatchCounts:
     @property
     def late_rows(self) -> int:
         """Rows that all operators together have left out."""
-        return sum(one.rows for one in self.late)
+        return sum(late.rows for late in self.late)
 
 
 class ExecutedBatch:
@@ -81,10 +81,10 @@ class ExecutedBatch:
 
     def __init__(self, spark: SparkSession, query: str) -> None:
         self._spark: Final = spark
-        found = spark._jsparkSession.streams().get(query)
-        if found is None:
+        running = spark._jsparkSession.streams().get(query)
+        if running is None:
             raise ExactlyOnceError(f"no query {query} runs in this session, so nothing is known of its batch")
-        plan = found.streamingQuery().lastExecution().executedPlan()
+        plan = running.streamingQuery().lastExecution().executedPlan()
         self._operators: Final[list[_Operator]] = []
         self._scans: Final[list[_Scan]] = []
         self._decoded: Final[list[_Decoded]] = []
@@ -117,8 +117,8 @@ class ExecutedBatch:
 
     def _undecoded(self) -> int | None:
         left_out: dict[frozenset[str], int] = {}
-        for one in self._decoded:  # as with reading
-            left_out[one.topics] = max(left_out.get(one.topics, 0), one.left_out())
+        for decoded in self._decoded:  # as with reading
+            left_out[decoded.topics] = max(left_out.get(decoded.topics, 0), decoded.left_out())
         return sum(left_out.values()) if left_out else None
 
     def late_rows(self, late: LateRows) -> DataFrame:
@@ -127,7 +127,7 @@ class ExecutedBatch:
         :param late: of :meth:`counts`
         :raises ExactlyOnceError: when they can't be told from others
         """
-        operator = next(one for one in self._operators if one.number == late.operator)
+        operator = next(operator for operator in self._operators if operator.number == late.operator)
         return operator.late_frame()
 
 

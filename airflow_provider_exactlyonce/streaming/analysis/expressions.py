@@ -71,15 +71,15 @@ class Expressions:
         :param columns: {id of an attribute: what it is made of}
         :param state: state depends on it
         """
-        found = _Text(columns)
-        text = found.of(expression)
+        renderer = _Text(columns)
+        text = renderer.of(expression)
         if state:
             self.note_functions(text)
         return text
 
     def conjuncts(self, condition: Any, columns: Mapping[int, str]) -> list[str]:
         """Return the parts of a condition that must all hold, without those that only say that something is there."""
-        return [self.text(one, columns) for one in self.split(condition) if simple_name(one) != "IsNotNull"]
+        return [self.text(part, columns) for part in self.split(condition) if simple_name(part) != "IsNotNull"]
 
     def split(self, condition: Any) -> Iterator[Any]:
         """Yield the parts of a condition that must all hold."""
@@ -92,14 +92,16 @@ class Expressions:
     def aggregates(self, expression: Any, columns: Mapping[int, str]) -> list[str]:
         """Return the aggregate functions in an expression, in the order in which Spark keeps their values."""
         return [
-            self.text(one, columns, state=True) for one in tree(expression) if simple_name(one) == "AggregateExpression"
+            self.text(part, columns, state=True)
+            for part in tree(expression)
+            if simple_name(part) == "AggregateExpression"
         ]
 
     def maker(self, plan: Any, name: str, columns: Mapping[int, str]) -> str:
         """Return what makes columns that are not made of expressions: a function, a generator, a table."""
-        for one in elements(plan.expressions()):
-            if simple_name(one) in _USER_FUNCTIONS or name == "Generate":
-                return self.text(one, columns)
+        for expression in elements(plan.expressions()):
+            if simple_name(expression) in _USER_FUNCTIONS or name == "Generate":
+                return self.text(expression, columns)
         return name[0].lower() + name[1:]
 
     def note_functions(self, text: str) -> None:
@@ -131,15 +133,17 @@ class _Text:
             return self.of(expression.child())
         special: Callable[[Any], str] | None = {
             "Cast": self._cast,
-            "GetStructField": lambda one: f"{self.of(one.child())}.{one.extractFieldName()}",
+            "GetStructField": lambda node: f"{self.of(node.child())}.{node.extractFieldName()}",
             "AggregateExpression": self._aggregate,
             "CreateNamedStruct": self._struct,
-            "Between": lambda one: f"{self.of(one.input())} between {self.of(one.lower())} and {self.of(one.upper())}",
-            "DatetimeSub": lambda one: f"({self.of(one.start())} - {self.of(one.interval())})",
+            "Between": lambda node: (
+                f"{self.of(node.input())} between {self.of(node.lower())} and {self.of(node.upper())}"
+            ),
+            "DatetimeSub": lambda node: f"({self.of(node.start())} - {self.of(node.interval())})",
         }.get(name)
         if special is not None:
             return special(expression)
-        children = [] if name in _SEEDED else [self.of(one) for one in elements(expression.children())]
+        children = [] if name in _SEEDED else [self.of(child) for child in elements(expression.children())]
         if name in _INFIX:
             joined = f" {_INFIX[name]} ".join(sorted(children) if name in _COMMUTATIVE else children)
             return f"({joined})"
@@ -163,10 +167,10 @@ class _Text:
         return f"{_NAMES.get(name, name.lower())}({distinct}{children}){only}"
 
     def _struct(self, expression: Any) -> str:
-        names = [str(one.value()) for one in elements(expression.nameExprs())]
+        names = [str(literal.value()) for literal in elements(expression.nameExprs())]
         values = list(elements(expression.valExprs()))
-        if names == ["start", "end"] and (found := self._window(*values)):
-            return found
+        if names == ["start", "end"] and (window := self._window(*values)):
+            return window
         return f"struct({', '.join(f'{name}: {self.of(value)}' for name, value in zip(names, values, strict=True))})"
 
     def _window(self, start: Any, end: Any) -> str | None:
@@ -174,9 +178,9 @@ class _Text:
         start, end = _bare(start), _bare(end)
         if {simple_name(start), simple_name(end)} != {"PreciseTimestampConversion"}:
             return None
-        remainder = next((one for one in tree(start) if simple_name(one) == "Remainder"), None)
+        remainder = next((node for node in tree(start) if simple_name(node) == "Remainder"), None)
         if remainder is None:
-            gap = next((one for one in tree(end) if simple_name(one) in ("TimestampAddInterval", "TimeAdd")), None)
+            gap = next((node for node in tree(end) if simple_name(node) in ("TimestampAddInterval", "TimeAdd")), None)
             if gap is None:
                 return None
             left, right = elements(gap.children())
@@ -185,7 +189,9 @@ class _Text:
         length = _bare(end.child())
         if simple_name(shifted) != "Subtract" or simple_name(length) != "Add":
             return None
-        slide, offset, size = (int(_bare(one).value()) for one in (remainder.right(), shifted.right(), length.right()))
+        slide, offset, size = (
+            int(_bare(literal).value()) for literal in (remainder.right(), shifted.right(), length.right())
+        )
         parts = [self.of(shifted.left().child()), _duration(size)]
         parts += [f"every {_duration(slide)}"] if slide != size else []
         parts += [f"from {_duration(offset)}"] if offset else []
@@ -229,14 +235,16 @@ def _own_arguments(expression: Any, *, flags: bool = False) -> list[str]:
 
     :param flags: booleans, too; most of them are settings of the session
     """
-    found: list[str] = []
+    texts: list[str] = []
     arguments = expression.productIterator()
     while arguments.hasNext():
-        one = arguments.next()
-        if isinstance(one, bool):
-            found += [str(one).lower()] if flags and one else []
-        elif isinstance(one, str | int | float):
-            found.append(str(one))
-        elif one is not None and hasattr(one, "getClass") and one.getClass().getName().startswith(_TYPES):
-            found.append(str(one.simpleString()))
-    return found
+        argument = arguments.next()
+        if isinstance(argument, bool):
+            texts += [str(argument).lower()] if flags and argument else []
+        elif isinstance(argument, str | int | float):
+            texts.append(str(argument))
+        elif (
+            argument is not None and hasattr(argument, "getClass") and argument.getClass().getName().startswith(_TYPES)
+        ):
+            texts.append(str(argument.simpleString()))
+    return texts

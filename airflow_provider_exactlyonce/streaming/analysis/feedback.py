@@ -68,7 +68,7 @@ def _reads(stream: Stream, topic: str) -> bool | None:
             return None
     if (assigned := stream.options.get("assign")) is not None:
         return topic in json.loads(assigned)
-    return topic in (one.strip() for one in stream.options.get("subscribe", "").split(","))
+    return topic in (name.strip() for name in stream.options.get("subscribe", "").split(","))
 
 
 def _described(stream: Stream) -> str:

@@ -97,7 +97,7 @@ def check_can_be_told(result: DataFrame) -> None:
 
 def _check(node: Any) -> str | None:
     """Check an operator and all below it; returns one with state, None when there is none."""
-    below = [found for child in elements(node.children()) if (found := _check(child)) is not None]
+    below = [operator for child in elements(node.children()) if (operator := _check(child)) is not None]
     name = str(node.getClass().getSimpleName())
     streams = [child for child in elements(node.children()) if child.isStreaming()]
     is_join = name == _JOIN and len(streams) > 1
@@ -115,7 +115,8 @@ def _check(node: Any) -> str | None:
 def shown(late: Sequence[LateRows]) -> str:
     """Return what was left out, for people."""
     return ", ".join(
-        f"{one.rows:,} behind {_time(one.watermark)} in operator {one.operator} ({one.name})" for one in late
+        f"{left_out.rows:,} behind {_time(left_out.watermark)} in operator {left_out.operator} ({left_out.name})"
+        for left_out in late
     )
 
 

@@ -94,7 +94,7 @@ def runs_python(frame: DataFrame) -> bool:
     return any(
         _PYTHON.search(part.getClass().getSimpleName())
         for plan in tree(frame._jdf.queryExecution().analyzed())
-        for part in (plan, *(one for expression in elements(plan.expressions()) for one in tree(expression)))
+        for part in (plan, *(node for expression in elements(plan.expressions()) for node in tree(expression)))
     )
 
 

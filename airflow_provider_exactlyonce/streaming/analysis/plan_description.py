@@ -82,7 +82,7 @@ class _Walk:
         if topics_of_mark(plan, name) is not None:
             return
         if name == "WithCTE":
-            self._shared.update({one.id(): one.child() for one in elements(plan.cteDefs())})
+            self._shared.update({definition.id(): definition.child() for definition in elements(plan.cteDefs())})
             self.need((), plan.plan())
             return
         if name == "CTERelationRef":
@@ -96,9 +96,9 @@ class _Walk:
             return
         if name in ("Project", "Aggregate"):
             listed = plan.projectList() if name == "Project" else plan.aggregateExpressions()
-            for one in elements(listed):
-                if one.exprId().id() in self._needed:
-                    self._needed.update(_ids(one.references()))
+            for expression in elements(listed):
+                if expression.exprId().id() in self._needed:
+                    self._needed.update(_ids(expression.references()))
             for key in elements(plan.groupingExpressions()) if name == "Aggregate" else ():
                 self._needed.update(_ids(key.references()))
         else:
@@ -140,11 +140,11 @@ class _Walk:
         if name in ("Project", "Aggregate"):
             listed = plan.projectList() if name == "Project" else plan.aggregateExpressions()
             return {
-                one.exprId().id(): self.expressions.text(one, columns)
-                for one in elements(listed)
-                if one.exprId().id() in self._needed
+                expression.exprId().id(): self.expressions.text(expression, columns)
+                for expression in elements(listed)
+                if expression.exprId().id() in self._needed
             }
-        found: Columns = {}
+        output: Columns = {}
         for number, attribute in enumerate(elements(plan.output())):
             id = attribute.exprId().id()
             if id not in self._needed:
@@ -153,37 +153,41 @@ class _Walk:
                 parts = [
                     child.get(child_id, "")
                     for child, child_id in zip(
-                        children, (_ids(one.output())[number] for one in elements(plan.children())), strict=True
+                        children, (_ids(branch.output())[number] for branch in elements(plan.children())), strict=True
                     )
                 ]
-                found[id] = parts[0] if len(set(parts)) == 1 else f"union({', '.join(parts)})"
+                output[id] = parts[0] if len(set(parts)) == 1 else f"union({', '.join(parts)})"
             elif name == "Expand" and id not in columns:
-                made = [self.expressions.text(one.apply(number), columns) for one in elements(plan.projections())]
-                found[id] = " or ".join(dict.fromkeys(made))
+                made = [
+                    self.expressions.text(projection.apply(number), columns)
+                    for projection in elements(plan.projections())
+                ]
+                output[id] = " or ".join(dict.fromkeys(made))
             else:
-                found[id] = columns.get(id) or f"{self.expressions.maker(plan, name, columns)}.{attribute.name()}"
-        return found
+                output[id] = columns.get(id) or f"{self.expressions.maker(plan, name, columns)}.{attribute.name()}"
+        return output
 
     def _source(self, topic: str, plan: Any) -> Columns:
         attributes = list(elements(plan.output()))
-        columns = tuple(f"{one.name()} {one.dataType().simpleString()}" for one in attributes)
+        columns = tuple(f"{attribute.name()} {attribute.dataType().simpleString()}" for attribute in attributes)
         # Spark takes two leaves for one source when they are equal, expression ids included.
         self.sources.setdefault(
-            (topic, *(str(one.exprId().id()) for one in attributes)), SourcePlan(topic=topic, columns=columns)
+            (topic, *(str(attribute.exprId().id()) for attribute in attributes)),
+            SourcePlan(topic=topic, columns=columns),
         )
-        return {one.exprId().id(): f"{topic}.{one.name()}" for one in attributes}
+        return {attribute.exprId().id(): f"{topic}.{attribute.name()}" for attribute in attributes}
 
     def _watermark(self, plan: Any, columns: Columns) -> None:
         delay = plan.delay()
         months, days, microseconds = (
             int(_field(delay, name)) for name in ("months", "days", "microseconds")
         )  # a month has 31 days here, as in Spark
-        found = WatermarkPlan(
+        watermark = WatermarkPlan(
             column=self.expressions.text(plan.eventTime(), columns),
             delay_milliseconds=(months * 31 + days) * _DAY_MILLISECONDS + microseconds // 1000,
         )
-        if found not in self.watermarks:
-            self.watermarks.append(found)
+        if watermark not in self.watermarks:
+            self.watermarks.append(watermark)
 
     @staticmethod
     def _keeps_state(plan: Any, name: str) -> bool:
@@ -192,18 +196,21 @@ class _Walk:
 
     def _aggregate(self, plan: Any, columns: Columns) -> OperatorPlan:
         functions: dict[str, None] = {}
-        for one in elements(plan.aggregateExpressions()):
-            if one.exprId().id() in self._needed:
-                functions.update(dict.fromkeys(self.expressions.aggregates(one, columns)))
-        keys = [self.expressions.text(one, columns, state=True) for one in elements(plan.groupingExpressions())]
+        for expression in elements(plan.aggregateExpressions()):
+            if expression.exprId().id() in self._needed:
+                functions.update(dict.fromkeys(self.expressions.aggregates(expression, columns)))
+        keys = [
+            self.expressions.text(expression, columns, state=True)
+            for expression in elements(plan.groupingExpressions())
+        ]
         return OperatorPlan(kind="aggregate", facts={"group by": tuple(keys), "functions": tuple(functions)})
 
     def _distinct(self, plan: Any, columns: Columns) -> OperatorPlan:
-        keys = tuple(self.expressions.text(one, columns, state=True) for one in elements(plan.output()))
+        keys = tuple(self.expressions.text(attribute, columns, state=True) for attribute in elements(plan.output()))
         return OperatorPlan(kind="aggregate", facts={"group by": keys, "functions": ()})
 
     def _deduplicate(self, kind: str, plan: Any, columns: Columns) -> OperatorPlan:
-        keys = tuple(self.expressions.text(one, columns, state=True) for one in elements(plan.keys()))
+        keys = tuple(self.expressions.text(attribute, columns, state=True) for attribute in elements(plan.keys()))
         return OperatorPlan(kind=kind, facts={"columns": keys})
 
     def _join(self, plan: Any, columns: Columns) -> OperatorPlan:
@@ -212,14 +219,14 @@ class _Walk:
         kept = self._kept[tuple(_ids(plan.output()))]
         keys: list[str] = []
         others: list[str] = []
-        for one in self.expressions.split(condition.get()) if condition.isDefined() else ():
-            text = self.expressions.text(one, columns, state=True)
-            (keys if simple_name(one).startswith("Equal") and self._is_key(one, left) else others).append(text)
+        for part in self.expressions.split(condition.get()) if condition.isDefined() else ():
+            text = self.expressions.text(part, columns, state=True)
+            (keys if simple_name(part).startswith("Equal") and self._is_key(part, left) else others).append(text)
         stored = {
             f"{side} columns": tuple(
-                columns.get(one.exprId().id(), str(one.name()))
-                for one in elements(child.output())
-                if one.exprId().id() in kept
+                columns.get(attribute.exprId().id(), str(attribute.name()))
+                for attribute in elements(child.output())
+                if attribute.exprId().id() in kept
             )
             for side, child in (("left", plan.left()), ("right", plan.right()))
         }
@@ -229,7 +236,7 @@ class _Walk:
     @staticmethod
     def _is_key(equality: Any, left: set[int]) -> bool:
         """Tell whether an equality compares something of the left side with something of the right."""
-        sides = [[id in left for id in _ids(one.references())] for one in (equality.left(), equality.right())]
+        sides = [[id in left for id in _ids(side.references())] for side in (equality.left(), equality.right())]
         return (all(sides[0]) and not any(sides[1])) or (all(sides[1]) and not any(sides[0]))
 
     def _limit(self, plan: Any, columns: Columns) -> OperatorPlan:
@@ -238,7 +245,9 @@ class _Walk:
     def _groups_with_state(self, plan: Any, columns: Columns) -> OperatorPlan:
         function = plan.functionExpr()
         self.expressions.user_functions.add(str(function.name()))
-        keys = tuple(self.expressions.text(one, columns, state=True) for one in elements(plan.groupingAttributes()))
+        keys = tuple(
+            self.expressions.text(attribute, columns, state=True) for attribute in elements(plan.groupingAttributes())
+        )
         facts = {
             "group by": keys,
             "function": (str(function.name()),),
@@ -251,13 +260,13 @@ class _Walk:
         self.expressions.user_functions.add("the processor of transformWithState")
         keys = list(elements(plan.left().output()))[: plan.groupingAttributesLen()]
         # Its modes and variables are in the operator's own metadata.
-        facts = {"group by": tuple(self.expressions.text(one, columns, state=True) for one in keys)}
+        facts = {"group by": tuple(self.expressions.text(attribute, columns, state=True) for attribute in keys)}
         return OperatorPlan(kind="transformWithState", facts=facts)
 
 
 def _ids(attributes: Any) -> list[int]:
     """Return the ids of a sequence or a set of attributes."""
-    return [one.exprId().id() for one in elements(attributes.toSeq())]
+    return [attribute.exprId().id() for attribute in elements(attributes.toSeq())]
 
 
 def _field(value: Any, name: str) -> Any:

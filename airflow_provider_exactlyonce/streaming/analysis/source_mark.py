@@ -33,5 +33,5 @@ def sources_of(result: DataFrame) -> list[SourceTopics]:
     :param result: what the user's function makes of them
     """
     nodes = tree(result._jdf.queryExecution().analyzed())
-    found = dict.fromkeys(topics_of_mark(node, node.getClass().getSimpleName()) for node in nodes)
-    return [SourceTopics.parse(text) for text in found if text is not None]
+    marks = dict.fromkeys(topics_of_mark(node, node.getClass().getSimpleName()) for node in nodes)
+    return [SourceTopics.parse(text) for text in marks if text is not None]

@@ -89,8 +89,8 @@ class BatchSizer:
     def observe(self, tasks: Iterable[BatchStats]) -> None:
         """Learn from a job; one of few bytes tells too little."""
         drawn = list(tasks)
-        rows, total = sum(one.rows for one in drawn), sum(one.bytes for one in drawn)
-        if any(one.largest > _TOLERATED_BYTES for one in drawn):
+        rows, total = sum(stats.rows for stats in drawn), sum(stats.bytes for stats in drawn)
+        if any(stats.largest > _TOLERATED_BYTES for stats in drawn):
             self.reset()
         elif self._counts and total >= _WANTED_BYTES:
             fitting = max(_WANTED_BYTES * rows // total, 1)

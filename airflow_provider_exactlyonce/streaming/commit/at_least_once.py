@@ -101,8 +101,8 @@ class AtLeastOnceWriter(BatchWriter):
 
     @override
     def recompute(self, frame: DataFrame) -> tuple[int, int]:
-        found = self._summed_up(frame)
-        return found.rows, found.digest
+        sums = self._summed_up(frame)
+        return sums.rows, sums.digest
 
     def _summed_up(self, frame: DataFrame) -> Sums:
         with _errors_known():
@@ -169,5 +169,5 @@ def _errors_known() -> Iterator[None]:
         raise known or BatchFailedError(f"the batch's Spark job failed: {error}") from error
 
 
-def _sums(found: dict[str, Any]) -> Sums:
-    return Sums(rows=found["rows"], digest=int(found["digest"] or 0) % 2**64, bad=found["bad"])
+def _sums(row: dict[str, Any]) -> Sums:
+    return Sums(rows=row["rows"], digest=int(row["digest"] or 0) % 2**64, bad=row["bad"])

@@ -115,7 +115,7 @@ class BatchAttempt:
         finally:
             if tag is not None:
                 context.removeJobTag(tag)
-        offsets = sum(end - start for of in self.batch.source.values() for start, end in of.values())
+        offsets = sum(end - start for partitions in self.batch.source.values() for start, end in partitions.values())
         if (self.counts.records or 0) > offsets:
             raise BatchFailedError(
                 f"{self.counts.records:,} records were read of {offsets:,} offsets: Spark has run tasks of the batch "

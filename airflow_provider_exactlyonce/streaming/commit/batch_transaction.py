@@ -112,11 +112,11 @@ class BatchTransaction(TransactionalSink):
         with self._others.publish_to_tasks(frame):
             rows, digest = self.recompute(frame)
         self._attempt.count(frame)
-        found = {KAFKA: OtherSink(rows=rows, digest=digest), **self._others.sums}
+        recomputed = {KAFKA: OtherSink(rows=rows, digest=digest), **self._others.sums}
         known = {KAFKA: OtherSink(rows=record.rows, digest=record.digest), **record.others}
         for name, recorded in known.items():
-            if name in found and found[name] != recorded:
-                text = different(f"the ledger has {name}'s share of", record.commit, recorded, found[name])
+            if name in recomputed and recomputed[name] != recorded:
+                text = different(f"the ledger has {name}'s share of", record.commit, recorded, recomputed[name])
                 diverged(DivergedError(f"{text}: its state would not fit its output"))
         if record.late is not None and self._attempt.counts is not None and record.late != self._attempt.counts.late:
             was, now = (late_rows.shown(late) or "none" for late in (record.late, self._attempt.counts.late))
@@ -185,7 +185,11 @@ class BatchTransaction(TransactionalSink):
         )
         group = self._definition.offsets_group if self._definition else None
         if group is not None and batch.source:
-            ends = {(topic, number): end for topic, of in batch.source.items() for number, (_, end) in of.items()}
+            ends = {
+                (topic, number): end
+                for topic, partitions in batch.source.items()
+                for number, (_, end) in partitions.items()
+            }
             run.session.write_offsets(group, ends, f"commit {record.commit}")
         ledger = records.ledger_topic(run.pipeline)
         offset = run.session.write(ledger, 0, record.key, records.encode(record), tombstones=expired.keys)

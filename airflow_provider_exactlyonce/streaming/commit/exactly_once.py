@@ -87,10 +87,15 @@ class TransactionalWriter(BatchWriter):
     @override
     def sums(self) -> Sums:
         aside = {self._attempt.options.late.topic, self._definition.bad_topic if self._definition else None}
-        good = [of for topic, ranges in self._ranges.items() if topic not in aside for of in ranges.values()]
-        bad = [of for topic, ranges in self._ranges.items() if self._attempt.is_bad(topic) for of in ranges.values()]
-        digest = sum(of.digest for of in good) % 2**64
-        return Sums(rows=sum(of.rows for of in good), digest=digest, bad=sum(of.rows for of in bad))
+        good = [written for topic, ranges in self._ranges.items() if topic not in aside for written in ranges.values()]
+        bad = [
+            written
+            for topic, ranges in self._ranges.items()
+            if self._attempt.is_bad(topic)
+            for written in ranges.values()
+        ]
+        digest = sum(written.digest for written in good) % 2**64
+        return Sums(rows=sum(written.rows for written in good), digest=digest, bad=sum(written.rows for written in bad))
 
     def _write_to_all(self, frame: DataFrame, tag: str) -> None:
         with SequencerServer(
@@ -115,7 +120,7 @@ class TransactionalWriter(BatchWriter):
         topic, counts = self._attempt.options.late.topic, self._attempt.counts
         if topic is None or counts is None:
             return
-        rows = sum(of.rows for of in self._ranges.get(topic, {}).values())
+        rows = sum(written.rows for written in self._ranges.get(topic, {}).values())
         if rows != counts.late_rows:
             raise BatchFailedError(
                 f"{counts.late_rows:,} rows behind the watermark were left out, and {rows:,} of them were found for "
@@ -159,7 +164,7 @@ class TransactionalWriter(BatchWriter):
     def recompute(self, frame: DataFrame) -> tuple[int, int]:
         """Run the plan without writing to Kafka; returns rows and digest of its share."""
         answers = self._run_job(frame, f"exactlyonce-{uuid.uuid4()}")
-        sums = [of for answer in answers for place, of in answer.items() if not self._attempt.is_bad(place.topic)]
+        sums = [share for answer in answers for place, share in answer.items() if not self._attempt.is_bad(place.topic)]
         return sum(rows for rows, _ in sums), sum(digest for _, digest in sums) % 2**64
 
     def _cancel_tasks(self, frame: DataFrame, tag: str) -> None:
@@ -169,24 +174,24 @@ class TransactionalWriter(BatchWriter):
         """Run the stage that writes; returns the answer of each task."""
         from airflow_provider_exactlyonce.streaming.commit import write_stage
 
-        def told(task: write_stage.WriteTask) -> str:
+        def described(task: write_stage.WriteTask) -> str:
             return write_stage.describe(task, server.attempt)
 
         task = self._write_task(server.address)
-        answers = self._run_job(frame, tag, told(task), lambda: server.failure)
+        answers = self._run_job(frame, tag, described(task), lambda: server.failure)
         self._attempt.count(frame, tag)
         self._attempt.judge_late_rows()
 
         def write_aside(aside: DataFrame) -> list[_Answer]:
             stage = write_stage.write_stage(aside, task.settings)
-            more = told(replace(task, first_task=len(answers)))
+            more = described(replace(task, first_task=len(answers)))
             return self._run_job(stage, tag, more, lambda: server.failure)
 
         bad = self._attempt.bad_records()
         if bad is not None:
-            found = write_aside(bad)
-            self._attempt.check_left_out(sum(rows for answer in found for rows, _ in answer.values()))
-            answers += found
+            bad_answers = write_aside(bad)
+            self._attempt.check_left_out(sum(rows for answer in bad_answers for rows, _ in answer.values()))
+            answers += bad_answers
         for late in self._attempt.late_records():
             answers += write_aside(late)
         return answers
@@ -206,7 +211,7 @@ class TransactionalWriter(BatchWriter):
         self._arrow_rows.apply(stage.sparkSession)
         context.setLocalProperty(write_stage.ATTEMPT_PROPERTY, attempt)  # type: ignore[arg-type]  # null removes it
         try:
-            told = [json.loads(row["written"]) for row in stage.collect()]
+            reports = [json.loads(row["written"]) for row in stage.collect()]
         except Exception as error:
             self._arrow_rows.reset()
             known = typed_errors.find(f"{reason()}\n{error}")
@@ -219,12 +224,12 @@ class TransactionalWriter(BatchWriter):
         finally:
             context.setLocalProperty(write_stage.ATTEMPT_PROPERTY, None)  # type: ignore[arg-type]
             context.removeJobTag(tag)
-        self._arrow_rows.observe(BatchStats(*one["drawn"]) for one in told)
-        if shares := [one["shares"] for one in told if one["shares"]]:
+        self._arrow_rows.observe(BatchStats(*report["drawn"]) for report in reports)
+        if shares := [report["shares"] for report in reports if report["shares"]]:
             self._attempt.others.collect_results(shares)
         return [
-            {TopicPartition(topic, place): (rows, digest) for topic, place, rows, digest in one["kafka"]}
-            for one in told
+            {TopicPartition(topic, place): (rows, digest) for topic, place, rows, digest in report["kafka"]}
+            for report in reports
         ]
 
 
@@ -236,11 +241,11 @@ def _agreed(written: Mapping[TopicPartition, GrantedRange], answers: list[_Answe
         for place, (count, digest) in answer.items():
             rows[place] = rows.get(place, 0) + count
             digests[place] = (digests.get(place, 0) + digest) % 2**64
-    granted = {place: of.rows for place, of in written.items()}
+    granted = {place: grant.rows for place, grant in written.items()}
     if rows != granted:
         raise BatchFailedError(f"the tasks say that they wrote {rows} rows per partition, the sequencer saw {granted}")
     sink: dict[str, dict[int, SinkRange]] = {}
-    for place, of in sorted(written.items()):
-        found = SinkRange(first=of.first, last=of.last, rows=of.rows, digest=digests[place])
-        sink.setdefault(place.topic, {})[place.partition] = found
+    for place, grant in sorted(written.items()):
+        sink_range = SinkRange(first=grant.first, last=grant.last, rows=grant.rows, digest=digests[place])
+        sink.setdefault(place.topic, {})[place.partition] = sink_range
     return sink

@@ -54,7 +54,7 @@ class Tee:
         self._shares: Final = shares
         self._sums = {share.name: (0, 0) for share in shares}
         self._writers: dict[str, SinkWriter] = {}
-        attempts = {name: SinkAttempt(**of) for name, of in json.loads(described or "{}").items()}
+        attempts = {name: SinkAttempt(**attempt) for name, attempt in json.loads(described or "{}").items()}
         with ExitStack() as opened:
             for share in shares:
                 if share.name in attempts:
@@ -79,8 +79,8 @@ class Tee:
 
     def finish(self) -> ShareAnswers:
         """Return what each sink got, once its writer has made it durable."""
-        told = {name: writer.finish() for name, writer in self._writers.items()}
-        return {name: (rows, digest, told.get(name)) for name, (rows, digest) in self._sums.items()}
+        answers = {name: writer.finish() for name, writer in self._writers.items()}
+        return {name: (rows, digest, answers.get(name)) for name, (rows, digest) in self._sums.items()}
 
     def _take(self, name: str, rows: pa.RecordBatch) -> None:
         before, digest = self._sums[name]

@@ -308,7 +308,7 @@ class Run:
         offset = self.session.write(self._reader.topic, 0, claim.key, records.encode(claim))
         self.session.commit()
         self._wait_until_stable(offset)
-        if [found for found, _ in self._reader.records(before.end_offset)] != [offset]:
+        if [written for written, _ in self._reader.records(before.end_offset)] != [offset]:
             return False
         tail = _tail_of(self._reader)
         if tail is None or tail.claim_offset != offset:

@@ -43,7 +43,7 @@ class _Attempted:
     commit: int
     writing: dict[str, SinkAttempt] = field(default_factory=dict)
     sums: dict[str, OtherSink] = field(default_factory=dict)
-    told: dict[str, list[Any]] = field(default_factory=dict)
+    results: dict[str, list[Any]] = field(default_factory=dict)
 
 
 class SinkGroup:
@@ -86,12 +86,12 @@ class SinkGroup:
         :raises RefusedError: when a sink was set back too far, or is ahead of the ledger, or two write to one place
         """
         self._check_places()
-        found: dict[str, SinkEntry | None] = {}
+        entries: dict[str, SinkEntry | None] = {}
         for name, committer in self._committers.items():
             with _answering(name, "reading its ledger"):
-                found[name] = committer.tail()
-            self._fits(name, found[name], newest, first_repeated)
-        _owed(found, newest)
+                entries[name] = committer.tail()
+            self._fits(name, entries[name], newest, first_repeated)
+        _owed(entries, newest)
 
     def _check_places(self) -> None:
         places: dict[object, str] = {}
@@ -145,7 +145,7 @@ class SinkGroup:
                 self._check_same_input(name)
                 continue
             attempt = SinkAttempt(name=uuid.uuid4().hex, pipeline=self._pipeline, commit=commit, run=self._run)
-            attempted.writing[name], attempted.told[name] = attempt, []
+            attempted.writing[name], attempted.results[name] = attempt, []
             with _answering(name, f"beginning commit {commit}"):
                 committer.begin(attempt)
 
@@ -176,10 +176,10 @@ class SinkGroup:
             rows, digest = sum(rows for rows, _, _ in parts), sum(digest for _, digest, _ in parts) % 2**64
             attempted.sums[name] = OtherSink(rows=rows, digest=digest)
             if name in attempted.writing:
-                told = [told for _, _, told in parts if told is not None]
-                if len(told) < len(parts):
-                    raise BatchFailedError(f"{len(parts) - len(told)} of {len(parts)} tasks wrote nothing to {name}")
-                attempted.told[name] = told
+                results = [result for _, _, result in parts if result is not None]
+                if len(results) < len(parts):
+                    raise BatchFailedError(f"{len(parts) - len(results)} of {len(parts)} tasks wrote nothing to {name}")
+                attempted.results[name] = results
 
     def verify_committed(self) -> None:
         """Compare what the tasks have given with what the sinks that have this commit were given.
@@ -188,13 +188,13 @@ class SinkGroup:
         """
         for name, entry in self._newest.items():
             attempted = self._open()
-            found = attempted.sums.get(name)
-            if entry is None or entry.commit != attempted.commit or found is None:
+            recomputed = attempted.sums.get(name)
+            if entry is None or entry.commit != attempted.commit or recomputed is None:
                 continue
-            if (found.rows, found.digest) == (entry.rows, entry.digest):
+            if (recomputed.rows, recomputed.digest) == (entry.rows, entry.digest):
                 continue
             message = different(
-                f"sink {name} has", attempted.commit, OtherSink(rows=entry.rows, digest=entry.digest), found
+                f"sink {name} has", attempted.commit, OtherSink(rows=entry.rows, digest=entry.digest), recomputed
             )
             if not self._accept:
                 raise DivergedError(
@@ -209,9 +209,9 @@ class SinkGroup:
         """
         if not self._committers:
             return
-        for name, told in self._open().told.items():
+        for name, results in self._open().results.items():
             with _answering(name, f"pre-commit of commit {self._open().commit}"):
-                self._committers[name].pre_commit(told)
+                self._committers[name].pre_commit(results)
             failpoints.reach("after-sink-pre-commit")
 
     def commit(self) -> None:
@@ -355,12 +355,12 @@ def _answering(name: str, what: str, unanswered: type[ExactlyOnceError] = BatchF
         raise unanswered(f"sink {name}, {what}: {type(error).__name__}: {error}") from error
 
 
-def different(what: str, commit: int, recorded: OtherSink, found: OtherSink) -> str:
+def different(what: str, commit: int, recorded: OtherSink, recomputed: OtherSink) -> str:
     """Return the words for a commit that gives other rows than were recorded."""
     return (
         f"{what} commit {commit} with {recorded.rows} rows and digest {recorded.digest:016x}; run again on the same "
-        f"source offsets it gives {found.rows} rows and {found.digest:016x}. The job is not deterministic, or it was "
-        "changed"
+        f"source offsets it gives {recomputed.rows} rows and {recomputed.digest:016x}. The job is not "
+        "deterministic, or it was changed"
     )
 
 

@@ -48,7 +48,7 @@ def check_start(
 
     :raises RefusedError: with the reason and what to do
     """
-    found = misfit(
+    mismatch = misfit(
         pipeline=pipeline,
         home_path=home_path,
         home_id=home_id,
@@ -57,8 +57,8 @@ def check_start(
         tail=tail,
         accept_home=accept_home,
     )
-    if found is not None:
-        raise RefusedError(found.message)
+    if mismatch is not None:
+        raise RefusedError(mismatch.message)
 
 
 def misfit(
@@ -246,11 +246,11 @@ def _check_done_offsets(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTa
     record, batch = tail.commit, lineage.batch_of(tail.place.commit)
     if record is None or record.lineage != lineage.id or batch != checkpoint.newest_commit():
         return
-    found = _offsets(checkpoint, batch)
-    if found is not None and not found.same_sources(parse_offsets(record.offsets)):
+    offsets = _offsets(checkpoint, batch)
+    if offsets is not None and not offsets.same_sources(parse_offsets(record.offsets)):
         raise RefusedError(
-            f"{checkpoint.path}/offsets/{batch} ends at {found.kafka_ends()}, and commit {record.commit} in the ledger "
-            f"at {parse_offsets(record.offsets).kafka_ends()}: the state is of other data than the output. "
+            f"{checkpoint.path}/offsets/{batch} ends at {offsets.kafka_ends()}, and commit {record.commit} in the "
+            f"ledger at {parse_offsets(record.offsets).kafka_ends()}: the state is of other data than the output. "
             "Put the checkpoint back from a copy"
         )
 
@@ -294,10 +294,10 @@ def _newest_whole(checkpoint: Checkpoint) -> int:
 
 
 def _restore_offsets(checkpoint: Checkpoint, record: CommitRecord, batch: int) -> None:
-    found = _offsets(checkpoint, batch)
-    if found is not None and found.same_sources(parse_offsets(record.offsets)):
+    offsets = _offsets(checkpoint, batch)
+    if offsets is not None and offsets.same_sources(parse_offsets(record.offsets)):
         return
-    state = "is missing or torn" if found is None else "differs from the ledger"
+    state = "is missing or torn" if offsets is None else "differs from the ledger"
     log.warning("offsets/%d of %s %s and is put back from the ledger", batch, checkpoint.path, state)
     checkpoint.write_offsets(batch, record.offsets)
 

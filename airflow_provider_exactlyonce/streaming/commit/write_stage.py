@@ -111,15 +111,15 @@ def describe(task: WriteTask, attempt: str) -> str:
 
 
 def _described(text: str, settings: WriterSettings) -> WriteTask:
-    found = json.loads(text)
-    host, port = found["sequencer"]
-    producer, epoch = found["producer"]
+    task = json.loads(text)
+    host, port = task["sequencer"]
+    producer, epoch = task["producer"]
     return WriteTask(
         settings=settings,
-        sequencer=Address(host=host, port=port, secret=attempt_secret(settings.sequencer_key, found["attempt"])),
+        sequencer=Address(host=host, port=port, secret=attempt_secret(settings.sequencer_key, task["attempt"])),
         producer=Producer(id=producer, epoch=epoch),
-        targets={target["name"]: TopicFacts(**target) for target in found["targets"]},
-        first_task=found["first_task"],
+        targets={target["name"]: TopicFacts(**target) for target in task["targets"]},
+        first_task=task["first_task"],
     )
 
 
@@ -199,9 +199,9 @@ def write(
         written = {} if settings is None else _write_records(rows, settings, context)
         for _ in rows:  # without a Kafka sink nobody has drawn them
             pass
-        told = tee.finish()
+        share_answers = tee.finish()
     places = [[*place, count, digest] for place, (count, digest) in written.items()]
-    yield _answer(number, json.dumps({"kafka": places, "shares": told, "drawn": drawing.drawn}).encode())
+    yield _answer(number, json.dumps({"kafka": places, "shares": share_answers, "drawn": drawing.drawn}).encode())
 
 
 def _write_records(

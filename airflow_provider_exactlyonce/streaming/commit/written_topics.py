@@ -46,10 +46,10 @@ class WrittenTopics:
             return {}
         known = known_sinks(self._run.newest_own)
         if definition.topic_column is None:
-            return {name: of for name, of in known.items() if name in self._declared}
+            return {name: topic for name, topic in known.items() if name in self._declared}
         if self._gone is None:
-            self._gone = self._look_for({name: of for name, of in known.items() if name not in self._declared})
-        return {name: of for name, of in known.items() if self._gone.get(name) != of}
+            self._gone = self._look_for({name: topic for name, topic in known.items() if name not in self._declared})
+        return {name: topic for name, topic in known.items() if self._gone.get(name) != topic}
 
     def _look_for(self, known: dict[str, KnownTopic]) -> dict[str, KnownTopic]:
         """Return which of the topics are gone."""
@@ -57,7 +57,7 @@ class WrittenTopics:
             described = self._run.client.admin.describe_topics(list(known)) if known else []
         except kafka.errors.KafkaError as error:
             raise BatchFailedError(f"topics that rows have named: {type(error).__name__}: {error}") from error
-        names = [str(one["name"]) for one in described if one["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION]
+        names = [str(topic["name"]) for topic in described if topic["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION]
         for name in names:
             log.warning(
                 "topic %s, which commit %d wrote to, is gone, and its records with it; if it is made again, it counts "
@@ -72,7 +72,7 @@ class WrittenTopics:
 
         :param written: those that it has written to
         """
-        return {name: (of.topic_id, of.commit) for name, of in self.known.items() if name not in written}
+        return {name: (topic.topic_id, topic.commit) for name, topic in self.known.items() if name not in written}
 
     def former(self, written: Collection[str]) -> dict[str, str]:
         """Return {topic: id} of those that earlier commits wrote to and the job does not name any more.
@@ -84,9 +84,9 @@ class WrittenTopics:
         newest = self._run.newest_own
         if newest is None:
             return {}
-        topics = {**newest.former_sink_topics, **{name: of.topic_id for name, of in known_sinks(newest).items()}}
-        told = {*written, *self.known, *(self._gone or ())}
-        return {name: topic_id for name, topic_id in topics.items() if name not in told}
+        topics = {**newest.former_sink_topics, **{name: topic.topic_id for name, topic in known_sinks(newest).items()}}
+        named = {*written, *self.known, *(self._gone or ())}
+        return {name: topic_id for name, topic_id in topics.items() if name not in named}
 
     def told_since(self, commit: int) -> int:
         """Return from which commit on every topic is told that was written to.

@@ -48,7 +48,7 @@ def check_compatibility(
         spark_version=description.spark_version,
         job_hash=description.job_hash,
         output_mode=description.output_mode,
-        topics=tuple(one.topic for one in plan.sources)
+        topics=tuple(source.topic for source in plan.sources)
         if plan
         else tuple(str(source.topics) for source in job.sources.values()),
         plan=plan,

@@ -73,7 +73,7 @@ class PipelineDefinition:
     def source_patterns(self) -> tuple[str, ...]:
         """The expressions by which its sources find topics."""
         patterns = [source.topics.pattern for source in self.sources.values()]
-        return tuple(one.expression for one in patterns if one is not None)
+        return tuple(pattern.expression for pattern in patterns if pattern is not None)
 
     def topics_among(self, existing: Callable[[], Iterable[str]]) -> list[str]:
         """Return the topics that it reads.
@@ -82,8 +82,8 @@ class PipelineDefinition:
         :raises RefusedError: when two sources read one topic, and one of them by a pattern
         """
         sources = [source.topics for source in self.sources.values()]
-        found = list(existing()) if any(source.pattern for source in sources) else []
-        read = Counter(topic for source in sources for topic in source.among(found))
+        existing_topics = list(existing()) if any(source.pattern for source in sources) else []
+        read = Counter(topic for source in sources for topic in source.among(existing_topics))
         for topic in sorted(read):
             if read[topic] > 1 and any(source.pattern and topic in source for source in sources):
                 raise RefusedError(f"two sources of pipeline {self.name} read topic {topic}: let one of them read it")
@@ -168,10 +168,10 @@ class PipelineDefinition:
         from pyspark.sql import functions as F
 
         read = [source.bad_records(spark, config, ranges) for source in self.sources.values()]
-        found = [frame for frame in read if frame is not None]
-        if not found:
+        frames = [frame for frame in read if frame is not None]
+        if not frames:
             return None
-        records = reduce(lambda one, other: one.unionByName(other), found).withColumn("topic", F.lit(bad_topic))
+        records = reduce(lambda frame, other: frame.unionByName(other), frames).withColumn("topic", F.lit(bad_topic))
         return columns.with_digest(records)
 
     def describe(self, spark: SparkSession, result: DataFrame, unsure: Sequence[str] = ()) -> JobDescription:

@@ -119,12 +119,12 @@ class DeliveryGuarantee:
     @property
     def loses(self) -> bool:
         """Whether records may be lost."""
-        return any(one.loses for one in self.links)
+        return any(link.loses for link in self.links)
 
     @property
     def doubles(self) -> bool:
         """Whether records may be doubled: by a link that doubles what is replayed, if anything is, or by one alone."""
-        return any(one.repeats or (one.doubles and self._replays) for one in self.links)
+        return any(link.repeats or (link.doubles and self._replays) for link in self.links)
 
     @property
     def gives(self) -> str:
@@ -134,8 +134,10 @@ class DeliveryGuarantee:
     @property
     def reason(self) -> str:
         """What makes it less than exactly once, in words; of all links, when it is not less."""
-        weak = [one for one in self.links if one.loses or one.repeats or (one.doubles and self._replays)]
-        return "; ".join(f"{one.link} {one.name}: {one.reason}" for one in weak) or "no link loses or doubles a record"
+        weak = [link for link in self.links if link.loses or link.repeats or (link.doubles and self._replays)]
+        return (
+            "; ".join(f"{link.link} {link.name}: {link.reason}" for link in weak) or "no link loses or doubles a record"
+        )
 
     @property
     def is_weaker(self) -> bool:
@@ -154,11 +156,11 @@ class DeliveryGuarantee:
 
         :param wished: attempts of one batch before the query fails
         """
-        return 1 if any(one.doubles for one in self.links) and not self._replays else wished
+        return 1 if any(link.doubles for link in self.links) and not self._replays else wished
 
     @property
     def _replays(self) -> bool:
-        return any(one.replayable for one in self.links)
+        return any(link.replayable for link in self.links)
 
     def check(self) -> None:
         """Check that the pipeline can have what it declares.
@@ -169,7 +171,7 @@ class DeliveryGuarantee:
             raise RefusedError(
                 f"pipeline {self.pipeline} declares guarantee={self.declared.value!r} and can have "
                 f"{self.gives!r}: {self.reason}. Change that, declare less, or run it with allow_weaker=True\n"
-                f"{table([one.row for one in self.links])}"
+                f"{table([link.row for link in self.links])}"
             )
 
     @property
@@ -194,7 +196,7 @@ class DeliveryGuarantee:
             "allow_weaker": self.allow_weaker,
             "reason": self.reason,
             "nondeterministic": list(self.unsure),
-            "links": [{**vars(one), "gives": one.gives} for one in self.links],
+            "links": [{**vars(link), "gives": link.gives} for link in self.links],
         }
 
     @property
@@ -205,7 +207,7 @@ class DeliveryGuarantee:
         if self.is_weaker:
             end = "it runs with less: allow_weaker=True" if self.allow_weaker else "it is refused at start"
         warning = self.warning and f"warning: {self.warning}"
-        lines = (table([one.row for one in self.links]), pairs({**facts, "reason": self.reason}), warning, end)
+        lines = (table([link.row for link in self.links]), pairs({**facts, "reason": self.reason}), warning, end)
         return "\n\n".join(filter(None, lines))
 
 
@@ -270,7 +272,7 @@ def _undeclared(stream: Stream) -> Link:
 
 def _engine(pipeline: PipelineDefinition, unsure: Sequence[str], asked: Mapping[str, str]) -> Link:
     name = "Spark micro-batches"
-    options = [one for source in pipeline.sources.values() for one in source.options.items()]
+    options = [option for source in pipeline.sources.values() for option in source.options.items()]
     for setting, value in (*asked.items(), *options):
         reason = _NO_BATCHES.get(setting.rpartition(".")[2].lower())
         if reason is not None and value.lower() != "false":
@@ -282,7 +284,7 @@ def _engine(pipeline: PipelineDefinition, unsure: Sequence[str], asked: Mapping[
         return Link(link="engine", name=name, reason=reason, checkpointed=True, loses=True)
     others = pipeline.routes.others
     several = len(others) + (pipeline.sink is not None) > 1
-    if unsure and (several or any(one.sink.guarantee in (IDEMPOTENT, IDEMPOTENT_UNFENCED) for one in others)):
+    if unsure and (several or any(route.sink.guarantee in (IDEMPOTENT, IDEMPOTENT_UNFENCED) for route in others)):
         whom = "to the sinks that lack it" if several else "under other keys"
         reason = f"a batch that is run again may give other rows {whom}: {'; '.join(unsure)}"
         return Link(link="engine", name=name, reason=reason, checkpointed=True, doubles=True)

@@ -59,7 +59,7 @@ class JsonValues:
         """Return the schema's columns, and those with offset and topic."""
         from pyspark.sql import functions as F
 
-        columns = [_field(one).cast(one.dataType).alias(one.name) for one in self._schema.fields]
+        columns = [_field(field).cast(field.dataType).alias(field.name) for field in self._schema.fields]
         places = ((_OFFSET, self._offset_column), (_TOPIC, self._topic_column))
         return columns + [F.col(place).alias(name) for place, name in places if name]
 
@@ -92,24 +92,24 @@ class JsonValues:
             ),
             F.when(~_is_read(), self._wrong_type()),
         ]
-        for one in self._schema.fields:
-            if not one.nullable:
-                missing = F.lit(f"the required field {one.name} is missing or null")
-                reasons.append(F.when(_field(one).isNull(), missing))
-            if _is_checked_decimal(one):
-                message = F.lit(f"field {one.name} does not fit {one.dataType.simpleString()}: ")
-                reasons.append(F.when(~_keeps_its_digits(one), F.concat(message, _field(one).cast("string"))))
+        for field in self._schema.fields:
+            if not field.nullable:
+                missing = F.lit(f"the required field {field.name} is missing or null")
+                reasons.append(F.when(_field(field).isNull(), missing))
+            if _is_checked_decimal(field):
+                message = F.lit(f"field {field.name} does not fit {field.dataType.simpleString()}: ")
+                reasons.append(F.when(~_keeps_its_digits(field), F.concat(message, _field(field).cast("string"))))
         return F.coalesce(*reasons)
 
     def _certainly_fits(self) -> Column:
         from pyspark.sql import functions as F
 
         fits = self._is_certainly_one_object()
-        for one in self._schema.fields:
-            if not one.nullable:
-                fits &= _field(one).isNotNull()
-            if _is_checked_decimal(one):
-                fits &= _keeps_its_digits(one)
+        for field in self._schema.fields:
+            if not field.nullable:
+                fits &= _field(field).isNotNull()
+            if _is_checked_decimal(field):
+                fits &= _keeps_its_digits(field)
         return F.coalesce(fits, F.lit(False))
 
     def _closely(self, judge: Callable[[Column], Column]) -> Column:
@@ -124,10 +124,10 @@ class JsonValues:
 
         text = self._text
         all_but_the_last = F.substring("value", F.lit(1), F.octet_length("value") - 1).cast("string")
-        is_one = _is_read() & text.startswith("{") & text.endswith("}") & ~all_but_the_last.contains("}")
+        is_one_object = _is_read() & text.startswith("{") & text.endswith("}") & ~all_but_the_last.contains("}")
         for not_json in ("NaN", "Infinity", "INF") if self._has_floats else ():
-            is_one &= ~text.contains(not_json)
-        return is_one
+            is_one_object &= ~text.contains(not_json)
+        return is_one_object
 
     def _is_one_value(self) -> Column:
         """Say whether the text is one JSON value, which takes a second parse.
@@ -144,29 +144,31 @@ class JsonValues:
     def _wrong_type(self) -> Column:
         from pyspark.sql import functions as F
 
-        found = []
-        for one in self._schema.fields:
-            given = F.get_json_object(self._text, f"$['{one.name}']")
-            message = F.lit(f"field {one.name} is not {one.dataType.simpleString()}: ")
-            found.append(F.when(_field(one).isNull() & given.isNotNull(), F.concat(message, F.left(given, F.lit(100)))))
+        reasons = []
+        for field in self._schema.fields:
+            given = F.get_json_object(self._text, f"$['{field.name}']")
+            message = F.lit(f"field {field.name} is not {field.dataType.simpleString()}: ")
+            reasons.append(
+                F.when(_field(field).isNull() & given.isNotNull(), F.concat(message, F.left(given, F.lit(100))))
+            )
         no_object = F.concat(F.lit("it is not a JSON object of the schema: "), F.left(self._text, F.lit(200)))
-        return F.coalesce(*found, no_object)
+        return F.coalesce(*reasons, no_object)
 
     def _reading_schema(self) -> StructType:
         """Return the schema to parse with: decimals wide enough to see whether they would be rounded."""
         from pyspark.sql.types import DecimalType, StringType, StructType
 
         fields = StructType()
-        for one in self._schema.fields:
-            wide = DecimalType(38, _WIDE_SCALE) if _is_checked_decimal(one) else one.dataType
-            fields.add(one.name, wide, nullable=True)
+        for field in self._schema.fields:
+            wide = DecimalType(38, _WIDE_SCALE) if _is_checked_decimal(field) else field.dataType
+            fields.add(field.name, wide, nullable=True)
         return fields.add(_CORRUPT, StringType(), nullable=True)
 
 
-def _field(one: StructField) -> Column:
+def _field(field: StructField) -> Column:
     from pyspark.sql import functions as F
 
-    return F.col(_PARSED).getField(one.name)
+    return F.col(_PARSED).getField(field.name)
 
 
 def _is_read() -> Column:
@@ -176,18 +178,18 @@ def _is_read() -> Column:
     return F.col(_PARSED).getField(_CORRUPT).isNull()
 
 
-def _is_checked_decimal(one: StructField) -> bool:
+def _is_checked_decimal(field: StructField) -> bool:
     from pyspark.sql.types import DecimalType
 
-    kind = one.dataType
+    kind = field.dataType
     return (
         isinstance(kind, DecimalType) and kind.scale <= _WIDE_SCALE and kind.precision - kind.scale <= 38 - _WIDE_SCALE
     )
 
 
-def _keeps_its_digits(one: StructField) -> Column:
+def _keeps_its_digits(field: StructField) -> Column:
     """Say whether a decimal is what was parsed: neither rounded nor too large; true for null."""
     from pyspark.sql import functions as F
 
-    wide = _field(one)
-    return wide.isNull() | F.coalesce(wide.try_cast(one.dataType) == wide, F.lit(False))
+    wide = _field(field)
+    return wide.isNull() | F.coalesce(wide.try_cast(field.dataType) == wide, F.lit(False))

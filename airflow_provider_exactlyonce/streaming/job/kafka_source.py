@@ -199,10 +199,14 @@ class KafkaSource:
         options = self.spark_options(config, may_lose=True)
         options = {name: value for name, value in options.items() if _of(_DECLARED, name) is None}
         starts, ends = (
-            {topic: {str(one): span[end] for one, span in of.items()} for topic, of in own.items()} for end in (0, 1)
+            {
+                topic: {str(partition): span[end] for partition, span in partitions.items()}
+                for topic, partitions in own.items()
+            }
+            for end in (0, 1)
         )
         again = {
-            "assign": json.dumps({topic: sorted(of) for topic, of in own.items()}),
+            "assign": json.dumps({topic: sorted(partitions) for topic, partitions in own.items()}),
             "startingOffsets": json.dumps(starts),
             "endingOffsets": json.dumps(ends),
             "includeHeaders": "true",
@@ -301,7 +305,7 @@ class KafkaSource:
 
 def _of(options: Mapping[str, str], name: str) -> str | None:
     """Return an option's value; Spark does not tell upper from lower case."""
-    return next((value for one, value in options.items() if one.lower() == name.lower()), None)
+    return next((value for option, value in options.items() if option.lower() == name.lower()), None)
 
 
 def _merged(*layers: Mapping[str, str]) -> dict[str, str]:

@@ -28,14 +28,16 @@ def load(job: str, name: str | None = None) -> PipelineDefinition:
     file = Path(job).resolve()
     if not file.is_file():
         raise RefusedError(f"there is no job file {job!r}")
-    found = {one.name: one for one in vars(_module(file)).values() if isinstance(one, PipelineDefinition)}
-    if name in found:
-        return found[name]
-    if len(found) == 1:
-        return next(iter(found.values()))
-    if not found:
+    pipelines = {
+        pipeline.name: pipeline for pipeline in vars(_module(file)).values() if isinstance(pipeline, PipelineDefinition)
+    }
+    if name in pipelines:
+        return pipelines[name]
+    if len(pipelines) == 1:
+        return next(iter(pipelines.values()))
+    if not pipelines:
         raise RefusedError(f"{job} declares no pipeline: none of its names is a function under @pipeline")
-    raise RefusedError(f"{job} declares several pipelines: {', '.join(sorted(found))}; name one with --pipeline")
+    raise RefusedError(f"{job} declares several pipelines: {', '.join(sorted(pipelines))}; name one with --pipeline")
 
 
 @contextlib.contextmanager
@@ -55,8 +57,8 @@ def blamed(job: str, doing: str) -> Iterator[None]:
             f"{place(job, error)}: {doing} ends the process; put what runs the job under if __name__ == '__main__'"
         ) from error
     except Exception as error:
-        told = f"{type(error).__name__}: {first_line(error)}"
-        raise RefusedError(f"{place(job, error)}: {doing} fails: {told}") from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise RefusedError(f"{place(job, error)}: {doing} fails: {reason}") from error
 
 
 def _module(file: Path) -> ModuleType:

@@ -33,7 +33,7 @@ def place(job: str, error: BaseException) -> str:
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == job]
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == job]
     return f"{job}:{lines[-1]}" if lines else job
 
 

@@ -130,7 +130,7 @@ def _pipelines(names: Mapping[str, Any]) -> dict[str, str]:
     """Return {variable: pipeline's name} of a module."""
     from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
 
-    return {variable: one.name for variable, one in names.items() if isinstance(one, PipelineDefinition)}
+    return {variable: value.name for variable, value in names.items() if isinstance(value, PipelineDefinition)}
 
 
 def _say(error: ExactlyOnceError) -> None:

@@ -101,12 +101,12 @@ class StateBackend:
         :param conf: what the lineage's newest offsets tell of its settings; empty before the first batch
         :raises RefusedError: when it is in another one
         """
-        found = backend_of(conf, ()) if PROVIDER in conf else self.name
-        if found != self.name:
+        backend = backend_of(conf, ()) if PROVIDER in conf else self.name
+        if backend != self.name:
             raise RefusedError(
-                f"lineage {lineage} has its state in {found}, and the pipeline says state_backend={self.name}. State "
-                f"can't be carried from one backend to another: say state_backend=StateBackend.{found}(), or give the "
-                "changed pipeline a new name and a new home, where it builds its state from its sources again"
+                f"lineage {lineage} has its state in {backend}, and the pipeline says state_backend={self.name}. State "
+                f"can't be carried from one backend to another: say state_backend=StateBackend.{backend}(), or give "
+                "the changed pipeline a new name and a new home, where it builds its state from its sources again"
             )
         if PROVIDER in conf and self.encoding == AVRO != conf.get(_ENCODING):
             raise RefusedError(

@@ -57,4 +57,6 @@ def _renamed(frame: DataFrame, names: Sequence[str]) -> list[Column]:
 
 
 def _nulls(frame: DataFrame, names: Sequence[str]) -> list[Column]:
-    return [F.lit(None).cast(one.dataType).alias(name) for one, name in zip(frame.schema.fields, names, strict=True)]
+    return [
+        F.lit(None).cast(field.dataType).alias(name) for field, name in zip(frame.schema.fields, names, strict=True)
+    ]

@@ -52,8 +52,8 @@ def key_by(frame: DataFrame, *columns: str) -> KeyedStream:
     """
     unknown = [name for name in columns if name not in frame.columns]
     if unknown or not columns:
-        found = ", ".join(unknown) or "none given"
-        raise RefusedError(f"key_by(): {found}; the frame's columns are {', '.join(frame.columns)}")
+        wrong = ", ".join(unknown) or "none given"
+        raise RefusedError(f"key_by(): {wrong}; the frame's columns are {', '.join(frame.columns)}")
     for name in columns:
         if isinstance(kind := frame.schema[name].dataType, ArrayType | MapType):
             raise RefusedError(f"key_by(): {name} is {kind.simpleString()}; Python can't look up such a key")
@@ -121,14 +121,14 @@ class KeyedStream:
         """
         if len(what) == 1 and isinstance(what[0], Aggregation):
             return self._aggregated(what[0])
-        expressions = [one for one in what if isinstance(one, str)]
+        expressions = [expression for expression in what if isinstance(expression, str)]
         if not what or len(expressions) < len(what):
             raise RefusedError("aggregate(): one or more expressions of Spark's SQL, or one Aggregation")
-        return self._frame.groupBy(*self._columns).agg(*[F.expr(one) for one in expressions])
+        return self._frame.groupBy(*self._columns).agg(*[F.expr(expression) for expression in expressions])
 
     def _aggregated(self, aggregation: Aggregation) -> DataFrame:
         key = StructType([self._frame.schema[name] for name in self._columns])
-        ddl = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in key.fields)
+        ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in key.fields)
         frame, combined = self._frame, None
         if aggregation.merge is not None:
             frame = partial_aggregation.combined(frame, self._columns, aggregation)
@@ -178,8 +178,8 @@ class _Processor(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the states; Spark calls it on the driver too, to learn of them."""
         output = output_of(self._function)
-        self._row = Row(*(one.name for one in output.fields))
-        self._to_arrow = [values.to_arrow(one.type) for one in output.fields]
+        self._row = Row(*(field.name for field in output.fields))
+        self._to_arrow = [values.to_arrow(field.type) for field in output.fields]
         # Spark's rows look each attribute up by its name.
         self._record = record_maker(self._columns)
         self._operator = KeyedOperator(self._function, tuple(self._key), _SparkHandle(handle, self._schemas))
@@ -199,8 +199,8 @@ class _Processor(StatefulProcessor):
         self._set_clocks(timerValues)
         # Spark's store gives a timestamp without its zone, in the worker's own; in a row it has one.
         zoned = (
-            one.astimezone(dt.UTC) if one is not None and is_timestamp else one
-            for one, is_timestamp in zip(key, self._key.values(), strict=True)
+            part.astimezone(dt.UTC) if part is not None and is_timestamp else part
+            for part, is_timestamp in zip(key, self._key.values(), strict=True)
         )
         return self._given(self._operator.timers(tuple(zoned)))
 
@@ -212,7 +212,7 @@ class _Processor(StatefulProcessor):
         marked = _marked(rows)
         if any(self._to_arrow):
             marked = (
-                tuple([one if to is None else to(one) for to, one in zip(self._to_arrow, row, strict=True)])
+                tuple([value if to is None else to(value) for to, value in zip(self._to_arrow, row, strict=True)])
                 for row in marked
             )
         return starmap(self._row, marked)

@@ -46,7 +46,7 @@ def accumulator_of(aggregation: Aggregation, key: Sequence[str]) -> Callable[[An
 def _fields(state_type: StateType) -> list[StructField]:
     """Return the columns that hold an accumulator; their names are no column's of the key."""
     parsed = cast("StructType", StructType.fromDDL(state_type.ddl))
-    return [StructField(f"{_PREFIX}{place}", one.dataType) for place, one in enumerate(parsed.fields)]
+    return [StructField(f"{_PREFIX}{place}", field.dataType) for place, field in enumerate(parsed.fields)]
 
 
 class _Combining:
@@ -79,14 +79,14 @@ class _Combining:
     def _batch(self, schema: pa.Schema, held: Mapping[tuple[Any, ...], Any]) -> pa.RecordBatch:
         state_type = StateType(self._aggregation.accumulator)
         try:
-            rows = [state_type.pack(state_type.coerce(one)) for one in held.values()]
+            rows = [state_type.pack(state_type.coerce(accumulator)) for accumulator in held.values()]
         except values.TypeMismatchError as error:
             raise StateValueError(mark(StateValueError, f"accumulator: {error}")) from None
-        kinds = [one.type for one in state_type.type.fields] if state_type.is_row else [state_type.type]
+        kinds = [field.type for field in state_type.type.fields] if state_type.is_row else [state_type.type]
         fields = [*(schema.field(name) for name in self._key), *self._types]
         columns = [*zip(*held, strict=True)]
         for kind, column in zip(kinds, zip(*rows, strict=True), strict=True):
             to = values.to_arrow(kind)
-            columns.append(column if to is None else [to(one) for one in column])  # type: ignore[arg-type]
+            columns.append(column if to is None else [to(value) for value in column])  # type: ignore[arg-type]
         arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, names=[field.name for field in fields])

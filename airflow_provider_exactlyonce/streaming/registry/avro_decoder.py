@@ -86,9 +86,9 @@ class AvroDecoder:
         :param skipped: bytes that each begins with and that are not Avro
         """
         cursor = Cursor(values, skipped)
-        found = self._read(cursor, ALL)
+        records = self._read(cursor, ALL)
         cursor.finish()
-        return found, cursor.reasons
+        return records, cursor.reasons
 
 
 class _Reader:
@@ -160,21 +160,22 @@ class _Reader:
     def _record(self, writer: AvroType, reader: AvroType | None, what: str) -> Read:
         if reader is None or reader.kind != "record":
             raise SchemaMismatchError(f"{_field(what)} is {writer}, which is not {reader}")
-        wanted = {name: one for one in reader.fields for name in (*one.aliases, one.name)}
+        wanted = {name: field for field in reader.fields for name in (*field.aliases, field.name)}
         parts = []
-        for one in writer.fields:
-            target = wanted.get(one.name)
-            path = f"{what}.{one.name}" if what else one.name
-            parts.append((target.name if target else None, self.of(one.type, target.type if target else None, path)))
+        for field in writer.fields:
+            target = wanted.get(field.name)
+            path = f"{what}.{field.name}" if what else field.name
+            parts.append((target.name if target else None, self.of(field.type, target.type if target else None, path)))
         written = {name for name, _ in parts}
-        absent = {one.name: _default(one, what) for one in reader.fields if one.name not in written}
+        absent = {field.name: _default(field, what) for field in reader.fields if field.name not in written}
         kind = avro_types.arrow_type(reader)
 
         def read(cursor: Cursor, rows: Rows) -> pa.Array:
-            found = {name: part(cursor, rows) for name, part in parts}
+            columns = {name: part(cursor, rows) for name, part in parts}
             count = cursor.count(rows)
             arrays = [
-                pa.repeat(absent[one.name], count) if one.name in absent else found[one.name] for one in reader.fields
+                pa.repeat(absent[field.name], count) if field.name in absent else columns[field.name]
+                for field in reader.fields
             ]
             return pa.StructArray.from_arrays(arrays, fields=list(kind))
 
@@ -184,7 +185,7 @@ class _Reader:
         known = self._skipping.get(id(writer))
         if known is None:
             known = self._skipping[id(writer)] = []
-            known += [self.of(one.type, None, f"{what}.{one.name}") for one in writer.fields]
+            known += [self.of(field.type, None, f"{what}.{field.name}") for field in writer.fields]
 
         def skip(cursor: Cursor, rows: Rows) -> None:
             if cursor.count(rows):
@@ -228,10 +229,10 @@ def _rounds(
     """Read the items of arrays or maps: the first one of each, then the second of those that have two, and so on."""
     places = np.arange(cursor.count(rows)) if isinstance(rows, slice) else rows
     left = np.zeros(len(places), np.int64)
-    open_ones = np.arange(len(places))
+    unfinished = np.arange(len(places))
     keys, values, owners = [], [], []
-    while len(open_ones):
-        ended = open_ones[left[open_ones] == 0]
+    while len(unfinished):
+        ended = unfinished[left[unfinished] == 0]
         if len(ended):
             counts = cursor.signed(places[ended], what)
             sized = np.flatnonzero(counts < 0)
@@ -242,16 +243,16 @@ def _rounds(
             counts[beyond] = 0
             cursor.fail(places[ended], beyond, f"{_field(what)} has more items than bytes")
             left[ended] = counts
-            open_ones = open_ones[left[open_ones] > 0]
-        if not len(open_ones):
+            unfinished = unfinished[left[unfinished] > 0]
+        if not len(unfinished):
             break
         if is_map:
-            keys.append(_text(cursor, places[open_ones], what))
-        value = read_item(cursor, places[open_ones])
+            keys.append(_text(cursor, places[unfinished], what))
+        value = read_item(cursor, places[unfinished])
         if value is not None:
             values.append(value)
-            owners.append(open_ones)
-        left[open_ones] -= 1
+            owners.append(unfinished)
+        left[unfinished] -= 1
     return keys, values, owners
 
 
@@ -263,9 +264,9 @@ def _has_key_twice(keys: pa.Array, owner: NDArray[np.int64], count: int) -> NDAr
     """
     codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
     pairs, times = np.unique(owner * max(len(codes), 1) + codes, return_counts=True)
-    found = np.zeros(count, np.bool_)
-    found[pairs[times > 1] // max(len(codes), 1)] = True
-    return found
+    has_twice = np.zeros(count, np.bool_)
+    has_twice[pairs[times > 1] // max(len(codes), 1)] = True
+    return has_twice
 
 
 def _is_readable(writer: AvroType, reader: AvroType | None) -> bool:
@@ -305,24 +306,24 @@ def _natural(writer: AvroType) -> pa.DataType:
 
 
 def _booleans(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArray[Any]:
-    found = cursor.bytes(rows, 1, what)[:, 0]
-    cursor.fail(rows, found > 1, f"{_field(what)} is neither true nor false")
-    return np.equal(found, 1)
+    values = cursor.bytes(rows, 1, what)[:, 0]
+    cursor.fail(rows, values > 1, f"{_field(what)} is neither true nor false")
+    return np.equal(values, 1)
 
 
 def _integers(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArray[Any]:
-    found = cursor.signed(rows, what)
+    numbers = cursor.signed(rows, what)
     if writer.kind == "long":
-        return found
-    beyond = (found < _INT[0]) | (found > _INT[1])
+        return numbers
+    beyond = (numbers < _INT[0]) | (numbers > _INT[1])
     cursor.fail(rows, beyond, f"{_field(what)} has more than the 32 bits of an int")
-    return np.where(beyond, 0, found).astype(np.int32)
+    return np.where(beyond, 0, numbers).astype(np.int32)
 
 
 def _floats(cursor: Cursor, rows: Rows, writer: AvroType, what: str) -> NDArray[Any]:
     size = 4 if writer.kind == "float" else 8
-    found: NDArray[Any] = np.ascontiguousarray(cursor.bytes(rows, size, what)).view(f"<f{size}")[:, 0]
-    return found
+    numbers: NDArray[Any] = np.ascontiguousarray(cursor.bytes(rows, size, what)).view(f"<f{size}")[:, 0]
+    return numbers
 
 
 def _pieces(writer: AvroType, kind: pa.DataType | None, what: str) -> Read:
@@ -330,9 +331,9 @@ def _pieces(writer: AvroType, kind: pa.DataType | None, what: str) -> Read:
         piece = cursor.piece(rows, writer.size if writer.kind == "fixed" else cursor.signed(rows, what), what)
         if kind is None and writer.kind != "string":
             return None
-        found = piece.array(pa.binary())
-        texts = _as_text(cursor, rows, found, what) if writer.kind == "string" or kind == pa.string() else found
-        return None if kind is None else (found if kind == pa.binary() else texts)
+        raw = piece.array(pa.binary())
+        texts = _as_text(cursor, rows, raw, what) if writer.kind == "string" or kind == pa.string() else raw
+        return None if kind is None else (raw if kind == pa.binary() else texts)
 
     return read
 
@@ -341,13 +342,13 @@ def _text(cursor: Cursor, rows: Rows, what: str) -> pa.Array:
     return _as_text(cursor, rows, cursor.piece(rows, cursor.signed(rows, what), what).array(pa.binary()), what)
 
 
-def _as_text(cursor: Cursor, rows: Rows, found: pa.Array, what: str) -> pa.Array:
+def _as_text(cursor: Cursor, rows: Rows, raw: pa.Array, what: str) -> pa.Array:
     try:
-        return found.cast(pa.string())
+        return raw.cast(pa.string())
     except pa.ArrowInvalid:
-        wrong = np.array([not _is_text(value) for value in found.to_pylist()])
+        wrong = np.array([not _is_text(value) for value in raw.to_pylist()])
         cursor.fail(rows, wrong, f"{_field(what)} is not UTF-8")
-        texts = found.take(pa.array(np.arange(len(found)), mask=wrong)).cast(pa.string())
+        texts = raw.take(pa.array(np.arange(len(raw)), mask=wrong)).cast(pa.string())
         return texts.fill_null("")  # a map's key can't be null
 
 
@@ -390,52 +391,52 @@ def _decimals(writer: AvroType, kind: pa.DataType | None, what: str) -> Read:
         cursor.fail(rows, larger, f"{_field(what)} has more digits than a decimal column")
         words[larger] = 0
         buffers = [None, pa.py_buffer(np.ascontiguousarray(words))]
-        found = pa.Array.from_buffers(pa.decimal128(38, scale), len(words), buffers)
-        return _cast(cursor, rows, found, kind, what)
+        decimals = pa.Array.from_buffers(pa.decimal128(38, scale), len(words), buffers)
+        return _cast(cursor, rows, decimals, kind, what)
 
     return read
 
 
-def _cast(cursor: Cursor, rows: Rows, found: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
+def _cast(cursor: Cursor, rows: Rows, values: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
     """Convert values; a record whose value would be another one in the new type does not fit."""
-    if found.type == kind:
-        return found
+    if values.type == kind:
+        return values
     try:
-        return found.cast(kind)
+        return values.cast(kind)
     except pa.ArrowInvalid:
-        wrong = np.zeros(len(found), np.bool_)
-        _find_wrong(found, kind, 0, wrong)
+        wrong = np.zeros(len(values), np.bool_)
+        _find_wrong(values, kind, 0, wrong)
         for row in np.flatnonzero(wrong).tolist():
-            only = np.zeros(len(found), np.bool_)
+            only = np.zeros(len(values), np.bool_)
             only[row] = True
-            cursor.fail(rows, only, f"{_field(what)} does not fit {avro_types.column_type(kind)}: {found[row]}")
-        return found.take(pa.array(np.arange(len(found)), mask=wrong)).cast(kind)
+            cursor.fail(rows, only, f"{_field(what)} does not fit {avro_types.column_type(kind)}: {values[row]}")
+        return values.take(pa.array(np.arange(len(values)), mask=wrong)).cast(kind)
 
 
-def _find_wrong(found: pa.Array, kind: pa.DataType, first: int, wrong: NDArray[np.bool_]) -> None:
+def _find_wrong(values: pa.Array, kind: pa.DataType, first: int, wrong: NDArray[np.bool_]) -> None:
     """Note which values can't be converted, by halves."""
     try:
-        found.cast(kind)
+        values.cast(kind)
     except pa.ArrowInvalid:
-        if len(found) == 1:
+        if len(values) == 1:
             wrong[first] = True
             return
-        middle = len(found) // 2
-        _find_wrong(found[:middle], kind, first, wrong)
-        _find_wrong(found[middle:], kind, first + middle, wrong)
+        middle = len(values) // 2
+        _find_wrong(values[:middle], kind, first, wrong)
+        _find_wrong(values[middle:], kind, first + middle, wrong)
 
 
-def _default(one: AvroField, what: str) -> pa.Scalar:
+def _default(field: AvroField, what: str) -> pa.Scalar:
     """Return what a reader has where a writer has nothing.
 
     :raises SchemaMismatchError: when it has nothing, either
     """
-    kind = avro_types.arrow_type(one.type)
-    if not one.has_default:
-        if one.type.is_nullable:
+    kind = avro_types.arrow_type(field.type)
+    if not field.has_default:
+        if field.type.is_nullable:
             return pa.scalar(None, kind)
-        raise SchemaMismatchError(f"the required field {what + '.' if what else ''}{one.name} is missing")
-    given, value = one.given, one.type.value
+        raise SchemaMismatchError(f"the required field {what + '.' if what else ''}{field.name} is missing")
+    given, value = field.given, field.type.value
     if given is not None and value is not None and value.kind in ("bytes", "fixed"):
         given = given.encode("latin-1")
         if value.logical == "decimal":

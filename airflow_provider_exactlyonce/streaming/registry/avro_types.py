@@ -109,16 +109,20 @@ def parse(schema: str, named: Mapping[str, AvroType] | None = None) -> AvroType:
 
 def named_types(root: AvroType) -> dict[str, AvroType]:
     """Return the named types in a type, by their names."""
-    found: dict[str, AvroType] = {}
+    named: dict[str, AvroType] = {}
     waiting = [root]
     while waiting:
-        one = waiting.pop()
-        if one.name in found:
+        avro_type = waiting.pop()
+        if avro_type.name in named:
             continue
-        if one.name:
-            found[one.name] = one
-        waiting += [*one.branches, *(of.type for of in one.fields), *([one.items] if one.items else [])]
-    return found
+        if avro_type.name:
+            named[avro_type.name] = avro_type
+        waiting += [
+            *avro_type.branches,
+            *(field.type for field in avro_type.fields),
+            *([avro_type.items] if avro_type.items else []),
+        ]
+    return named
 
 
 class _Parser:
@@ -127,7 +131,7 @@ class _Parser:
 
     def type(self, given: Any, space: str) -> AvroType:
         if isinstance(given, list):
-            return AvroType("union", branches=tuple(self.type(one, space) for one in given))
+            return AvroType("union", branches=tuple(self.type(branch, space) for branch in given))
         if isinstance(given, str):
             if given in _PRIMITIVES:
                 return AvroType(given)
@@ -141,8 +145,8 @@ class _Parser:
         if kind in ("array", "map"):
             return AvroType(kind, items=self.type(given["items" if kind == "array" else "values"], space))
         if kind not in ("record", "error", "enum", "fixed"):
-            found = self.type(kind, space)
-            return self._logical(AvroType(kind), given) if kind in _PRIMITIVES else found
+            inner = self.type(kind, space)
+            return self._logical(AvroType(kind), given) if kind in _PRIMITIVES else inner
         return self._named_type(kind, given, space)
 
     def _named_type(self, kind: str, given: Mapping[str, Any], space: str) -> AvroType:
@@ -150,28 +154,28 @@ class _Parser:
         space = name.rpartition(".")[0] if "." in name else given.get("namespace", space)
         name = name if "." in name or not space else f"{space}.{name}"
         if kind == "enum":
-            found = AvroType(kind, name=name, symbols=tuple(given["symbols"]), default=given.get("default"))
+            avro_type = AvroType(kind, name=name, symbols=tuple(given["symbols"]), default=given.get("default"))
         elif kind == "fixed":
-            found = self._logical(AvroType(kind, name=name, size=int(given["size"])), given)
+            avro_type = self._logical(AvroType(kind, name=name, size=int(given["size"])), given)
         else:
-            found = AvroType("record", name=name)
-        self._named[name] = found
-        if found.kind == "record":  # its fields may be of its own type
-            found.fields.extend(self._field(one, space) for one in given["fields"])
-        return found
+            avro_type = AvroType("record", name=name)
+        self._named[name] = avro_type
+        if avro_type.kind == "record":  # its fields may be of its own type
+            avro_type.fields.extend(self._field(field, space) for field in given["fields"])
+        return avro_type
 
     def _field(self, given: Mapping[str, Any], space: str) -> AvroField:
         kind = self.type(given["type"], space)
         return AvroField(given["name"], kind, tuple(given.get("aliases", ())), given.get("default", _MISSING))
 
-    def _logical(self, found: AvroType, given: Mapping[str, Any]) -> AvroType:
+    def _logical(self, avro_type: AvroType, given: Mapping[str, Any]) -> AvroType:
         logical = given.get("logicalType")
-        if found.kind not in _LOGICAL.get(str(logical), ()):
-            return found
+        if avro_type.kind not in _LOGICAL.get(str(logical), ()):
+            return avro_type
         digits = (int(given["precision"]), int(given.get("scale", 0))) if logical == "decimal" else (0, 0)
         if logical == "decimal" and not 0 <= digits[1] <= digits[0] != 0:
-            return found  # the specification: then it is what lies below
-        return replace(found, logical=logical, digits=digits)
+            return avro_type  # the specification: then it is what lies below
+        return replace(avro_type, logical=logical, digits=digits)
 
 
 _ARROW: Final[Mapping[str, pa.DataType]] = {
@@ -235,7 +239,7 @@ def arrow_type(given: AvroType) -> pa.DataType:
     if value.kind == "record":
         if not value.fields:
             raise RefusedError(f"{value} has no fields")
-        return pa.struct([pa.field(one.name, arrow_type(one.type)) for one in value.fields])
+        return pa.struct([pa.field(field.name, arrow_type(field.type)) for field in value.fields])
     if value.items is not None:
         inner = arrow_type(value.items)
         return pa.list_(inner) if value.kind == "array" else pa.map_(pa.string(), inner)
@@ -251,23 +255,28 @@ def columns_ddl(record: AvroType) -> str:
         raise RefusedError(
             f"a stream's columns are the fields of a record, and the Avro schema is of the type {record}"
         )
-    if named := [name for name, one in named_types(record).items() if _is_in_itself(one)]:
+    if named := [name for name, avro_type in named_types(record).items() if _is_in_itself(avro_type)]:
         raise RefusedError(f"the Avro type {named[0]} has itself in its fields, and no column can")
-    columns = [(one, arrow_type(one.type)) for one in record.fields]
+    columns = [(field, arrow_type(field.type)) for field in record.fields]
     return ", ".join(
-        f"{_quoted(one.name)} {column_type(kind)}{'' if one.type.is_nullable else ' NOT NULL'}" for one, kind in columns
+        f"{_quoted(field.name)} {column_type(kind)}{'' if field.type.is_nullable else ' NOT NULL'}"
+        for field, kind in columns
     )
 
 
 def _is_in_itself(root: AvroType) -> bool:
-    waiting, seen = [one.type for one in root.fields], set()
+    waiting, seen = [field.type for field in root.fields], set()
     while waiting:
-        one = waiting.pop()
-        if one is root:
+        avro_type = waiting.pop()
+        if avro_type is root:
             return True
-        if id(one) not in seen:
-            seen.add(id(one))
-            waiting += [*one.branches, *(of.type for of in one.fields), *([one.items] if one.items else [])]
+        if id(avro_type) not in seen:
+            seen.add(id(avro_type))
+            waiting += [
+                *avro_type.branches,
+                *(field.type for field in avro_type.fields),
+                *([avro_type.items] if avro_type.items else []),
+            ]
     return False
 
 
@@ -276,7 +285,7 @@ def column_type(kind: pa.DataType) -> str:
     if pa.types.is_decimal(kind):
         return f"DECIMAL({kind.precision},{kind.scale})"
     if pa.types.is_struct(kind):
-        return f"STRUCT<{', '.join(f'{_quoted(one.name)}: {column_type(one.type)}' for one in kind)}>"
+        return f"STRUCT<{', '.join(f'{_quoted(field.name)}: {column_type(field.type)}' for field in kind)}>"
     if pa.types.is_map(kind):
         return f"MAP<STRING, {column_type(kind.item_type)}>"
     return f"ARRAY<{column_type(kind.value_type)}>" if pa.types.is_list(kind) else _DDL[kind]
@@ -304,12 +313,12 @@ def schema_of_columns(columns: str, name: str, *, reading: bool = False) -> dict
 
 
 def _record(fields: tuple[ddl.Field, ...], name: str, reading: bool) -> dict[str, Any]:
-    found = []
-    for one in fields:
-        kind = _schema(one.type, f"{name}_{one.name}", reading)
-        required = {"name": one.name, "type": kind}
-        found.append(required if one.required else {"name": one.name, "type": ["null", kind], "default": None})
-    return {"type": "record", "name": name, "fields": found}
+    entries = []
+    for column in fields:
+        kind = _schema(column.type, f"{name}_{column.name}", reading)
+        required = {"name": column.name, "type": kind}
+        entries.append(required if column.required else {"name": column.name, "type": ["null", kind], "default": None})
+    return {"type": "record", "name": name, "fields": entries}
 
 
 def _schema(kind: ddl.DataType, name: str, reading: bool) -> Any:

@@ -124,14 +124,14 @@ class Registry:
 
         :raises BatchFailedError: when it does not answer
         """
-        found: list[Schema] = []
-        for one in schema.references or ():
-            what = f"version {one.version} of subject {one.subject}"
+        schemas: list[Schema] = []
+        for reference in schema.references or ():
+            what = f"version {reference.version} of subject {reference.subject}"
             version = self._asked(
-                what, functools.partial(self._client.get_version, str(one.subject), int(one.version or 0))
+                what, functools.partial(self._client.get_version, str(reference.subject), int(reference.version or 0))
             )
-            found += [*self.referred(version.schema), version.schema]
-        return found
+            schemas += [*self.referred(version.schema), version.schema]
+        return schemas
 
     def register(self, subject: str, kind: str, text: str) -> int:
         """Return the id of a schema under a subject, which it gets now unless it has one.
@@ -164,8 +164,10 @@ class Registry:
         :raises RefusedError: when there is no such subject
         :raises BatchFailedError: when it does not answer
         """
-        found = self._asked(f"the latest schema of subject {subject}", lambda: self._client.get_latest_version(subject))
-        return int(found.schema_id or 0), found.schema
+        version = self._asked(
+            f"the latest schema of subject {subject}", lambda: self._client.get_latest_version(subject)
+        )
+        return int(version.schema_id or 0), version.schema
 
     def _asked(self, what: str, ask: Callable[[], Answer], *, none_if_unknown: bool = False) -> Answer:
         from confluent_kafka.schema_registry.error import SchemaRegistryError

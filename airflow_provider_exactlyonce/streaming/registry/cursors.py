@@ -69,8 +69,8 @@ class Cursor:
 
     def left(self, rows: Rows) -> Places:
         """Return how many bytes are not read yet, of each."""
-        found: Places = self._end[rows] - self._place[rows]
-        return found
+        remaining: Places = self._end[rows] - self._place[rows]
+        return remaining
 
     def number(self, rows: Rows, what: str) -> Places:
         """Read a variable-length number without a sign.
@@ -96,21 +96,21 @@ class Cursor:
                 place = np.where(too_long, self._place[rows], place)
             more = more[byte >= 0x80]
         self._move(rows, place, what, value)
-        found: Places = value.view(np.int64)
-        return found
+        numbers: Places = value.view(np.int64)
+        return numbers
 
     def signed(self, rows: Rows, what: str) -> Places:
         """Read a variable-length number in zigzag encoding."""
         value = self.number(rows, what).view(np.uint64)
-        found: Places = ((value >> np.uint64(1)) ^ (np.uint64(0) - (value & np.uint64(1)))).view(np.int64)
-        return found
+        numbers: Places = ((value >> np.uint64(1)) ^ (np.uint64(0) - (value & np.uint64(1)))).view(np.int64)
+        return numbers
 
     def bytes(self, rows: Rows, size: int, what: str) -> NDArray[np.uint8]:
         """Read a fixed number of bytes, as a row each."""
         place = self._place[rows].copy()
-        found = self._data[place[:, None] + np.arange(size)] if size <= _MARGIN else self._wide(place, size)
+        content = self._data[place[:, None] + np.arange(size)] if size <= _MARGIN else self._wide(place, size)
         self._move(rows, place + size, what)
-        return found
+        return content
 
     def piece(self, rows: Rows, length: Places | int, what: str) -> Piece:
         """Take bytes of a length.
@@ -130,11 +130,11 @@ class Cursor:
         return Piece(self._buffer, self._data, place, size)
 
     def _wide(self, place: Places, size: int) -> NDArray[np.uint8]:
-        found = np.zeros((len(place), size), np.uint8)
+        padded = np.zeros((len(place), size), np.uint8)
         for row, start in enumerate(place.tolist()):
             content = self._data[start : start + size]
-            found[row, : len(content)] = content
-        return found
+            padded[row, : len(content)] = content
+        return padded
 
     def _move(self, rows: Rows, place: Places, what: str, value: NDArray[np.uint64] | None = None) -> None:
         beyond = place > self._end[rows]

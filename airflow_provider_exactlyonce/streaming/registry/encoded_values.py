@@ -52,8 +52,8 @@ class AvroReader:
             if schema.schema_type != AVRO:
                 return f"schema {number} of the registry is {schema.schema_type}, not {AVRO}"
             named: dict[str, avro_types.AvroType] = {}
-            for one in registry.referred(schema):
-                named |= avro_types.named_types(avro_types.parse(str(one.schema_str), named))
+            for referred in registry.referred(schema):
+                named |= avro_types.named_types(avro_types.parse(str(referred.schema_str), named))
             try:
                 writer = avro_types.parse(str(schema.schema_str), named)
             except RefusedError as error:
@@ -91,8 +91,8 @@ class EncodedValues:
         from pyspark.sql.types import StructType
 
         columns = StructType()
-        for one in self._schema.fields:
-            columns.add(one.name, one.dataType)
+        for field in self._schema.fields:
+            columns.add(field.name, field.dataType)
         for place, name in self._places.items():
             columns.add(name, records.schema[place].dataType)
         reader, kept = self._reader, tuple(self._places)
@@ -130,17 +130,17 @@ def fitting(
     """
     decoder = reader.open()
     for batch in batches:
-        found, reasons = decoder.decode(_binary(batch.column("value")))
-        columns = [*found.flatten(), *(batch.column(name) for name in kept)]
+        records, reasons = decoder.decode(_binary(batch.column("value")))
+        columns = [*records.flatten(), *(batch.column(name) for name in kept)]
         if reasons and not leave_out_bad:
             position = min(reasons)
             topic, partition, offset = (batch.column(name)[position].as_py() for name in _PLACE)
             raise BadRecordError(mark(BadRecordError, f"{topic}-{partition} offset {offset}: {reasons[position]}"))
         if reasons:
-            fits = np.ones(len(found), np.bool_)
+            fits = np.ones(len(records), np.bool_)
             fits[list(reasons)] = False
             columns = [column.filter(pa.array(fits)) for column in columns]
-        names = [*(one.name for one in found.type), *(f"_{name}" for name in kept)]
+        names = [*(field.name for field in records.type), *(f"_{name}" for name in kept)]
         yield pa.RecordBatch.from_arrays(columns, names)
 
 
@@ -152,7 +152,7 @@ def misfitting(batches: Iterable[pa.RecordBatch], reader: AvroReader) -> Iterato
         if reasons:
             positions = sorted(reasons)
             bad = batch.take(pa.array(positions))
-            yield bad.append_column("reason", pa.array([reasons[one] for one in positions]))
+            yield bad.append_column("reason", pa.array([reasons[position] for position in positions]))
 
 
 def _binary(values: pa.Array) -> pa.Array:

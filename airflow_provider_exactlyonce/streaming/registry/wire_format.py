@@ -65,9 +65,9 @@ class WireDecoder:
                 reasons.update(dict.fromkeys(positions.tolist(), decoder))
                 continue
             mine = values if len(positions) == len(values) else values.take(pa.array(positions))
-            found, misfits = decoder.decode(mine, HEAD_BYTES)
+            records, misfits = decoder.decode(mine, HEAD_BYTES)
             reasons.update({int(positions[position]): reason for position, reason in misfits.items()})
-            gathered.add(chosen, found)
+            gathered.add(chosen, records)
         return gathered.array(self._kind), reasons
 
     def _decoder(self, start: bytes | None) -> Decoder | str:
@@ -84,9 +84,9 @@ class WireDecoder:
         if number > _LARGEST_ID:  # a registry need not have an answer about it
             return f"it is not in a schema registry's wire format: {number} is no schema's id"
         try:
-            found = self._find(number)
+            decoder = self._find(number)
         except SchemaMismatchError as error:
             return f"schema {number} of the registry does not fit: {error}"
-        if not isinstance(found, str):
-            self._known[start] = found
-        return found
+        if not isinstance(decoder, str):
+            self._known[start] = decoder
+        return decoder

@@ -149,10 +149,10 @@ class BackfillSteps:
         return self._written[count] if count < len(self._written) else None
 
     def _another_range(self, record: CommitRecord, step: BackfillStep | None) -> RefusedError:
-        found = f"ends at {_shown(step.ends)}" if step is not None else "does not exist"
+        actual = f"ends at {_shown(step.ends)}" if step is not None else "does not exist"
         return RefusedError(
             f"backfill {record.backfill} has written a batch that ends at {_shown(ends_of(record))} (record "
-            f"{record.commit} of {record.pipeline}), and here that batch {found}: it was asked for then as another "
+            f"{record.commit} of {record.pipeline}), and here that batch {actual}: it was asked for then as another "
             "range of the source. Nothing was written; ask for what is missing by its offsets"
         )
 
@@ -175,7 +175,9 @@ class BackfillSteps:
         if not self._once:
             self.steering.query()  # before anything runs, if it can't be
         step = self.upcoming
-        ends = {(topic, part): end for topic, of in planned.kafka_ends().items() for part, end in of.items()}
+        ends = {
+            (topic, part): end for topic, partitions in planned.kafka_ends().items() for part, end in partitions.items()
+        }
         wrong = [place for place in ends.keys() | step.ends.keys() if ends.get(place) != step.ends.get(place)]
         if wrong:
             topic, partition = min(wrong)

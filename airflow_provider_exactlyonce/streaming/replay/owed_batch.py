@@ -46,7 +46,10 @@ def plan(
     """
     number = lineage.batch_of(owed.commit)
     before, planned = _offsets(checkpoint, number - 1), _offsets(checkpoint, number)
-    ends = {topic: {partition: end for partition, (_, end) in of.items()} for topic, of in owed.source.items()}
+    ends = {
+        topic: {partition: end for partition, (_, end) in partitions.items()}
+        for topic, partitions in owed.source.items()
+    }
     _check_start(checkpoint, lineage, owed)
     if planned is not None and planned.kafka_ends() == ends:
         return
@@ -54,14 +57,14 @@ def plan(
     stretch.reads(owed.commit, owed.source)
     check_input(config, stretch)
     sources = _source_topics(checkpoint, before or planned, declared)
-    if sorted(topic for of in sources for topic in of.share(ends)) != sorted(ends):
+    if sorted(topic for source in sources for topic in source.share(ends)) != sorted(ends):
         raise RefusedError(
             f"commit {owed.commit} of a sink was made of the topics {', '.join(sorted(ends))}, and {checkpoint.path} "
             f"reads {', '.join(map(str, sources)) or 'none'}: start the version of the job that made it"
         )
     known = before or planned
     conf = known.conf if known is not None else fixed_settings(spark) if spark is not None else {}
-    lines = [json.dumps(of.share(ends), separators=(",", ":")) for of in sources]
+    lines = [json.dumps(source.share(ends), separators=(",", ":")) for source in sources]
     header = {
         "batchWatermarkMs": _watermark(checkpoint, number, owed),
         "batchTimestampMs": _timestamp(owed),
@@ -85,10 +88,14 @@ def _check_start(checkpoint: Checkpoint, lineage: Lineage, owed: SinkEntry) -> N
     :raises RefusedError: when it does not
     """
     starts = checkpoint.kafka_starts(lineage.batch_of(owed.commit))
-    begins = {(topic, partition): start for topic, of in owed.source.items() for partition, (start, _) in of.items()}
-    for topic, of in starts.items():
-        for partition, found in of.items():
-            if begins.get((topic, partition)) == found:
+    begins = {
+        (topic, partition): start
+        for topic, partitions in owed.source.items()
+        for partition, (start, _) in partitions.items()
+    }
+    for topic, partitions in starts.items():
+        for partition, start in partitions.items():
+            if begins.get((topic, partition)) == start:
                 continue
             again = (
                 "a restore in mode reemit has put it there. Restore in mode suppress, run the pipeline until that "
@@ -99,7 +106,7 @@ def _check_start(checkpoint: Checkpoint, lineage: Lineage, owed: SinkEntry) -> N
             raise RefusedError(
                 f"a sink has commit {owed.commit}, which the ledger lacks, from offset "
                 f"{begins.get((topic, partition))} of {topic}-{partition} on, and {checkpoint.path} goes on at "
-                f"{found}: {again}"
+                f"{start}: {again}"
             )
 
 
@@ -108,11 +115,11 @@ def _source_topics(
 ) -> list[SourceTopics]:
     """Return the topics of each source in Spark's order; a checkpoint lacks what the batch is the first to read."""
     if known is not None:
-        found = [tuple(json.loads(line)) if line else () for line in known.sources]
+        topics = [tuple(json.loads(line)) if line else () for line in known.sources]
     else:
-        found = [tuple(offsets) for offsets in checkpoint.initial_positions()]
+        topics = [tuple(offsets) for offsets in checkpoint.initial_positions()]
     # Its function may read more than the pipeline declares.
-    return list(declared) if len(declared) == len(found) else [SourceTopics(names=names) for names in found]
+    return list(declared) if len(declared) == len(topics) else [SourceTopics(names=names) for names in topics]
 
 
 def _watermark(checkpoint: Checkpoint, number: int, owed: SinkEntry) -> int:

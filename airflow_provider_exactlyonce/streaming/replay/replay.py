@@ -207,12 +207,12 @@ class Replay:
         if self.report.one_start_per_batch is None:
             self.steering.query()  # before anything runs, if it can't be
         planned, committed = batch.offsets, parse_offsets(record.offsets)
-        found: list[tuple[str, object, object]] = [("batch", batch.number, number)]
+        comparisons: list[tuple[str, object, object]] = [("batch", batch.number, number)]
         if not planned.same_sources(committed):
-            found.append(("end offsets", planned.kafka_ends(), committed.kafka_ends()))
+            comparisons.append(("end offsets", planned.kafka_ends(), committed.kafka_ends()))
         if self._comparison.is_exact(record):
-            found.append(("watermark", planned.watermark, committed.watermark))
-        for name, is_planned, was_committed in found:
+            comparisons.append(("watermark", planned.watermark, committed.watermark))
+        for name, is_planned, was_committed in comparisons:
             if is_planned != was_committed:
                 raise DivergedError(
                     f"the replay of commit {record.commit} stopped before it ran: Spark planned {name} {is_planned}, "

@@ -142,24 +142,24 @@ def _ground(home: Home, pipeline: str, config: Mapping[str, Any], reader: Ledger
         accept_home=False,
     )
     checkpoint = Checkpoint(home.checkpoint(lineage.id))
-    found = decide(checkpoint, Savepoints(home.savepoints), lineage, tail.place.commit)
-    if found.source is not RestartSource.CHECKPOINT:
+    restart = decide(checkpoint, Savepoints(home.savepoints), lineage, tail.place.commit)
+    if restart.source is not RestartSource.CHECKPOINT:
         raise RefusedError(
-            f"{checkpoint.path} is damaged: {found.damage}. Start the pipeline, which brings it in order, stop it, and "
-            "rescale it then"
+            f"{checkpoint.path} is damaged: {restart.damage}. Start the pipeline, which brings it in order, stop it, "
+            "and rescale it then"
         )
-    offsets = None if found.batch is None else checkpoint.offsets(found.batch)
-    if offsets is None or found.batch is None:
+    offsets = None if restart.batch is None else checkpoint.offsets(restart.batch)
+    if offsets is None or restart.batch is None:
         raise RefusedError(
             f"pipeline {pipeline} has no batch in lineage {lineage.id} yet: start it with --conf {PARTITIONS}=N"
         )
-    operators = StateDirectory(checkpoint.path).operators(found.batch)
+    operators = StateDirectory(checkpoint.path).operators(restart.batch)
     if not operators:
         raise RefusedError(
             f"pipeline {pipeline} keeps no state: its tasks follow the partitions of its source topics, which every "
             "start looks up"
         )
-    commit, stretch = lineage.commit_of(found.batch), None
+    commit, stretch = lineage.commit_of(restart.batch), None
     if commit > tail.place.commit:
         raise RefusedError(
             f"{checkpoint.path} is at commit {commit}, and the ledger ends at commit {tail.place.commit}: the ledger "
@@ -173,7 +173,7 @@ def _ground(home: Home, pipeline: str, config: Mapping[str, Any], reader: Ledger
     return _Ground(
         lineage=lineage,
         checkpoint=checkpoint,
-        batch=found.batch,
+        batch=restart.batch,
         commit=commit,
         tail=tail,
         offsets=offsets,
@@ -282,10 +282,10 @@ def _check_whole(defects: Sequence[object]) -> None:
 def _check_same(ground: _Ground, final: Checkpoint, batch: int, partitions: int) -> None:
     """Check that the batch is the one before it, but for the number of partitions."""
     offsets, operators = final.offsets(batch), StateDirectory(final.path).operators(batch)
-    expected = [replace(one, partitions=partitions) for one in ground.operators]
+    expected = [replace(operator, partitions=partitions) for operator in ground.operators]
     conf = {**ground.offsets.conf, PARTITIONS: str(partitions)}
-    found = offsets and (offsets.same_sources(ground.offsets), offsets.watermark, offsets.conf)
-    if found != (True, ground.offsets.watermark, conf) or operators != expected:
+    actual = offsets and (offsets.same_sources(ground.offsets), offsets.watermark, offsets.conf)
+    if actual != (True, ground.offsets.watermark, conf) or operators != expected:
         raise ExactlyOnceError(
             f"Spark has made another batch than was asked for: {offsets}, {operators}. Nothing was changed; tell us"
         )
@@ -308,7 +308,7 @@ def _counts(operators: Sequence[StatefulOperator], sums: Sums) -> list[dict[str,
             "operator": operator.id,
             "name": operator.name,
             "store": store,
-            "rows": sum(rows for (of, name, _), (rows, _) in sums.items() if (of, name) == (operator.id, store)),
+            "rows": sum(rows for (id, name, _), (rows, _) in sums.items() if (id, name) == (operator.id, store)),
         }
         for operator in operators
         for store in operator.stores

@@ -93,7 +93,7 @@ class SequencerServer:
         self._tasks: dict[int, Peer] = {}  # which of them is a task's first and only invocation
         self._refusals: Final = Refusals()
         self._tell_at: float | None = None
-        self._told = False
+        self._failure_sent = False
         self._selector: Final = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._closing = False
@@ -245,7 +245,7 @@ class SequencerServer:
                 else:
                     raise ProtocolError("a message that is none of ask, release, done and failed")
             except AttemptFailedError as error:
-                if self._told:
+                if self._failure_sent:
                     self._send(peer, {"error": str(error)})
 
     def _release(self, task: int, message: Mapping[str, Any]) -> None:
@@ -284,7 +284,7 @@ class SequencerServer:
             reason = self._deadlines.missed(now)
             if reason is not None and self._sequencer.failure is None:
                 self._sequencer.fail(f"{reason}; {self._sequencer.unfinished()}")
-            if self._sequencer.failure is None or self._told:
+            if self._sequencer.failure is None or self._failure_sent:
                 return
             if self._tell_at is None:
                 self._tell_at = now + _GRACE_SECONDS
@@ -292,7 +292,7 @@ class SequencerServer:
                 self._tell()
 
     def _tell(self) -> None:
-        self._told = True
+        self._failure_sent = True
         for peer in self._known:
             self._send(peer, {"error": self._sequencer.failure})
         # It asks the JVM, which may take its time.

@@ -60,6 +60,6 @@ def raised_in_worker(text: str) -> str | None:
     A task may have several, each of which reads what the one before it gives out; when one fails, so do those after it,
     and Spark tells of the first.
     """
-    _, found, rest = text.rpartition(_TRACEBACK)
-    raised = _RAISED.search(rest) if found else None
+    _, mark, rest = text.rpartition(_TRACEBACK)
+    raised = _RAISED.search(rest) if mark else None
     return raised[0] if raised else None

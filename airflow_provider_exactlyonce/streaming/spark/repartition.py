@@ -66,16 +66,16 @@ class Repartition:
             for store in operator.stores:
                 rows = self._session.read.format("statestore").option("batchId", batch).option(_AS_BYTES, "true")
                 rows = rows.option("operatorId", operator.id).option("storeName", store)
-                with self._told(f"reading the state of batch {batch}, operator {operator.id}, {store}"):
+                with self._reporting_progress(f"reading the state of batch {batch}, operator {operator.id}, {store}"):
                     try:
                         families = rows.load(str(checkpoint)).groupBy("column_family_name")
-                        found = families.agg(F.count("*"), F.sum(row_hash)).collect()
+                        totals = families.agg(F.count("*"), F.sum(row_hash)).collect()
                     except Exception as error:
                         raise ExactlyOnceError(
                             f"Spark can't read operator {operator.id} ({operator.name}), {store}, of batch {batch} in "
                             f"{checkpoint}: {cause(error)}"
                         ) from error
-                sums |= {(operator.id, store, family): (count, int(total)) for family, count, total in found}
+                sums |= {(operator.id, store, family): (count, int(total)) for family, count, total in totals}
         return sums
 
     def run(self, partitions: int) -> None:
@@ -89,17 +89,17 @@ class Repartition:
             raise RefusedError(
                 f"Spark {self._session.version} has no way to repartition state that is known here; 4.2 has"
             )
-        with self._told(f"dealing the state out to {partitions} partitions"):
+        with self._reporting_progress(f"dealing the state out to {partitions} partitions"):
             try:
                 # False would take a batch that the sink has, and Spark has not, for done and read its input again.
                 manager.repartition(str(self._checkpoint), partitions, enforce_exactly_once_sink=True)
             except Exception as error:
-                told = f"Spark can't repartition this state: {cause(error)}"
-                kind = RefusedError if "[STATE_REPARTITION_" in told else ExactlyOnceError
-                raise kind(told) from error
+                message = f"Spark can't repartition this state: {cause(error)}"
+                kind = RefusedError if "[STATE_REPARTITION_" in message else ExactlyOnceError
+                raise kind(message) from error
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _reporting_progress(self, what: str) -> Iterator[None]:
         """Tell what begins, and then how far Spark's tasks are."""
         self._tell(what)
         ended, began = threading.Event(), time.monotonic()

@@ -116,10 +116,10 @@ def check_packages() -> None:
         raise RefusedError("pyspark is not installed; install airflow-provider-exactlyonce[spark]")
     import pyspark
 
-    found = {**versions, "pyspark's files": pyspark.__version__}
-    if len(set(found.values())) > 1:
+    all_versions = {**versions, "pyspark's files": pyspark.__version__}
+    if len(set(all_versions.values())) > 1:
         raise RefusedError(
             "these must be one version: "
-            + ", ".join(f"{name} {version}" for name, version in found.items())
+            + ", ".join(f"{name} {version}" for name, version in all_versions.items())
             + f"; pip install pyspark=={versions['pyspark']} pyspark-client=={versions['pyspark']}"
         )

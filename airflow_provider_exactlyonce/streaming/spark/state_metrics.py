@@ -34,31 +34,31 @@ class StateSizes:
         progress = query._jsq.lastProgress()
         if progress is None:
             return None
-        told = json.loads(progress.json())
-        if int(told["batchId"]) < batch:
+        report = json.loads(progress.json())
+        if int(report["batchId"]) < batch:
             return None
         self._batch = batch
-        self._sizes = sizes_of(told["stateOperators"], self._sizes)
+        self._sizes = sizes_of(report["stateOperators"], self._sizes)
         return self._sizes
 
 
-def sizes_of(told: Sequence[Mapping[str, Any]], before: Sequence[StateSize]) -> list[StateSize]:
+def sizes_of(operators: Sequence[Mapping[str, Any]], before: Sequence[StateSize]) -> list[StateSize]:
     """Return the sizes that a progress report tells.
 
-    :param told: its ``stateOperators``
+    :param operators: its ``stateOperators``
     :param before: the sizes of earlier; where nothing has changed since, what a change costs is as it was
     """
     sizes = [
         StateSize(
-            operator=one["operatorName"],
-            rows=one["numRowsTotal"],
-            memory_bytes=one["memoryUsedBytes"],
-            disk_bytes=one["customMetrics"].get(_ON_DISK),
-            changed=one["numRowsUpdated"] + one["numRowsRemoved"],
-            milliseconds=one["allUpdatesTimeMs"] + one["allRemovalsTimeMs"],
-            commit_milliseconds=one["commitTimeMs"],
+            operator=operator["operatorName"],
+            rows=operator["numRowsTotal"],
+            memory_bytes=operator["memoryUsedBytes"],
+            disk_bytes=operator["customMetrics"].get(_ON_DISK),
+            changed=operator["numRowsUpdated"] + operator["numRowsRemoved"],
+            milliseconds=operator["allUpdatesTimeMs"] + operator["allRemovalsTimeMs"],
+            commit_milliseconds=operator["commitTimeMs"],
         )
-        for one in told
+        for operator in operators
     ]
     if len(before) != len(sizes):
         return sizes

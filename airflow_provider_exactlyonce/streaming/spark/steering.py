@@ -66,8 +66,8 @@ def missing_part(spark: SparkSession) -> str | None:
 def fixed_settings(spark: SparkSession) -> dict[str, str]:
     """Return the settings that Spark fixes for the life of a new checkpoint, as this session has them."""
     metadata = class_of(spark, "org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata")
-    found: dict[str, str | None] = json.loads(metadata.apply(0, 0, spark._jsparkSession.conf()).json())["conf"]
-    return {name: value for name, value in found.items() if value is not None}  # some have no default
+    conf: dict[str, str | None] = json.loads(metadata.apply(0, 0, spark._jsparkSession.conf()).json())["conf"]
+    return {name: value for name, value in conf.items() if value is not None}  # some have no default
 
 
 class SteeredQuery:
@@ -202,7 +202,7 @@ class QuerySteering:
 def wait_until_gone(spark: SparkSession, query: StreamingQuery) -> None:
     """Wait until a query that has no further batch has put away everything, its name too."""
     deadline = time.monotonic() + _ENDING_SECONDS
-    while any(one.id == query.id for one in spark.streams.active):
+    while any(active.id == query.id for active in spark.streams.active):
         if time.monotonic() > deadline:
             raise ExactlyOnceError(f"the query has not ended within {_ENDING_SECONDS:.0f} s of its last batch")
         time.sleep(0.02)
@@ -213,6 +213,6 @@ def _class(spark: SparkSession, name: str) -> Any:
 
 
 def _field(spark: SparkSession, name: str, field: str) -> Any:
-    found = _class(spark, name).getDeclaredField(field)
-    found.setAccessible(True)
-    return found
+    java_field = _class(spark, name).getDeclaredField(field)
+    java_field.setAccessible(True)
+    return java_field

@@ -30,5 +30,5 @@ def mark(kind: type[ExactlyOnceError], message: str) -> str:
 
 def find(text: str) -> ExactlyOnceError | None:
     """Return the error that is marked in Spark's text, None when there is none."""
-    found = _PATTERN.search(text)
-    return _KINDS[found[1]](found[2]) if found and found[1] in _KINDS else None
+    match = _PATTERN.search(text)
+    return _KINDS[match[1]](match[2]) if match and match[1] in _KINDS else None

@@ -16,12 +16,12 @@ def moved(old: str, new: str) -> Callable[[str], Any]:
     """
 
     def find(name: str) -> Any:
-        found = getattr(importlib.import_module(f"{__package__}.{new}"), name)
+        value = getattr(importlib.import_module(f"{__package__}.{new}"), name)
         warnings.warn(
             f"{old}.{name} is {__package__}.{new}.{name} now; the old name is deleted in 0.3",
             DeprecationWarning,
             stacklevel=2,
         )
-        return found
+        return value
 
     return find

@@ -48,10 +48,10 @@ def check_schema(body: Mapping[str, Any], what: str, readable: Collection[int] =
     :param readable: numbers of the schemas that are read
     :raises RefusedError: when it is of another schema
     """
-    found = body.get(_SCHEMA, 1)
-    if isinstance(found, bool) or not isinstance(found, int) or found not in readable:
+    schema = body.get(_SCHEMA, 1)
+    if isinstance(schema, bool) or not isinstance(schema, int) or schema not in readable:
         raise RefusedError(
-            f"{what} is of schema {found!r}, and this release of airflow-provider-exactlyonce reads "
+            f"{what} is of schema {schema!r}, and this release of airflow-provider-exactlyonce reads "
             f"{' and '.join(map(str, sorted(readable)))}: use the release that wrote it, or a newer one"
         )
 
@@ -80,10 +80,10 @@ def dump(thing: Any) -> dict[str, Any]:
 def _sorted_out(kind: type, body: Mapping[str, Any]) -> dict[str, Any]:
     """Put what is not known where it is kept, in what is :class:`Rewritten`, at every depth."""
     types = _types(kind)
-    found = {name: _inner(types[name], value) for name, value in body.items() if name in types}
+    known = {name: _inner(types[name], value) for name, value in body.items() if name in types}
     if issubclass(kind, Rewritten):
-        found[_UNKNOWN] = {name: value for name, value in body.items() if name not in types and name != _SCHEMA}
-    return found
+        known[_UNKNOWN] = {name: value for name, value in body.items() if name not in types and name != _SCHEMA}
+    return known
 
 
 @cache
@@ -93,7 +93,7 @@ def _types(kind: type) -> Mapping[str, Any]:
 
 def _inner(annotation: Any, value: Any) -> Any:
     if isinstance(value, Mapping):
-        kind = next((one for one in (annotation, *get_args(annotation)) if _is_rewritten(one)), None)
+        kind = next((part for part in (annotation, *get_args(annotation)) if _is_rewritten(part)), None)
         return value if kind is None else _sorted_out(kind, value)
     return value
 
@@ -103,8 +103,8 @@ def _is_rewritten(annotation: Any) -> bool:
 
 
 def _spread(body: dict[str, Any], thing: Any) -> None:
-    for one in fields(thing):
-        value = getattr(thing, one.name)
+    for attribute in fields(thing):
+        value = getattr(thing, attribute.name)
         if is_dataclass(value):
-            _spread(body[one.name], value)
+            _spread(body[attribute.name], value)
     body.update(body.pop(_UNKNOWN, {}))

@@ -104,7 +104,9 @@ def pipeline(
         )
     _check_shares(name, list(sources.values()))
     written = [*(kafka.topics if kafka else ()), *([policy.topic] if policy.topic is not None else ())]
-    read = {topic for topic in (*written, ledger_topic(name)) if any(topic in one.topics for one in sources.values())}
+    read = {
+        topic for topic in (*written, ledger_topic(name)) if any(topic in source.topics for source in sources.values())
+    }
     feedback.check_topics(name, written, read, allowed=allow_feedback)
     seconds = checkpoint.transaction_timeout_seconds(
         kafka.transaction_timeout_seconds if kafka else KafkaSink.transaction_timeout_seconds,
@@ -138,37 +140,37 @@ def _check_shares(pipeline: str, sources: Sequence[KafkaSource]) -> None:
 
     :raises RefusedError: naming the topic
     """
-    for position, one in enumerate(sources):
+    for position, source in enumerate(sources):
         for other in sources[:position]:
             twice = [
                 topic
-                for topic in (*one.topics.names, *other.topics.names)
-                if topic in one.topics and topic in other.topics
+                for topic in (*source.topics.names, *other.topics.names)
+                if topic in source.topics and topic in other.topics
             ]
-            if twice and (len(one.topics.names), len(other.topics.names)) != (1, 1):
+            if twice and (len(source.topics.names), len(other.topics.names)) != (1, 1):
                 raise RefusedError(f"two sources of pipeline {pipeline} read topic {twice[0]}: let one of them read it")
 
 
 def _routes(pipeline: str, sinks: Sequence[AnySink]) -> SinkRoutes:
-    given = [one if isinstance(one, Share) else Share(one) for one in sinks]
-    kafka = [one for one in given if isinstance(one.sink, KafkaSink)]
-    others = [one for one in given if isinstance(one.sink, Sink)]
-    if len(kafka) + len(others) < len(given) or not given:
+    shares = [sink if isinstance(sink, Share) else Share(sink) for sink in sinks]
+    kafka = [share for share in shares if isinstance(share.sink, KafkaSink)]
+    others = [share for share in shares if isinstance(share.sink, Sink)]
+    if len(kafka) + len(others) < len(shares) or not shares:
         raise RefusedError(f"sink={sinks!r} of pipeline {pipeline}: a sink, or a list of sinks and shares of them")
     if len(kafka) > 1:
         raise RefusedError(
             f"pipeline {pipeline} has {len(kafka)} Kafka sinks: declare one, with a topic_column that names each row's "
             "topic; its transaction spans them all"
         )
-    names = [one.sink.name for one in others]
+    names = [share.sink.name for share in others]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise RefusedError(f"pipeline {pipeline} has two sinks with the name {twice[0]!r}: give each its own")
     if KAFKA in names:
         raise RefusedError(f"a sink of pipeline {pipeline} has the name {KAFKA!r}, the Kafka sink's: give it another")
     if "" in names:
         raise RefusedError(f"a sink of pipeline {pipeline} has no name: give it one, which never changes")
-    for position, one in enumerate(others):
+    for position, share in enumerate(others):
         for other in others[:position]:
-            if one.sink.exclusive_place is not None and one.sink.exclusive_place == other.sink.exclusive_place:
-                raise RefusedError(one_place(pipeline, other.sink.name, one.sink.name))
+            if share.sink.exclusive_place is not None and share.sink.exclusive_place == other.sink.exclusive_place:
+                raise RefusedError(one_place(pipeline, other.sink.name, share.sink.name))
     return SinkRoutes(kafka=kafka[0] if kafka else None, others=others)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
@@ -15,15 +15,24 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import SinkCommitter, Sink
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+_NO_ORDER: Final = ("array", "map", "struct", "binary")
+_NO_KEY: Final = (*_NO_ORDER, "float", "double")
+
 
 class DeltaSink(DeltaDeclaration):
-    """Appends the result to a table of Delta Lake: one version of its log for each batch, with the sink's own ledger.
+    """Writes the result to a table of Delta Lake: one version of its log for each batch, with the sink's own ledger.
 
     The table is made from the result if it is not there. Its versions have the pipeline's commits: the transaction
     ``<pipeline>/<sink>`` has the number of the newest.
 
     :param path: of the table: an absolute path that driver, tasks and readers share, or a URL of delta-rs, such as
         ``s3://bucket/table``
+    :param mode: ``"append"``; ``"upsert"``: the last row of each key comes in the place of what is there;
+        ``"overwrite partitions"``: a batch's rows come in the place of all that is in their partitions
+    :param key: for upsert, the columns that rows are replaced or deleted by; none of them may be null
+    :param order: for upsert, the column whose greatest value tells which of several rows of a key in one batch is the
+        last; without it that is the one that came last in its task, and rows of a key in two tasks are refused
+    :param deleted: for upsert, a boolean column that is not in the table: where it is true the key's row is deleted
     :param partition_by: columns that the table is partitioned by
     :param schema: ``"fixed"``: a column that the table lacks is refused; ``"evolve"``: it is added at the start
     :param compression: ``zstd``, ``snappy``, ``gzip``, ``lz4`` or ``none``
@@ -42,6 +51,8 @@ class DeltaSink(DeltaDeclaration):
         from airflow_provider_exactlyonce.streaming.sinks.delta.storage import open_files
 
         where = f"sink {self.name}"
+        self._check_keys(columns)
+        columns = self.stored(columns)
         check_parquet(columns, where)
         schema.check_names(columns.names, where)
         check_partitions(columns, self.partition_by, where)
@@ -69,6 +80,22 @@ class DeltaSink(DeltaDeclaration):
         from airflow_provider_exactlyonce.streaming.sinks.delta.committer import DeltaCommitter
 
         return DeltaCommitter(self, context.pipeline)
+
+    def _check_keys(self, columns: StructType) -> None:
+        kinds = {column.name: column.dataType for column in columns}
+        for name in (*self.key, self.order, self.deleted):
+            if name is not None and name not in kinds:
+                raise RefusedError(f"sink {self.name} names the column {name!r}; the columns are {', '.join(kinds)}")
+        for name in self.key:
+            if kinds[name].typeName().startswith(_NO_KEY):
+                raise RefusedError(
+                    f"sink {self.name}: column {name!r} of the key is {kinds[name].simpleString()}, of which it is not "
+                    "certain when two are equal. Derive a text or a number of it"
+                )
+        if self.order is not None and kinds[self.order].typeName().startswith(_NO_ORDER):
+            raise RefusedError(f"sink {self.name}: order={self.order!r} is {kinds[self.order].simpleString()}")
+        if self.deleted is not None and kinds[self.deleted].typeName() != "boolean":
+            raise RefusedError(f"sink {self.name}: deleted={self.deleted!r} must be a boolean column")
 
     def _check_usable(self) -> None:
         try:

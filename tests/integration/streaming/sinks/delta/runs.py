@@ -15,6 +15,7 @@ from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.streaming import DeltaSink
 from airflow_provider_exactlyonce.streaming.sinks.delta.committer import DeltaCommitter
+from airflow_provider_exactlyonce.streaming.sinks.delta.schema import arrow_columns
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
 from tests.delta_reader import read_delta
 
@@ -34,7 +35,7 @@ class Live:
         self.sink, self.run, self.pipeline = sink, run, pipeline
         committer = sink.open(SinkContext(pipeline=pipeline, home=home))
         assert isinstance(committer, DeltaCommitter)
-        self.committer = committer
+        self.committer, self.columns = committer, arrow_columns(columns)
         sink.check_columns(columns)
         committer.expect_columns(columns)
         claimed = committer.claim(run)
@@ -44,10 +45,9 @@ class Live:
         attempt = SinkAttempt(name=os.urandom(8).hex(), pipeline=self.pipeline, commit=self.number + 1, run=self.run)
         self.committer.begin(attempt)
         told = []
-        columns = self.committer._columns
         for task, rows in enumerate(tasks):
             with closing(self.committer.open_writer()(attempt, task)) as writer:
-                writer.write(pa.RecordBatch.from_pylist(list(rows), columns))
+                writer.write(pa.RecordBatch.from_pylist(list(rows), self.columns))
                 told.append(writer.finish())
         self.committer.pre_commit(told)
         count = sum(len(rows) for rows in tasks)

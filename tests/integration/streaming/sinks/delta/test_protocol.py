@@ -200,10 +200,10 @@ def test_a_request_that_arrives_after_the_claim_that_decided_is_refused(
     entry = live.stage(rows(0, 2))
     late: list[Callable[[], None]] = []
 
-    def delay(log: DeltaLog, files: Any, transactions: Any, metadata: Any) -> None:
+    def delay(log: DeltaLog, *given: Any) -> None:
         on_its_way = DeltaLog(str(table), {})
         assert on_its_way.open() and on_its_way.version == log.version
-        late.append(lambda: on_its_way.append(files, transactions, metadata))
+        late.append(lambda: on_its_way.append(*given))
         raise ConnectionError("no answer yet")
 
     with monkeypatch.context() as patched:
@@ -315,7 +315,7 @@ def test_files_that_the_driver_does_not_see_are_not_committed(sink: DeltaSink, t
     attempt = SinkAttempt(name="a", pipeline=PIPELINE, commit=1, run=1)
     live.committer.begin(attempt)
     with closing(live.committer.open_writer()(attempt, 0)) as writer:
-        writer.write(pa.RecordBatch.from_pylist(rows(0, 2), live.committer._columns))
+        writer.write(pa.RecordBatch.from_pylist(rows(0, 2), live.columns))
         told = writer.finish()
     (table / told["files"][0]["path"]).unlink()
     with pytest.raises(BatchFailedError, match="is not there for the driver: both have to see the same table"):

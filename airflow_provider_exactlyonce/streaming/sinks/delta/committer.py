@@ -66,8 +66,9 @@ class DeltaCommitter(SinkCommitter):
     def __init__(self, sink: DeltaDeclaration, pipeline: str) -> None:
         self._sink: Final = sink
         self._pipeline: Final = pipeline
-        self._log: Final = DeltaLog(sink.path, sink.storage_options)
-        self._files: Final = open_files(sink.path, sink.storage_options)
+        self._options: Final = sink.options
+        self._log: Final = DeltaLog(sink.path, self._options)
+        self._files: Final = open_files(sink.path, self._options)
         self._ledger: Final = SinkLedger(self._log, self._files, pipeline, sink.name)
         self._key: Final = KeyColumns(key=tuple(sink.key), order=sink.order, deleted=sink.deleted)
         self._columns: pa.Schema | None = None
@@ -121,7 +122,7 @@ class DeltaCommitter(SinkCommitter):
         )
         opens = OpenDeltaWriter(
             path=self._sink.path,
-            storage_options=dict(self._sink.storage_options),
+            storage_options=self._options,
             folder=self._ledger.data,
             format=form,
         )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.settings import STORES_VARIABLE
+from airflow_provider_exactlyonce.streaming.sinks.connections import parameters_of
 from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_declaration
 from airflow_provider_exactlyonce.streaming.sinks.spi import TWO_PHASE_COMMIT, Sink
 
@@ -22,6 +24,7 @@ EVOLVE: Final = "evolve"
 APPEND: Final = "append"
 UPSERT: Final = "upsert"
 OVERWRITE_PARTITIONS: Final = "overwrite partitions"
+_WORDS: Final = "delta-rs' storage options"
 _MODES: Final = (APPEND, UPSERT, OVERWRITE_PARTITIONS)
 
 
@@ -39,6 +42,7 @@ class DeltaDeclaration(Sink):
     compression: str = "zstd"
     max_file_bytes: int = 256 * 2**20
     compact_every: int | None = None
+    conn_id: str | None = None
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -87,6 +91,15 @@ class DeltaDeclaration(Sink):
     def evolves(self) -> bool:
         """Whether columns are added to the table."""
         return self.schema == EVOLVE
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What delta-rs is told of the store: the connection's, and over them those that are declared; never shown.
+
+        :raises RefusedError: when the connection is not known here
+        """
+        given = {} if self.conn_id is None else parameters_of(STORES_VARIABLE, self.conn_id, _WORDS, "store_conn_ids")
+        return {**(given or {}), **self.storage_options}
 
     @property
     def where(self) -> str:

@@ -39,7 +39,9 @@ class DeltaSink(DeltaDeclaration):
     :param max_file_bytes: a file that has reached this size is closed, and another begun
     :param compact_every: after so many commits the driver writes small files together, up to ``max_file_bytes``, before
         the next batch; None for never
-    :param storage_options: what delta-rs needs to know of the store, in its words, credentials too; never shown
+    :param conn_id: the connection to the store: one of ``EXACTLYONCE_STORES``, which operators fill; where that is not
+        set, delta-rs' own environment
+    :param storage_options: what else delta-rs needs to know of the store, in its words; never shown
     :raises RefusedError: naming the parameter and what is accepted
     """
 
@@ -65,11 +67,11 @@ class DeltaSink(DeltaDeclaration):
                 )
         if set(columns.names) <= set(self.partition_by):
             raise RefusedError(f"{where}: all columns are in partition_by, and none is left for the files")
-        log = DeltaLog(self.path, self.storage_options)
+        log = DeltaLog(self.path, self.options)
         try:
             is_there = log.open()
         except Exception as error:  # a store has errors of its own
-            properties.check_features(open_files(self.path, self.storage_options), self.where)
+            properties.check_features(open_files(self.path, self.options), self.where)
             raise BatchFailedError(f"{self.where} can't be read: {type(error).__name__}: {error}") from error
         if is_there:
             self.missing_columns(log.table, schema.arrow_columns(columns))
@@ -106,4 +108,4 @@ class DeltaSink(DeltaDeclaration):
             ) from error
         from airflow_provider_exactlyonce.streaming.sinks.delta import properties
 
-        properties.check_options({**os.environ, **self.storage_options}, f"sink {self.name}")
+        properties.check_options({**os.environ, **self.options}, f"sink {self.name}")

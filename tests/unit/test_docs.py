@@ -53,7 +53,10 @@ def test_a_quotation_is_what_the_file_says(document: str, file: str, name: str, 
 
 
 def test_the_readme_quotes_the_job_and_the_dag() -> None:
-    assert [name for document, _, name, _ in QUOTES if document == "README.md"] == ["job_shop_totals", "dag_shop_totals"]
+    assert [name for document, _, name, _ in QUOTES if document == "README.md"] == [
+        "job_shop_totals",
+        "dag_shop_totals",
+    ]
     assert len(marked("dags/shop_totals.py", "dag_shop_totals").splitlines()) <= 40
 
 

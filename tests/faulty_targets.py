@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import psycopg
 import pytest
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 class FaultyStorage:
     """A storage whose calls can fail, and whose client repeats a request that got no answer."""
 
-    STEPS = ("create", "replace", "remove", "read", "names", "size", "keep")
+    STEPS: ClassVar[tuple[str, ...]] = ("create", "replace", "remove", "read", "names", "size", "keep")
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

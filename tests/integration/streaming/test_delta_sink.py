@@ -70,7 +70,7 @@ class Lake:
     def check_latest(self) -> None:
         """The table has the last record of each key that does not delete it, as it was; the topic has all."""
         latest = {f"k{number % 37}": number for number in range(self.world.sent)}
-        expected = [
+        expected: list[dict[str, Any]] = [
             {"k": key, "id": number, "v": Decimal(number) / 100} for key, number in latest.items() if number % 5
         ]
         found = sorted(read_delta(self.table), key=lambda row: row["id"])

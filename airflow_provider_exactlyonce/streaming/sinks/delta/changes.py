@@ -62,8 +62,8 @@ class RowsOfPartitions(StagedRows):
 
     @override
     def change(self, log: DeltaLog) -> Change:
-        replaced = [file["partition"] for file in self._files]
-        removed = [file for file in log.files() if dict(file.partition) in replaced]
+        replaced = {frozenset(file["partition"].items()) for file in self._files}
+        removed = [file for file in log.files() if frozenset(file.partition.items()) in replaced]
         check_here(removed, self._where)
         rows = sum(file["rows"] for file in self._files)
         before = [file.rows for file in removed]

@@ -43,6 +43,11 @@ class UpsertTarget:
     where: str
 
     @property
+    def compared(self) -> pa.Schema:
+        """The columns that tell which row of a key is the last."""
+        return pa.schema([self.columns.field(name) for name in self.key.compared])
+
+    @property
     def bounded(self) -> list[str]:
         """Columns of the key whose bounds in the log are exact enough to leave files out by them."""
         return [
@@ -100,9 +105,9 @@ class UpsertedRows(StagedRows):
         files = [file for told in written for file in told["files"]]
         parts = [target.read(file["path"], file["partition"], target.key.compared) for file in files]
         parts += [target.read(file["path"], {}, target.key.compared) for told in written for file in told["deletions"]]
-        rows = pa.concat_tables(parts) if parts else None
-        self._keys: Final = None if rows is None else rows.select(target.key.key)
-        self._files: Final = list(files if rows is None else self._without_older(files, rows))
+        rows = pa.concat_tables([target.compared.empty_table(), *parts])
+        self._keys: Final = rows.select(target.key.key)
+        self._files: Final = list(self._without_older(files, rows))
         self._copies: Final[dict[str, tuple[int, list[dict[str, Any]]]]] = {}
 
     @override
@@ -151,7 +156,7 @@ class UpsertedRows(StagedRows):
 
     def _candidates(self, log: DeltaLog) -> Iterator[LoggedFile]:
         """Yield the table's files that may have one of the keys."""
-        if self._keys is None:
+        if not self._keys.num_rows:
             return
         target = self._target
         for file in log.files(bounds_of=target.bounded):

@@ -189,7 +189,8 @@ def test_others_who_write_in_the_middle_of_a_try_make_it_plan_anew(
     first = [row(number) for number in range(10)]
     live.commit(first)
     model.apply(first)
-    other, real, tries = Live(upsert(table), tmp_path, columns=COLUMNS, pipeline="other"), DeltaLog.append, []
+    other, real = Live(upsert(table), tmp_path, columns=COLUMNS, pipeline="other"), DeltaLog.append
+    tries: list[int] = []
 
     def append(log: DeltaLog, *given: Any) -> None:
         if len(tries) < 3:
@@ -404,7 +405,7 @@ def test_what_a_table_has_that_cannot_be_kept_is_refused_by_name(table: Path, mo
     else:
         change(table, "metaData", configuration={name: "true"})
     columns = T.StructType().add("id", T.LongType()).add("k", T.StringType())
-    key = {"key": "id"} if mode == "upsert" else {}
+    key: dict[str, Any] = {"key": "id"} if mode == "upsert" else {}
     sink = DeltaSink(name="lake", path=str(table), mode=mode, partition_by="k", **key)
     if mode == "overwrite partitions" and name == "delta.enableChangeDataFeed":
         sink.check_columns(columns)  # whole files come and go

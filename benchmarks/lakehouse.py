@@ -3,7 +3,7 @@
 Plain: every task writes one Parquet file; nothing says which files count. Ours: begin, the tasks' files with
 statistics, pre-commit, a version of the log, settled. Batches alternate, so that whatever else the machine does hits
 both. Then the table gets 10,000 versions with a file each, and commits are timed again. Run it with ``make
-bench-delta``; the goal is 0.8 of the plain rate, and 150 ms for a commit into that table.
+bench-lakehouse``; the goal is 0.8 of the plain rate, and 150 ms for a commit into that table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
     SinkEntry,
 )
 
-RESULT = Path(__file__).parent / "results" / "delta.json"
+RESULT = Path(__file__).parent / "results" / "lakehouse.json"
 GOAL, GOAL_MILLISECONDS = 0.8, 150
 
 

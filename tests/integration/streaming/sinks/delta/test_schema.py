@@ -97,13 +97,15 @@ def test_a_property_that_the_sink_cannot_keep_is_refused_by_name(
         sink.check_columns(COLUMNS)
 
 
+@pytest.mark.parametrize("given", ["id", "other"], ids=["in-the-rows", "not-in-the-rows"])
 @pytest.mark.parametrize("rule", ["delta.generationExpression", "delta.identity.start", "delta.invariants"])
-def test_a_column_with_a_rule_is_refused_by_name(sink: DeltaSink, table: Path, rule: str) -> None:
+def test_a_column_with_a_rule_is_refused_by_name(sink: DeltaSink, table: Path, rule: str, given: str) -> None:
     made(table, pa.schema([LONG, TEXT]))
-    field = {"name": "id", "type": "long", "nullable": True, "metadata": {rule: "1"}}
-    change(table, "metaData", schemaString=json.dumps({"type": "struct", "fields": [field]}))
+    ruled = {"name": "id", "type": "long", "nullable": True, "metadata": {rule: "1"}}
+    other = {"name": "other", "type": "long", "nullable": True, "metadata": {}}
+    change(table, "metaData", schemaString=json.dumps({"type": "struct", "fields": [ruled, other]}))
     with pytest.raises(RefusedError, match=f"column 'id' of .*{rule}"):
-        sink.check_columns(T.StructType().add("id", T.LongType()))
+        sink.check_columns(T.StructType().add(given, T.LongType()))
 
 
 @pytest.mark.parametrize(

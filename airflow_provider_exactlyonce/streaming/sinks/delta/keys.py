@@ -94,8 +94,15 @@ def find_null(keys: pa.Table) -> dict[str, object] | None:
     return None
 
 
+def numbers(count: int) -> pa.Array:
+    """Return the numbers of so many rows, from 0."""
+    import numpy as np
+
+    return pa.array(np.arange(count, dtype=np.int64))
+
+
 def _numbered(keys: pa.Table) -> pa.Table:
-    return keys.append_column(_ROW, pa.array(range(keys.num_rows), pa.int64()))
+    return keys.append_column(_ROW, numbers(keys.num_rows))
 
 
 def _mask(rows: pa.Table, count: int) -> pa.Array:

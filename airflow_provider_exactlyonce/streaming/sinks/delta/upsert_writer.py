@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.streaming.sinks.delta.keys import KeyColumns, find_null, shown
+from airflow_provider_exactlyonce.streaming.sinks.delta.keys import KeyColumns, find_null, numbers, shown
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import TableFiles
 from airflow_provider_exactlyonce.streaming.sinks.delta.writer import DeltaWriter, OpenDeltaWriter
 from airflow_provider_exactlyonce.streaming.sinks.parquet_files import refused
@@ -75,7 +75,7 @@ class UpsertWriter(SinkWriter):
         if not self._compared:
             return {"rows": 0, "files": [], "deletions": []}
         compared = pa.Table.from_batches(self._compared)
-        last, ambiguous = self._columns.last_of_each(compared, pa.array(range(compared.num_rows), pa.int64()))
+        last, ambiguous = self._columns.last_of_each(compared, numbers(compared.num_rows))
         if ambiguous is not None:
             raise refused(
                 f"several rows of {shown(ambiguous)} have its greatest {self._columns.order}: let that column tell "

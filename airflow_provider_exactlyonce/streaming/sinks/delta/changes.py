@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from deltalake.transaction import AddAction, RemoveAction
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -26,6 +28,24 @@ class Change:
     added: Sequence[Mapping[str, Any]]
     removed: Sequence[LoggedFile] = ()
     rows: int | None
+
+    def actions(self) -> list[AddAction | RemoveAction]:
+        """Return it in the log's words."""
+        now = int(time.time() * 1000)
+        return [
+            *(
+                AddAction(
+                    path=file["path"],
+                    size=file["size"],
+                    partition_values=file["partition"],
+                    modification_time=now,
+                    data_change=True,
+                    stats=file["statistics"],
+                )
+                for file in self.added
+            ),
+            *(RemoveAction(file.path, True, now, file.size, dict(file.partition)) for file in self.removed),
+        ]
 
 
 class StagedRows(Protocol):

@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from deltalake.transaction import AddAction, RemoveAction
 from typing_extensions import override
 
 from airflow_provider_exactlyonce import failpoints
@@ -291,10 +290,7 @@ class DeltaCommitter(SinkCommitter):
     def _append(self, entry: SinkEntry) -> None:
         failpoints.reach("before-sink-decision")
         transactions, metadata = self._ledger.commit_of(self._open_attempt(), entry, self._change.rows)
-        now = int(time.time() * 1000)
-        adds = [_add_action(file, now) for file in self._change.added]
-        removes = [RemoveAction(file.path, True, now, file.size, dict(file.partition)) for file in self._change.removed]
-        self._log.append([*adds, *removes], transactions, metadata, self._sink.mode == APPEND)
+        self._log.append(self._change.actions(), transactions, metadata, self._sink.mode == APPEND)
 
     def _write(
         self,
@@ -421,14 +417,3 @@ def _claim_unanswered() -> Iterator[None]:
         yield
     except CommitUnknownError as error:
         raise BatchFailedError(str(error)) from error
-
-
-def _add_action(file: Mapping[str, Any], now: int) -> AddAction:
-    return AddAction(
-        path=file["path"],
-        size=file["size"],
-        partition_values=file["partition"],
-        modification_time=now,
-        data_change=True,
-        stats=file["statistics"],
-    )

@@ -136,6 +136,7 @@ def measure(folder: Path, given: argparse.Namespace) -> tuple[dict[str, list[flo
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
         .config("spark.sql.parquet.compression.codec", "zstd")
         .config(map={**delta_spark.SETTINGS})
+        .config("spark.databricks.delta.snapshotPartitions", str(given.tasks))  # 50 are as many tasks in each commit
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")

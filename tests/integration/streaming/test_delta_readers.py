@@ -102,7 +102,7 @@ def deaths(
 
 
 def by_duckdb(paths: list[Path]) -> list[Rows]:
-    extensions = {"extension_directory": f"{duckdb_ext.__path__[0]}/extensions"}
+    extensions: dict[str, Any] = {"extension_directory": f"{duckdb_ext.__path__[0]}/extensions"}
     with duckdb.connect(config=extensions) as connection:
         query = "SELECT * FROM delta_scan(?)"
         return [connection.execute(query, [str(path)]).fetch_arrow_table().to_pylist() for path in paths]

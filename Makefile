@@ -19,7 +19,7 @@ STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test pytest test-all test-registry docs crash-matrix test-cluster durations lint format lock checksums bench-commit bench-delta bench-gates bench-ledger bench-peers bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo check test pytest test-all test-registry docs crash-matrix test-cluster durations lint format lock checksums bench-commit bench-gates bench-lakehouse bench-ledger bench-peers bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -80,11 +80,11 @@ checksums: setup ## download the broker's jars afresh and remake their checksums
 bench-commit: setup ## measure what a commit costs a batch, and how soon a reader sees it
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/commit.py $(ARGS)
 
-bench-delta: setup ## measure the Delta sink beside a plain Parquet write of the same rows, and a commit into a large table
-	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/delta.py $(ARGS)
-
 bench-gates: setup ## measure what 500 waiting gates cost a triggerer, and how soon the next task is queued
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/gates.py $(ARGS)
+
+bench-lakehouse: setup ## measure the Delta sink beside a plain Parquet write and Spark's own Delta write of the same rows, and a commit into a large table
+	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/lakehouse.py $(ARGS)
 
 bench-ledger: setup ## measure how long a ledger of a million commits takes to open
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/ledger.py $(ARGS)

@@ -62,6 +62,7 @@ def get_provider_info() -> dict[str, Any]:
                 "hooks.postgres",
                 "hooks.schema_registry",
                 "hooks.spark_submit",
+                "hooks.stores",
             )
         ],
         "asset-uris": [{"schemes": ["exactlyonce"], "handler": f"{_PACKAGE}.assets.pipeline.sanitize_uri"}],

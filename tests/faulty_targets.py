@@ -38,6 +38,18 @@ class FaultyStorage:
         self._inner.check_exclusive(folder)
 
 
+class FaultyTable(FaultyStorage):
+    """A table's directory, in which the driver copies files, too; a file that can't be opened is not opened."""
+
+    def open(self, name: str) -> Any:
+        target_call("storage.open", lambda: None)
+        return self._inner.open(name)
+
+    def open_new(self, name: str) -> Any:
+        target_call("storage.open_new", lambda: None)
+        return self._inner.open_new(name)
+
+
 def storages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the file sinks' file systems fail."""
 
@@ -56,7 +68,7 @@ def delta(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for step in ("open", "refresh", "create", "append"):
         monkeypatch.setattr(DeltaLog, step, faulty(f"log-{step}", getattr(DeltaLog, step)))
-    monkeypatch.setattr(delta_committer, "open_files", lambda path, options: FaultyStorage(open_files(path, options)))
+    monkeypatch.setattr(delta_committer, "open_files", lambda path, options: FaultyTable(open_files(path, options)))
 
 
 class FaultyPostgres(psycopg.Connection[Any]):

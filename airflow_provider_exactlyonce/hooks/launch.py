@@ -26,6 +26,7 @@ class DriverSettings:
     :param conn_id: connection of type ``spark``
     :param kafka_conn_id: connection of type ``kafka``
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name
+    :param store_conn_ids: connections to the object stores of the job's Delta tables
     :param schema_registry_conn_id: connection of type ``http`` to the job's schema registry, None for none
     :param conf: Spark settings; those that the protocol needs are added, contradicting ones refused
     :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it
@@ -39,6 +40,7 @@ class DriverSettings:
     conn_id: str = "spark_default"
     kafka_conn_id: str = "kafka_default"
     postgres_conn_ids: Sequence[str] = ()
+    store_conn_ids: Sequence[str] = ()
     schema_registry_conn_id: str | None = None
     conf: Mapping[str, Any] = field(default_factory=dict)
     jars: str | None = None
@@ -73,11 +75,12 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
     from airflow_provider_exactlyonce.control.clusters import TOKEN_PLACEHOLDER
     from airflow_provider_exactlyonce.control.launching import Launch
     from airflow_provider_exactlyonce.devkit import class_archive
-    from airflow_provider_exactlyonce.hooks import kafka, postgres, schema_registry, spark_submit
+    from airflow_provider_exactlyonce.hooks import kafka, postgres, schema_registry, spark_submit, stores
     from airflow_provider_exactlyonce.streaming.settings import (
         KAFKA_VARIABLE,
         POSTGRES_VARIABLE,
         REGISTRY_VARIABLE,
+        STORES_VARIABLE,
         TOKEN_VARIABLE,
     )
 
@@ -85,6 +88,8 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
     secrets = {KAFKA_VARIABLE: kafka.driver_config(settings.kafka_conn_id)}
     if settings.postgres_conn_ids:
         secrets[POSTGRES_VARIABLE] = postgres.driver_config(settings.postgres_conn_ids)
+    if settings.store_conn_ids:
+        secrets[STORES_VARIABLE] = stores.driver_config(settings.store_conn_ids)
     if settings.schema_registry_conn_id:
         secrets[REGISTRY_VARIABLE] = schema_registry.driver_config(settings.schema_registry_conn_id)
     remote: dict[str, str] = {}

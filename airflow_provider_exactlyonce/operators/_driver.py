@@ -24,6 +24,8 @@ class DriverOperator(PipelineLineage, BaseOperator):
     :param conn_id: connection of type ``spark``. (templated)
     :param kafka_conn_id: connection of type ``kafka``. (templated)
     :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name. (templated)
+    :param store_conn_ids: connections to the stores of the job's Delta tables, of type ``aws`` or with delta-rs'
+        storage options as extra. (templated)
     :param schema_registry_conn_id: connection of type ``http`` to the schema registry of the job's formats. (templated)
     :param conf: Spark settings; those that the protocol needs are added, contradicting ones refused. (templated)
     :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it. (templated)
@@ -39,6 +41,7 @@ class DriverOperator(PipelineLineage, BaseOperator):
         "conn_id",
         "kafka_conn_id",
         "postgres_conn_ids",
+        "store_conn_ids",
         "schema_registry_conn_id",
         "conf",
         "jars",
@@ -54,6 +57,7 @@ class DriverOperator(PipelineLineage, BaseOperator):
         conn_id: str = "spark_default",
         kafka_conn_id: str = "kafka_default",
         postgres_conn_ids: Sequence[str] = (),
+        store_conn_ids: Sequence[str] = (),
         schema_registry_conn_id: str | None = None,
         conf: Mapping[str, Any] | None = None,
         jars: str | None = None,
@@ -69,6 +73,7 @@ class DriverOperator(PipelineLineage, BaseOperator):
         self.conn_id = conn_id
         self.kafka_conn_id = kafka_conn_id
         self.postgres_conn_ids = postgres_conn_ids
+        self.store_conn_ids = store_conn_ids
         self.schema_registry_conn_id = schema_registry_conn_id
         self.conf = conf
         self.jars = jars
@@ -108,6 +113,7 @@ class DriverOperator(PipelineLineage, BaseOperator):
             conn_id=self.conn_id,
             kafka_conn_id=self.kafka_conn_id,
             postgres_conn_ids=self.postgres_conn_ids,
+            store_conn_ids=self.store_conn_ids,
             schema_registry_conn_id=self.schema_registry_conn_id,
             conf=self.conf or {},
             jars=self.jars,

@@ -322,6 +322,7 @@ class _MemoryRun(Run):
         self.client = cast(WireClient, SimpleNamespace(admin=SimpleNamespace(describe_topics=lambda topics: [])))  # type: ignore[misc]
         self.session = cast(TransactionSession, _Session(self))  # type: ignore[misc]
         self.number, self.guarantee, self.lost = 0, EXACTLY_ONCE, {}
+        self._seen: int | None = None  # how many commits the ledger had when it was last looked at
 
     @property
     def is_superseded(self) -> bool:
@@ -330,7 +331,7 @@ class _MemoryRun(Run):
     @property
     @override
     def tail(self) -> LedgerTail:
-        commits = self.world.commits
+        commits = self.world.commits[: self._seen]
         newest = commits[-1] if commits else None
         return LedgerTail(
             cluster_id="c", topic_id="t", end_offset=len(commits), commit=newest, commit_offset=len(commits) - 1
@@ -347,7 +348,7 @@ class _MemoryRun(Run):
             if self.number and self.is_superseded:
                 raise FencedError(f"run {self.number} is superseded by run {self.world.run}")
             self.number = self.number or self.world.run + 1
-            self.world.run = self.number
+            self.world.run, self._seen = self.number, len(self.world.commits)
 
         try:
             self.seam.call("ledger.claim", act)
@@ -376,7 +377,7 @@ class _MemoryRun(Run):
 
     @override
     def committed(self, record: CommitRecord, offset: int) -> None:
-        """Do nothing: :meth:`append` has noted it."""
+        self._seen = record.commit
 
 
 class _Stage:

@@ -49,6 +49,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
         "docs/schema-registry",
         "docs/postgres-sink",
         "docs/delta-sink",
+        "docs/lakehouse",
         "docs/file-sink",
         "docs/write-ahead-log",
         "docs/several-sinks",

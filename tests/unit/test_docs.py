@@ -31,7 +31,8 @@ ROOT = Path(__file__).parents[2]
 RESCALE_STEPS = (*RESCALE_NAMES[:2], *RESTORE_NAMES[:2], RESCALE_NAMES[2], *RESTORE_NAMES[2:4])
 QUOTE = re.compile(r"<!-- quote: (\S+) (\w+) -->\n```python\n(.*?)```", re.DOTALL)
 NAMED_TEST = re.compile(r"\b((?:unit|integration)/[\w/]+\.py)\b")
-QUOTES = [(file.name, *quote) for file in (ROOT / "README.md",) for quote in QUOTE.findall(file.read_text())]
+QUOTING = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+QUOTES = [(file.name, *quote) for file in QUOTING for quote in QUOTE.findall(file.read_text())]
 
 
 def marked(file: str, name: str) -> str:
@@ -52,7 +53,10 @@ def test_a_quotation_is_what_the_file_says(document: str, file: str, name: str, 
 
 
 def test_the_readme_quotes_the_job_and_the_dag() -> None:
-    assert [name for _, _, name, _ in QUOTES] == ["job_shop_totals", "dag_shop_totals"]
+    assert [name for document, _, name, _ in QUOTES if document == "README.md"] == [
+        "job_shop_totals",
+        "dag_shop_totals",
+    ]
     assert len(marked("dags/shop_totals.py", "dag_shop_totals").splitlines()) <= 40
 
 

@@ -168,12 +168,14 @@ def test_the_driver_gets_home_settings_and_interpreter_and_the_secret_by_environ
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps({"conn_type": "postgres", "host": "db", "password": PASSWORD}))
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps({"conn_type": "aws", "login": "key", "password": PASSWORD}))
     task = operator(
         tmp_path,
         "take-lease end=finished",
         conf={"spark.sql.shuffle.partitions": "4"},
         env_vars={"EXTRA": "yes"},
         postgres_conn_ids=["db"],
+        store_conn_ids=["lake"],
     )
     with caplog.at_level("INFO"):
         execute(task)
@@ -184,6 +186,8 @@ def test_the_driver_gets_home_settings_and_interpreter_and_the_secret_by_environ
     assert {"spark.task.maxFailures=1", "spark.sql.shuffle.partitions=4"} <= set(arguments)
     assert json.loads(environment["EXACTLYONCE_KAFKA"])["sasl.password"] == PASSWORD
     assert json.loads(environment["EXACTLYONCE_POSTGRES"]) == {"db": {"host": "db", "password": PASSWORD}}
+    keys = {"aws_access_key_id": "key", "aws_secret_access_key": PASSWORD}
+    assert json.loads(environment["EXACTLYONCE_STORES"]) == {"lake": keys}
     assert environment["PYSPARK_PYTHON"] == sys.executable
     assert environment["EXTRA"] == "yes"
     assert PASSWORD not in " ".join(arguments)

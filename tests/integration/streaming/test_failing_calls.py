@@ -79,6 +79,8 @@ def all_faults_of(tests: type[SinkConformance]) -> type[SinkConformance]:
 
 
 TestDelta = all_faults_of(of_delta.TestDeltaSink)
+TestDeltaPartitions = all_faults_of(of_delta.TestDeltaPartitions)
+TestDeltaUpserts = all_faults_of(of_delta.TestDeltaUpserts)
 TestFiles = all_faults_of(of_files.TestLocalFiles)
 TestOwnSink = all_faults_of(of_own.TestSqliteSink)
 TestPostgres = all_faults_of(of_postgres.TestPostgresSink)

@@ -168,6 +168,37 @@ def test_connections_to_postgresql_go_the_same_way_in_libpqs_words(
     assert json.loads(file.read_text()) == {"shop_db": {**parameters, "sslmode": "require"}}
 
 
+def test_connections_to_object_stores_go_the_same_way_in_delta_rs_words(
+    connect: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
+    extra = {"region_name": "eu-west-1", "endpoint_url": "http://minio:9000", "aws_session_token": None}
+    aws = {"conn_type": "aws", "login": "key", "password": PASSWORD, "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_AWS_LAKE", json.dumps(aws))
+    azure = {"azure_storage_account_key": PASSWORD, "azure_storage_use_emulator": True}
+    monkeypatch.setenv("AIRFLOW_CONN_AZURE", json.dumps({"conn_type": "generic", "extra": azure}))
+    launched = launch(tmp_path / "home", store_conn_ids=["aws_lake", "azure"])
+    assert PASSWORD not in " ".join(launched.command) + launched.printable + str(launched.environment)
+    file = Path(settings_of(launched)["spark.yarn.appMasterEnv.EXACTLYONCE_STORES"].removeprefix("@"))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    options = {"aws_access_key_id": "key", "aws_secret_access_key": PASSWORD, "aws_region": "eu-west-1"}
+    assert json.loads(file.read_text()) == {
+        "aws_lake": {**options, "aws_endpoint_url": "http://minio:9000", "aws_allow_http": "true"},
+        "azure": {"azure_storage_account_key": PASSWORD, "azure_storage_use_emulator": "true"},
+    }
+
+
+def test_a_role_that_would_have_to_be_assumed_is_refused_by_name(
+    connect: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect("yarn", yarn_resourcemanager_webapp_address="rm:8088")
+    aws = {"conn_type": "aws", "password": PASSWORD, "extra": {"role_arn": "arn:aws:iam::1:role/x"}}
+    monkeypatch.setenv("AIRFLOW_CONN_AWS_LAKE", json.dumps(aws))
+    with pytest.raises(RefusedError, match="connection aws_lake has role_arn='arn:aws:iam::1:role/x'") as refused:
+        launch(tmp_path / "home", store_conn_ids=["aws_lake"])
+    assert PASSWORD not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("given", "url"),
     [

@@ -9,6 +9,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.delta.declaration import APPEND, DeltaDeclaration
 from airflow_provider_exactlyonce.streaming.sinks.delta.ledger import SinkLedger
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import METADATA, DeltaLog, actions, versions
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import TableFiles
@@ -34,21 +35,21 @@ class _History:
 
 
 def audit(
-    log: DeltaLog | None, files: TableFiles, ledger: SinkLedger, where: str, commits: Iterable[SinkEntry]
+    log: DeltaLog | None, files: TableFiles, ledger: SinkLedger, sink: DeltaDeclaration, commits: Iterable[SinkEntry]
 ) -> Iterator[str]:
     """Yield what contradicts the pipeline's ledger, or the log's word on a file.
 
     :param log: the table's, as it is now; None when there is no table
-    :param where: the table, for messages
     :param commits: what the pipeline's ledger has for the sink, in order
     """
+    where = sink.where
     if log is None:
         yield from (f"commit {known.commit}: there is no {where}" for known in commits)
         return
     try:
         newest = ledger.newest()
         kept = versions(files)
-        history = _read(files, ledger, kept)
+        history = _read(files, ledger, kept, replaces=sink.mode != APPEND)
     except RefusedError as error:
         yield str(error)
         return
@@ -74,7 +75,11 @@ def audit(
     yield from _differences(log, files)
 
 
-def _read(files: TableFiles, ledger: SinkLedger, kept: Iterable[int]) -> _History:
+def _read(files: TableFiles, ledger: SinkLedger, kept: Iterable[int], *, replaces: bool) -> _History:
+    """Read the log.
+
+    :param replaces: whether the sink's rows are there to be replaced, by other pipelines' as well
+    """
     history = _History()
     for version in kept:
         found = list(actions(files, version))
@@ -82,29 +87,49 @@ def _read(files: TableFiles, ledger: SinkLedger, kept: Iterable[int]) -> _Histor
         added = [body for kind, body in found if kind == "add"]
         removed = [body for kind, body in found if kind == "remove"]
         metadata = information.get(METADATA, {})
-        mine = ledger.is_mine(metadata) and "entry" in metadata
         for body in added:
             history.rows[unquote(body["path"])] = _rows(body)
-        if mine:
-            _take(history, version, SinkEntry.from_json(json.dumps(metadata["entry"])), added)
-        operation = information.get("operation", "an unnamed operation")
-        history.findings += _changes(history, version, operation, added, removed)
+        if "entry" in metadata and ledger.is_mine(metadata):
+            entry = SinkEntry.from_json(json.dumps(metadata["entry"]))
+            _take(history, version, entry, metadata.get("rows", entry.rows), added, removed)
+        elif "entry" not in metadata or not replaces:
+            operation = information.get("operation", "an unnamed operation")
+            history.findings += _changes(history, version, operation, added, removed)
     return history
 
 
-def _take(history: _History, version: int, entry: SinkEntry, added: list[dict[str, Any]]) -> None:
-    """Note a commit of the sink."""
+def _take(
+    history: _History,
+    version: int,
+    entry: SinkEntry,
+    more: int | None,
+    added: list[dict[str, Any]],
+    removed: list[dict[str, Any]],
+) -> None:
+    """Note a commit of the sink.
+
+    :param more: how many more rows the table should have by it, None when it does not say
+    """
     if entry.commit in history.entries:
         history.findings.append(f"commit {entry.commit}: version {version} has it once more")
     if history.entries and entry.commit < max(history.entries):
         history.findings.append(f"commit {entry.commit}: version {version} comes after commit {max(history.entries)}")
-    given = sum(_rows(body) or 0 for body in added)
-    if given != entry.rows:
+    gone = [unquote(body["path"]) for body in removed]
+    before = [history.rows.get(path) for path in gone]
+    given = sum(_rows(body) or 0 for body in added) - sum(rows or 0 for rows in before)
+    if more is not None and None not in before and given != more:
         history.findings.append(
-            f"commit {entry.commit}: version {version} says {entry.rows} rows, and its files have {given}"
+            f"commit {entry.commit}: version {version} says {more} rows, and its files have {given}"
         )
     history.entries[entry.commit] = entry
-    history.commits.update({unquote(body["path"]): frozenset({entry.commit}) for body in added})
+    _hold(history, added, [frozenset({entry.commit}), *(history.commits.get(path, frozenset()) for path in gone)])
+
+
+def _hold(history: _History, added: list[dict[str, Any]], held: list[frozenset[int]]) -> None:
+    """Note whose rows are in the files that a version adds, unless rows of others may be among them, too."""
+    if held and all(held):
+        commits = frozenset().union(*held)
+        history.commits.update({unquote(body["path"]): commits for body in added})
 
 
 def _changes(
@@ -116,9 +141,7 @@ def _changes(
         if commits and body.get("dataChange", True):
             which = f"commit {min(commits)}" if len(commits) == 1 else f"commits {min(commits)} to {max(commits)}"
             yield f"{which}: version {version} ({operation}) has changed or removed rows of {unquote(body['path'])}"
-    if touched and all(touched):  # else rows of others are among them, which may be changed
-        held = frozenset().union(*touched)
-        history.commits.update({unquote(body["path"]): held for body in added})
+    _hold(history, added, touched)
     if not removed or any(body.get("dataChange", True) or "deletionVector" in body for body in (*added, *removed)):
         return
     before = [history.rows.get(unquote(body["path"])) for body in removed]

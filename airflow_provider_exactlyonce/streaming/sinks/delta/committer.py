@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from deltalake.transaction import AddAction
 from typing_extensions import override
 
 from airflow_provider_exactlyonce import failpoints
@@ -29,9 +28,19 @@ from airflow_provider_exactlyonce.exceptions import (
 from airflow_provider_exactlyonce.streaming.sinks.committer_states import CommitterEvent, CommitterPhase
 from airflow_provider_exactlyonce.streaming.sinks.delta import schema
 from airflow_provider_exactlyonce.streaming.sinks.delta.audit import audit
+from airflow_provider_exactlyonce.streaming.sinks.delta.changes import (
+    AppendedRows,
+    Change,
+    RowsOfPartitions,
+    StagedRows,
+)
+from airflow_provider_exactlyonce.streaming.sinks.delta.declaration import APPEND, UPSERT
+from airflow_provider_exactlyonce.streaming.sinks.delta.keys import KeyColumns
 from airflow_provider_exactlyonce.streaming.sinks.delta.ledger import AttemptNote, SinkLedger
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import open_files
+from airflow_provider_exactlyonce.streaming.sinks.delta.upsert_writer import OpenUpsertWriter
+from airflow_provider_exactlyonce.streaming.sinks.delta.upserts import UpsertedRows, UpsertTarget
 from airflow_provider_exactlyonce.streaming.sinks.delta.writer import OpenDeltaWriter, TableFormat
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkCommitter, SinkEntry
 
@@ -56,23 +65,27 @@ class DeltaCommitter(SinkCommitter):
     def __init__(self, sink: DeltaDeclaration, pipeline: str) -> None:
         self._sink: Final = sink
         self._pipeline: Final = pipeline
-        self._log: Final = DeltaLog(sink.path, sink.storage_options)
-        self._files: Final = open_files(sink.path, sink.storage_options)
+        self._options: Final = sink.options
+        self._log: Final = DeltaLog(sink.path, self._options)
+        self._files: Final = open_files(sink.path, self._options)
         self._ledger: Final = SinkLedger(self._log, self._files, pipeline, sink.name)
+        self._key: Final = KeyColumns(key=tuple(sink.key), order=sink.order, deleted=sink.deleted)
         self._columns: pa.Schema | None = None
         self._checked: object = None  # what was checked of the table
         self._required: Sequence[str] | None = None  # columns whose nulls the tasks refuse
         self._phase: Final = CommitterPhase(sink.name)
         self._run = 0
         self._attempt: AttemptNote | None = None
-        self._staged: tuple[Mapping[str, Any], ...] = ()
+        self._staged: StagedRows = AppendedRows(())
+        self._staged_count = 0
+        self._change = Change(added=(), rows=0)  # what the version to write adds and removes
         self._newest: AttemptNote | None = None  # of the newest commit
         self._compacted = 0  # the commit after which files were last written together
         self._old: list[str] = []  # attempts whose notes nobody needs any more
 
     @override
     def expect_columns(self, columns: StructType) -> None:
-        self._columns = schema.arrow_columns(columns)
+        self._columns = schema.arrow_columns(self._sink.stored(columns))
 
     @override
     def tail(self) -> SinkEntry | None:
@@ -106,12 +119,13 @@ class DeltaCommitter(SinkCommitter):
             compression=self._sink.compression,
             max_file_bytes=self._sink.max_file_bytes,
         )
-        return OpenDeltaWriter(
+        opens = OpenDeltaWriter(
             path=self._sink.path,
-            storage_options=dict(self._sink.storage_options),
+            storage_options=self._options,
             folder=self._ledger.data,
             format=form,
         )
+        return OpenUpsertWriter(rows=opens, columns=self._key) if self._sink.mode == UPSERT else opens
 
     @override
     def begin(self, attempt: SinkAttempt) -> None:
@@ -119,14 +133,13 @@ class DeltaCommitter(SinkCommitter):
         note = AttemptNote(attempt=attempt.name, commit=attempt.commit, run=attempt.run)
         with self._answering():
             self._ledger.write(note)
-        self._attempt, self._staged = note, ()
+        self._attempt, self._staged, self._staged_count = note, AppendedRows(()), 0
         self._phase.move(CommitterEvent.BEGUN)
 
     @override
     def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
         self._phase.check(CommitterEvent.PRE_COMMITTED)
-        staged = tuple(file for told in written for file in told["files"])
-        for file in staged:
+        for file in (file for told in written for file in (*told["files"], *told.get("deletions", ()))):
             with self._answering():
                 size = self._files.size(file["path"])
             if size != file["size"]:
@@ -135,31 +148,25 @@ class DeltaCommitter(SinkCommitter):
                     f"{self._files.place(file['path'])}, which a task has written with {file['size']} bytes, {found} "
                     "for the driver: both have to see the same table, and nobody may vacuum files that are just written"
                 )
-        self._staged = staged
+        with self._answering():
+            self._staged = self._staged_rows(written)
+        self._staged_count = sum(told["rows"] for told in written)
         self._phase.move(CommitterEvent.PRE_COMMITTED)
 
     @override
     def commit(self, entry: SinkEntry) -> None:
         self._phase.check(CommitterEvent.COMMITTED)
-        rows = sum(file["rows"] for file in self._staged)
-        invariant(rows == entry.rows, f"{rows} rows are staged, and the entry has {entry.rows}")
-        files = tuple(file["path"] for file in self._staged)
-        note = replace(self._open_attempt(), entry=entry, files=files)
-        with self._answering():
-            self._ledger.write(note)
-        self._attempt = note
-        failpoints.reach("before-sink-decision")
-        transactions, metadata = self._ledger.commit_of(note, entry)
-        adds = [_add_action(file) for file in self._staged]
+        invariant(self._staged_count == entry.rows, f"{self._staged_count} rows are staged, the entry has {entry.rows}")
         self._write(
-            lambda: self._log.append(adds, transactions, metadata),
+            lambda: self._append(entry),
             check=lambda: self._check_next(entry),
-            landed=lambda: self._has_landed(note),
+            plan=lambda: self._plan(entry),
+            landed=lambda: self._has_landed(self._open_attempt()),
             what=f"commit {entry.commit}",
         )
         if self._newest is not None:
             self._old.append(self._newest.attempt)
-        self._newest, self._attempt = note, None
+        self._newest, self._attempt = self._attempt, None
         self._phase.move(CommitterEvent.COMMITTED)
 
     @override
@@ -188,7 +195,7 @@ class DeltaCommitter(SinkCommitter):
     def audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
         with self._answering():
             there = self._log.open()
-        return audit(self._log if there else None, self._files, self._ledger, self._sink.where, commits)
+        return audit(self._log if there else None, self._files, self._ledger, self._sink, commits)
 
     @override
     def close(self) -> None:
@@ -254,12 +261,50 @@ class DeltaCommitter(SinkCommitter):
                 self._ledger.remove_note(note.attempt)
         self._old.clear()
 
+    def _staged_rows(self, written: Sequence[Mapping[str, Any]]) -> StagedRows:
+        files = [file for told in written for file in told["files"]]
+        if self._sink.mode == APPEND:
+            return AppendedRows(files)
+        if self._sink.mode != UPSERT:
+            return RowsOfPartitions(files, self._sink.where)
+        attempt = self._open_attempt()
+        target = UpsertTarget(
+            files=self._files,
+            folder=f"{self._ledger.data}/{attempt.attempt}",
+            columns=self._known_columns(),
+            key=self._key,
+            partition_by=tuple(self._sink.partition_by),
+            compression=self._sink.compression,
+            where=self._sink.where,
+        )
+        return UpsertedRows(target, written, attempt.commit)
+
+    def _plan(self, entry: SinkEntry) -> None:
+        """Work out what the next version changes, and note it before it is written."""
+        self._change = self._staged.change(self._log)
+        files = tuple(file["path"] for file in self._change.added)
+        note = replace(self._open_attempt(), entry=entry, files=files)
+        self._ledger.write(note)
+        self._attempt = note
+
+    def _append(self, entry: SinkEntry) -> None:
+        failpoints.reach("before-sink-decision")
+        transactions, metadata = self._ledger.commit_of(self._open_attempt(), entry, self._change.rows)
+        self._log.append(self._change.actions(), transactions, metadata, self._sink.mode == APPEND)
+
     def _write(
-        self, write: Callable[[], None], *, check: Callable[[], None], landed: Callable[[], bool], what: str
+        self,
+        write: Callable[[], None],
+        *,
+        check: Callable[[], None],
+        landed: Callable[[], bool],
+        what: str,
+        plan: Callable[[], None] = lambda: None,
     ) -> None:
         """Write a version after the newest one, whatever others write meanwhile.
 
         :param check: raises when it must not be written after the newest one
+        :param plan: called when the table was looked at and fits, before each try
         :param landed: tells, once the table was looked at again, whether it was written though it failed
         :raises FencedError: when a higher run has claimed the sink
         :raises BatchFailedError: when it was not written, and never will be
@@ -270,6 +315,7 @@ class DeltaCommitter(SinkCommitter):
                 self._log.refresh()
                 check()
                 self._check_table()
+                plan()
             version = self._log.version
             try:
                 write()
@@ -371,14 +417,3 @@ def _claim_unanswered() -> Iterator[None]:
         yield
     except CommitUnknownError as error:
         raise BatchFailedError(str(error)) from error
-
-
-def _add_action(file: Mapping[str, Any]) -> AddAction:
-    return AddAction(
-        path=file["path"],
-        size=file["size"],
-        partition_values=file["partition"],
-        modification_time=int(time.time() * 1000),
-        data_change=True,
-        stats=file["statistics"],
-    )

@@ -98,14 +98,18 @@ class SinkLedger:
         """Return the transactions and the metadata of a claim's version."""
         return {f"{self._application}/run": run}, {**self._described, "claim": run}
 
-    def commit_of(self, note: AttemptNote, entry: SinkEntry) -> tuple[dict[str, int], dict[str, Any]]:
-        """Return the transactions and the metadata of a commit's version."""
+    def commit_of(self, note: AttemptNote, entry: SinkEntry, rows: int | None) -> tuple[dict[str, int], dict[str, Any]]:
+        """Return the transactions and the metadata of a commit's version.
+
+        :param rows: how many more rows the table has then, None when nobody knows
+        """
         transactions = {
             self._application: entry.commit,
             f"{self._application}/run": entry.run,
             f"{self._application}/attempt": _identity(note.attempt),
         }
-        return transactions, {**self._described, "attempt": note.attempt, "entry": json.loads(entry.to_json())}
+        said = {"attempt": note.attempt, "entry": json.loads(entry.to_json()), "rows": rows}
+        return transactions, {**self._described, **said}
 
     def is_mine(self, metadata: Mapping[str, Any]) -> bool:
         """Tell whether a version's metadata is of this sink."""

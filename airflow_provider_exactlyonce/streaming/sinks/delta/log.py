@@ -5,21 +5,41 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import TableFiles, flush_commit, local_path
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from deltalake import DeltaTable, Field, Schema
-    from deltalake.transaction import AddAction
+    from deltalake.transaction import AddAction, RemoveAction
 
 _LOG: Final = "_delta_log"
 _CHECKPOINT_INTERVAL: Final = 100  # of delta-rs
 _VERSION: Final = re.compile(r"(\d{20})\.json")
 #: The key of the sink's part of a version's ``commitInfo``.
 METADATA: Final = "exactlyonce"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedFile:
+    """What a version of the log says of one of its files.
+
+    :param path: relative to the table
+    :param rows: None when nobody has said
+    :param partition: the values of the columns that the table is partitioned by, as texts
+    :param bounds: of the columns that were asked for, when they are known: the least and the greatest value
+    """
+
+    path: str
+    size: int
+    rows: int | None
+    partition: Mapping[str, str | None]
+    bounds: Mapping[str, tuple[Any, Any]]
 
 
 class DeltaLog:
@@ -81,12 +101,47 @@ class DeltaLog:
         )
         self.keep(0)
 
-    def append(self, files: Sequence[AddAction], transactions: Mapping[str, int], metadata: Mapping[str, Any]) -> None:
+    def files(self, bounds_of: Sequence[str] = ()) -> list[LoggedFile]:
+        """Return the files of the version last looked at.
+
+        :param bounds_of: columns whose least and greatest values are asked for
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        known = pa.table(self.table.get_add_actions(flatten=False))
+        parts, least, greatest = (_fields(known, name) for name in ("partition", "min", "max"))
+        texts = {name: pc.cast(values, pa.string()).to_pylist() for name, values in parts.items()}
+        bounds = {
+            name: list(zip(least[name].to_pylist(), greatest[name].to_pylist(), strict=True))
+            for name in bounds_of
+            if name in least and name in greatest
+        }
+        described = zip(*(known[name].to_pylist() for name in ("path", "size_bytes", "num_records")), strict=True)
+        return [
+            LoggedFile(
+                path=unquote(path),
+                size=size,
+                rows=rows,
+                partition={name: of[number] for name, of in texts.items()},
+                bounds={name: of[number] for name, of in bounds.items() if None not in of[number]},
+            )
+            for number, (path, size, rows) in enumerate(described)
+        ]
+
+    def append(
+        self,
+        files: Sequence[AddAction | RemoveAction],
+        transactions: Mapping[str, int],
+        metadata: Mapping[str, Any],
+        blind: bool = True,
+    ) -> None:
         """Write the version after the one last looked at; it fails when somebody else has. Nobody knows when it fails.
 
-        :param files: what it adds to the table
+        :param files: what it adds to the table, and takes out of it
         :param transactions: {application: version}
         :param metadata: what it says of itself
+        :param blind: whether it would be the same after any other version
         """
         from deltalake import CommitProperties, PostCommitHookProperties, Transaction
 
@@ -97,8 +152,8 @@ class DeltaLog:
             schema=table.schema(),
             partition_by=list(table.metadata().partition_columns),
             commit_properties=CommitProperties(
-                # Spark's writers then know that they need not fail because of it.
-                custom_metadata={"isBlindAppend": True, METADATA: metadata},
+                # Spark's writers need not fail because of a blind one.
+                custom_metadata={"isBlindAppend": blind, METADATA: metadata},
                 app_transactions=[Transaction(app_id, version) for app_id, version in transactions.items()],
                 # With a retry delta-rs would go on after versions that this has not seen, a claim among them.
                 max_commit_retries=0,
@@ -136,6 +191,15 @@ class DeltaLog:
     def keep(self, version: int) -> None:
         """Make a version outlive a loss of power."""
         flush_commit(self._path, version)
+
+
+def _fields(known: pa.Table, name: str) -> dict[str, pa.ChunkedArray]:
+    """Return the parts of a column of structs, none when there is no such column."""
+    import pyarrow.compute as pc
+
+    if name not in known.column_names:
+        return {}
+    return {field.name: pc.struct_field(known[name], [field.name]) for field in known.schema.field(name).type}
 
 
 def versions(files: TableFiles) -> list[int]:

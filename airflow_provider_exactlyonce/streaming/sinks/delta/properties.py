@@ -22,12 +22,16 @@ _FEATURES: Final = frozenset(
 _EXPIRES: Final = "delta.setTransactionRetentionDuration"
 _MAPPING: Final = "delta.columnMapping.mode"
 _CONSTRAINT: Final = "delta.constraints."
+_VECTORS: Final = "deletionVectors"
 _REFUSED: Final = {
     "delta.enableRowTracking": "rows would need numbers of their own",
     "delta.enableInCommitTimestamps": "delta-rs writes no such times",
     "delta.enableIcebergCompatV1": "files would have to fit Iceberg, too",
     "delta.enableIcebergCompatV2": "files would have to fit Iceberg, too",
 }
+#: What is refused where rows are replaced; the second only where others of their files are written anew.
+_APPEND_ONLY: Final = {"delta.appendOnly": "nothing may be taken out of it"}
+_COPIES_ONLY: Final = {"delta.enableChangeDataFeed": "its feed would have the rows that are only copied as changed"}
 #: Options of delta-rs with which of two writers of one version both may succeed.
 _UNSAFE: Final = ("aws_s3_allow_unsafe_rename", "allow_unsafe_rename", "mount_allow_unsafe_rename")
 
@@ -59,6 +63,24 @@ def check_table(table: DeltaTable, partition_by: tuple[str, ...], where: str) ->
             f"{where} is partitioned by {metadata.partition_columns}, and the sink declares "
             f"partition_by={list(partition_by)}: declare the table's"
         )
+
+
+def check_rewrites(table: DeltaTable, where: str, *, copies: bool) -> None:
+    """Check that files can be taken out of a table.
+
+    :param where: sink and table, for messages
+    :param copies: whether rows that stay are written anew
+    :raises RefusedError: naming the feature or the property
+    """
+    protocol, configuration = table.protocol(), table.metadata().configuration
+    if _VECTORS in {*(protocol.reader_features or ()), *(protocol.writer_features or ())}:
+        raise RefusedError(
+            f"{where} has the feature {_VECTORS}: rows of its files may be deleted beside them, which this sink can't "
+            f"keep. Drop it: ALTER TABLE … DROP FEATURE {_VECTORS}"
+        )
+    for name, why in {**_APPEND_ONLY, **(_COPIES_ONLY if copies else {})}.items():
+        if str(configuration.get(name)).lower() == "true":
+            raise RefusedError(f"{where} has {name}={configuration[name]!r}: {why}. Remove it, or use another table")
 
 
 def check_features(files: TableFiles, where: str) -> None:

@@ -66,6 +66,8 @@ def missing_columns(table: Schema, columns: pa.Schema, where: str, *, evolves: b
     by_letters = {name.lower(): name for name in known}
     given = delta_schema(columns)
     missing = []
+    for name, column in known.items():
+        _check_rules(name, column, where)
     for field, described in zip(given.fields, json.loads(given.to_json())["fields"], strict=True):
         name = described["name"]
         if name in known:
@@ -90,12 +92,16 @@ def required_columns(table: Schema) -> list[str]:
     return [field["name"] for field in json.loads(table.to_json())["fields"] if not field["nullable"]]
 
 
-def _check_same(name: str, given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
+def _check_rules(name: str, known: Mapping[str, Any], where: str) -> None:
+    """Check that a column has no rules, also if the rows lack it: its values would not be null then."""
     for key, what in _RULES.items():
         if key in known.get("metadata", {}):
             raise RefusedError(
                 f"column {name!r} of {where} {what} ({key}), which this sink can't keep: write to another table"
             )
+
+
+def _check_same(name: str, given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
     if _nullable(given["type"]) != _nullable(known["type"]):
         raise RefusedError(
             f"column {name!r} of {where} is {_shown(known['type'])}, and the rows have it as {_shown(given['type'])}: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
@@ -15,22 +15,33 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import SinkCommitter, Sink
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+_NO_ORDER: Final = ("array", "map", "struct", "binary")
+_NO_KEY: Final = (*_NO_ORDER, "float", "double")
+
 
 class DeltaSink(DeltaDeclaration):
-    """Appends the result to a table of Delta Lake: one version of its log for each batch, with the sink's own ledger.
+    """Writes the result to a table of Delta Lake: one version of its log for each batch, with the sink's own ledger.
 
     The table is made from the result if it is not there. Its versions have the pipeline's commits: the transaction
     ``<pipeline>/<sink>`` has the number of the newest.
 
     :param path: of the table: an absolute path that driver, tasks and readers share, or a URL of delta-rs, such as
         ``s3://bucket/table``
+    :param mode: ``"append"``; ``"upsert"``: the last row of each key comes in the place of what is there;
+        ``"overwrite partitions"``: a batch's rows come in the place of all that is in their partitions
+    :param key: for upsert, the columns that rows are replaced or deleted by; none of them may be null
+    :param order: for upsert, the column whose greatest value tells which of several rows of a key in one batch is the
+        last; without it that is the one that came last in its task, and rows of a key in two tasks are refused
+    :param deleted: for upsert, a boolean column that is not in the table: where it is true the key's row is deleted
     :param partition_by: columns that the table is partitioned by
     :param schema: ``"fixed"``: a column that the table lacks is refused; ``"evolve"``: it is added at the start
     :param compression: ``zstd``, ``snappy``, ``gzip``, ``lz4`` or ``none``
     :param max_file_bytes: a file that has reached this size is closed, and another begun
     :param compact_every: after so many commits the driver writes small files together, up to ``max_file_bytes``, before
         the next batch; None for never
-    :param storage_options: what delta-rs needs to know of the store, in its words, credentials too; never shown
+    :param conn_id: the connection to the store: one of ``EXACTLYONCE_STORES``, which operators fill; where that is not
+        set, delta-rs' own environment
+    :param storage_options: what else delta-rs needs to know of the store, in its words; never shown
     :raises RefusedError: naming the parameter and what is accepted
     """
 
@@ -42,6 +53,8 @@ class DeltaSink(DeltaDeclaration):
         from airflow_provider_exactlyonce.streaming.sinks.delta.storage import open_files
 
         where = f"sink {self.name}"
+        self._check_keys(columns)
+        columns = self.stored(columns)
         check_parquet(columns, where)
         schema.check_names(columns.names, where)
         check_partitions(columns, self.partition_by, where)
@@ -54,11 +67,11 @@ class DeltaSink(DeltaDeclaration):
                 )
         if set(columns.names) <= set(self.partition_by):
             raise RefusedError(f"{where}: all columns are in partition_by, and none is left for the files")
-        log = DeltaLog(self.path, self.storage_options)
+        log = DeltaLog(self.path, self.options)
         try:
             is_there = log.open()
         except Exception as error:  # a store has errors of its own
-            properties.check_features(open_files(self.path, self.storage_options), self.where)
+            properties.check_features(open_files(self.path, self.options), self.where)
             raise BatchFailedError(f"{self.where} can't be read: {type(error).__name__}: {error}") from error
         if is_there:
             self.missing_columns(log.table, schema.arrow_columns(columns))
@@ -70,6 +83,22 @@ class DeltaSink(DeltaDeclaration):
 
         return DeltaCommitter(self, context.pipeline)
 
+    def _check_keys(self, columns: StructType) -> None:
+        kinds = {column.name: column.dataType for column in columns}
+        for name in (*self.key, self.order, self.deleted):
+            if name is not None and name not in kinds:
+                raise RefusedError(f"sink {self.name} names the column {name!r}; the columns are {', '.join(kinds)}")
+        for name in self.key:
+            if kinds[name].typeName().startswith(_NO_KEY):
+                raise RefusedError(
+                    f"sink {self.name}: column {name!r} of the key is {kinds[name].simpleString()}, of which it is not "
+                    "certain when two are equal. Derive a text or a number of it"
+                )
+        if self.order is not None and kinds[self.order].typeName().startswith(_NO_ORDER):
+            raise RefusedError(f"sink {self.name}: order={self.order!r} is {kinds[self.order].simpleString()}")
+        if self.deleted is not None and kinds[self.deleted].typeName() != "boolean":
+            raise RefusedError(f"sink {self.name}: deleted={self.deleted!r} must be a boolean column")
+
     def _check_usable(self) -> None:
         try:
             import deltalake  # noqa: F401
@@ -79,4 +108,4 @@ class DeltaSink(DeltaDeclaration):
             ) from error
         from airflow_provider_exactlyonce.streaming.sinks.delta import properties
 
-        properties.check_options({**os.environ, **self.storage_options}, f"sink {self.name}")
+        properties.check_options({**os.environ, **self.options}, f"sink {self.name}")

@@ -52,10 +52,13 @@ class OpenDeltaWriter:
     folder: str
     format: TableFormat
 
-    def __call__(self, attempt: SinkAttempt, task: int) -> SinkWriter:
+    def __call__(self, attempt: SinkAttempt, task: int) -> DeltaWriter:
         """Open the writer of a task."""
-        files = open_files(self.path, self.storage_options)
-        return DeltaWriter(files, f"{self.folder}/{attempt.name}", task, self.format)
+        return DeltaWriter(self.files(), f"{self.folder}/{attempt.name}", task, self.format)
+
+    def files(self) -> TableFiles:
+        """Open the table's directory."""
+        return open_files(self.path, self.storage_options)
 
 
 class DeltaWriter(SinkWriter):
@@ -76,7 +79,8 @@ class DeltaWriter(SinkWriter):
 
     @override
     def finish(self) -> Mapping[str, Any]:
-        return {"files": self._files.finish()}
+        files = self._files.finish()
+        return {"rows": sum(file["rows"] for file in files), "files": files}
 
     @override
     def close(self) -> None:
@@ -100,7 +104,7 @@ class _Files(PartitionedFiles[dict[str, Any]]):
 
     @override
     def _new(self, name: str, schema: pa.Schema, partition: Mapping[str, str | None]) -> ParquetFile[dict[str, Any]]:
-        return _OpenFile(self._files, name, schema, self._compression, partition)
+        return DeltaFile(self._files, name, schema, self._compression, partition)
 
     @override
     def _directory(self, column: str, value: str | None) -> str:
@@ -112,7 +116,9 @@ class _Files(PartitionedFiles[dict[str, Any]]):
         return super()._directory(column, value)
 
 
-class _OpenFile(ParquetFile[dict[str, Any]]):
+class DeltaFile(ParquetFile[dict[str, Any]]):
+    """One file of the table that grows."""
+
     def __init__(
         self, files: TableFiles, name: str, schema: pa.Schema, compression: str, partition: Mapping[str, str | None]
     ) -> None:

@@ -5,13 +5,10 @@ No parameter is ever logged or shown: a password may be among them.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -23,6 +20,7 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
 )
 from airflow_provider_exactlyonce.streaming.settings import POSTGRES_VARIABLE
+from airflow_provider_exactlyonce.streaming.sinks import connections
 
 #: A peer that is gone is noticed within seconds, and a silent one is given up.
 _DEFAULTS: Final = {
@@ -56,23 +54,8 @@ def parameters_of(conn_id: str) -> Parameters:
 
     :raises RefusedError: when it is not among them
     """
-    text = os.environ.get(POSTGRES_VARIABLE)
-    if not text:
-        return Parameters("libpq's environment", {})
-    try:
-        known = json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
-    except OSError as error:
-        raise RefusedError(
-            f"{POSTGRES_VARIABLE} names the file {text[1:]}, which can't be read here: {error}"
-        ) from None
-    except ValueError:
-        raise RefusedError(f"{POSTGRES_VARIABLE} is not JSON (its text is not shown: it may hold a secret)") from None
-    if not isinstance(known, dict) or not isinstance(known.get(conn_id), dict):
-        raise RefusedError(
-            f"{POSTGRES_VARIABLE} has no connection {conn_id}. It is a JSON object with libpq's parameters by "
-            f'connection; in a DAG it is filled from postgres_conn_ids=["{conn_id}"] of the operator'
-        )
-    return Parameters(f"connection {conn_id}", {name: str(value) for name, value in known[conn_id].items()})
+    given = connections.parameters_of(POSTGRES_VARIABLE, conn_id, "libpq's parameters", "postgres_conn_ids")
+    return Parameters("libpq's environment", {}) if given is None else Parameters(f"connection {conn_id}", given)
 
 
 def connect(parameters: Parameters, application: str) -> psycopg.Connection[Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import LongType, StructType, VariantType
 
 from airflow_provider_exactlyonce.streaming import DeltaSink
@@ -41,6 +42,7 @@ class TestDeltaSink(SinkConformance):
     faults = 6
     secrets = ("hunter2",)
     refused_columns = (StructType().add("id", LongType()).add("k", VariantType()), "'k'")
+    mode: Mapping[str, Any] = {"partition_by": ["k"]}
 
     @pytest.fixture(autouse=True)
     def calls_can_fail(self, monkeypatch: pytest.MonkeyPatch, forks: Forks) -> None:
@@ -49,7 +51,7 @@ class TestDeltaSink(SinkConformance):
 
     def make_sink(self, folder: Path) -> DeltaSink:
         options = {"aws_secret_access_key": "hunter2"}
-        return DeltaSink(name="lake", path=str(folder / "table"), partition_by=["k"], storage_options=options)
+        return DeltaSink(name="lake", path=str(folder / "table"), storage_options=options, **self.mode)
 
     def visible(self, sink: Any) -> Iterable[Mapping[str, Any]]:
         return rows_of(sink)
@@ -65,3 +67,52 @@ class TestDeltaSink(SinkConformance):
             shutil.move(backup, sink.path)
 
         return put_back
+
+
+class OverOthers(TestDeltaSink):
+    """Each commit comes in the place of rows that the table has before: files are taken out, some are copied."""
+
+    kills = 1
+    faults = 2
+    OLD: ClassVar = -1.0
+
+    def make_sink(self, folder: Path) -> DeltaSink:
+        sink = super().make_sink(folder)
+        old = [{"id": one, "k": f"k{one % 5}", "v": self.OLD, "p": one // 1000} for one in self.old_ids()]
+        write_deltalake(sink.path, pa.Table.from_pylist(old), partition_by=list(sink.partition_by))
+        return sink
+
+    def old_ids(self) -> Iterable[int]:
+        return range(1000, 6000, 3)
+
+    def make_rows(self, commit: int, task: int) -> pa.RecordBatch:
+        rows = super().make_rows(commit, task)
+        return rows.append_column("p", pa.array([commit] * rows.num_rows, pa.int64()))
+
+    def visible(self, sink: Any) -> Iterable[Mapping[str, Any]]:
+        """Return the rows of commits, and what is wrong with the others: they go with a new row, and only then."""
+        (name,) = sink.key or sink.partition_by
+        rows = rows_of(sink)
+        new, old = [row for row in rows if row["v"] != self.OLD], [row for row in rows if row["v"] == self.OLD]
+        replaced = {row[name] for row in new}
+        assert [row for row in old if row[name] in replaced] == []
+        expected = [one for one in self.old_ids() if (one if name == "id" else one // 1000) not in replaced]
+        assert sorted(row["id"] for row in old) == expected
+        return new
+
+    def staged(self, sink: Any) -> Iterable[str]:
+        newest = DeltaTable(sink.path).version()
+        named = {uri for version in range(newest + 1) for uri in DeltaTable(sink.path, version=version).file_uris()}
+        return [name for name in super().staged(sink) if name not in named]
+
+
+class TestDeltaUpserts(OverOthers):
+    mode: Mapping[str, Any] = {"mode": "upsert", "key": "id", "partition_by": ["k"]}
+
+
+@pytest.mark.slow
+class TestDeltaPartitions(OverOthers):
+    mode: Mapping[str, Any] = {"mode": "overwrite partitions", "partition_by": ["p"]}
+
+
+del OverOthers  # pytest would take it for a test of its own

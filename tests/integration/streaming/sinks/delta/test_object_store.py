@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -46,15 +47,19 @@ def options() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    with clean_forks(__name__) as forks:
-        yield forks
+def forks(options: dict[str, str]) -> Iterator[Forks]:
+    """Give what makes children, which have the connection to the store as a driver has it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("EXACTLYONCE_STORES", json.dumps({"emulated": options}))
+        with clean_forks(__name__) as forks:
+            yield forks
 
 
 class TestDeltaOnS3(SinkConformance):
     kills = 3
     faults = 3
     secrets = ("hunter2",)
+    mode: Mapping[str, Any] = {"partition_by": "k"}
     options: ClassVar[Mapping[str, str]]
 
     @pytest.fixture(autouse=True)
@@ -63,21 +68,25 @@ class TestDeltaOnS3(SinkConformance):
         monkeypatch.setattr(sink_conformance, "_forked", forks)
 
     def make_sink(self, folder: Path) -> DeltaSink:
-        return DeltaSink(
-            name="lake", path=f"s3://bucket{folder}/table", partition_by="k", storage_options=dict(self.options)
-        )
+        return DeltaSink(name="lake", path=f"s3://bucket{folder}/table", conn_id="emulated", **self.mode)
 
     def visible(self, sink: Any) -> Iterable[Mapping[str, Any]]:
         try:
-            table = DeltaTable(sink.path, storage_options=sink.storage_options)
+            table = DeltaTable(sink.path, storage_options=sink.options)
         except TableNotFoundError:
             return []
         return table.to_pyarrow_table().to_pylist()  # type: ignore[no-any-return]
 
     def staged(self, sink: Any) -> Iterable[str]:
-        known = set(DeltaTable(sink.path, storage_options=sink.storage_options).file_uris())
-        files = open_files(sink.path, sink.storage_options)
+        known = set(DeltaTable(sink.path, storage_options=sink.options).file_uris())
+        files = open_files(sink.path, sink.options)
         return [place for place in map(files.place, files.below("exactlyonce/conformance.lake")) if place not in known]
+
+
+class TestDeltaUpsertsOnS3(TestDeltaOnS3):
+    kills = 1
+    faults = 1
+    mode: Mapping[str, Any] = {"mode": "upsert", "key": "id"}
 
 
 def test_of_many_who_write_the_next_version_one_succeeds(options: dict[str, str], tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""Rows by their key: which is the last of each, and which of a file's have one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+#: Columns that no rows have: the number of a row, and its place among those of its key.
+_ROW: Final = "exactlyonce_row"
+_RANK: Final = "exactlyonce_rank"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyColumns:
+    """By what rows replace each other.
+
+    :param key: the columns of the key
+    :param order: the column whose greatest value tells the last row of a key, None for the one that came last
+    :param deleted: the boolean column of the rows to delete, which the table lacks; None when there are none
+    """
+
+    key: tuple[str, ...]
+    order: str | None
+    deleted: str | None
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The columns that tell which row of a key is the last."""
+        return self.key if self.order is None or self.order in self.key else (*self.key, self.order)
+
+    def last_of_each(self, rows: pa.Table, rank: pa.Array | None) -> tuple[pa.Array, dict[str, object] | None]:
+        """Tell of each row whether it is the last of its key, and name a key of which that is not known.
+
+        :param rows: what is compared of them
+        :param rank: of the rows when there is no order, None when nothing tells
+        """
+        rank = rank if self.order is None else _ranks(rows[self.order])
+        keys = rows.select(self.key)
+        last = _last_of_each(keys, rank)
+        return last, _doubled(keys.filter(last))
+
+
+def _ranks(values: pa.ChunkedArray) -> pa.Array:
+    """Return the place of each value in their order; null comes first."""
+    place = pc.rank(values, sort_keys="ascending", tiebreaker="dense")
+    return pc.if_else(pc.is_valid(values), place, pa.scalar(0, pa.uint64()))
+
+
+def _last_of_each(keys: pa.Table, rank: pa.Array | None) -> pa.Array:
+    """Tell of each row whether it is the last of its key; two are, when nothing tells them apart.
+
+    :param keys: the columns of the key
+    :param rank: the greatest is the last, None when nothing tells
+    """
+    if rank is None:
+        return pa.repeat(True, keys.num_rows)
+    numbered = _numbered(keys).append_column(_RANK, rank)
+    greatest = numbered.group_by(keys.column_names).aggregate([(_RANK, "max")])
+    joined = numbered.join(greatest, keys=keys.column_names)
+    return _mask(joined.filter(pc.equal(joined[_RANK], joined[f"{_RANK}_max"])), keys.num_rows)
+
+
+def _doubled(keys: pa.Table) -> dict[str, object] | None:
+    """Return a key that is there more than once, None when there is none."""
+    counted = keys.append_column(_ROW, pa.repeat(1, keys.num_rows)).group_by(keys.column_names)
+    counted = counted.aggregate([(_ROW, "sum")])
+    if counted.num_rows == keys.num_rows:
+        return None
+    found = counted.filter(pc.greater(counted[f"{_ROW}_sum"], 1)).slice(0, 1).select(keys.column_names)
+    return dict(found.to_pylist()[0])
+
+
+def among(keys: pa.Table, given: pa.Table) -> pa.Array:
+    """Tell of each row whether its key is among the given ones; null is not.
+
+    :param given: keys, with the same columns
+    """
+    return _mask(_numbered(keys).join(given, keys=keys.column_names, join_type="left semi"), keys.num_rows)
+
+
+def shown(key: dict[str, object]) -> str:
+    """Return a key for messages."""
+    return ", ".join(f"{name}={value!r}" for name, value in key.items())
+
+
+def find_null(keys: pa.Table) -> dict[str, object] | None:
+    """Return a key with a null in it, None when there is none."""
+    for name in keys.column_names:
+        if keys[name].null_count:
+            return dict(keys.filter(pc.is_null(keys[name])).slice(0, 1).to_pylist()[0])
+    return None
+
+
+def numbers(count: int) -> pa.Array:
+    """Return the numbers of so many rows, from 0."""
+    import numpy as np
+
+    return pa.array(np.arange(count, dtype=np.int64))
+
+
+def _numbered(keys: pa.Table) -> pa.Table:
+    return keys.append_column(_ROW, numbers(keys.num_rows))
+
+
+def _mask(rows: pa.Table, count: int) -> pa.Array:
+    """Return a mask of so many rows that is true for those that are there."""
+    import numpy as np
+
+    mask = np.zeros(count, dtype=bool)
+    mask[rows[_ROW].to_numpy()] = True
+    return pa.array(mask)

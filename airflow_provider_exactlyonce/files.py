@@ -49,11 +49,26 @@ def _create(temporary: str, path: Path) -> None:
     except FileExistsError:
         raise
     except OSError:  # a file system without hard links
-        if path.exists():
-            raise FileExistsError(path) from None
-        os.replace(temporary, path)
+        with _only_creator(path.parent):
+            if path.exists():
+                raise FileExistsError(path) from None
+            os.replace(temporary, path)
     else:
         os.unlink(temporary)
+
+
+@contextmanager
+def _only_creator(directory: Path) -> Iterator[None]:
+    """Keep others who would create a file by rename from doing so at the same time.
+
+    :raises OSError: when the file system has no locks either
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def flush(path: Path) -> None:

@@ -27,7 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "audit": {"kafka", "ledger"},
     "transactions": {"kafka", "control", "ledger"},
     "checkpoint": {"storage", "control", "ledger"},
-    "backfill": {"kafka", "control", "ledger", "checkpoint"},
+    "backfill": {"kafka", "storage", "control", "ledger", "checkpoint"},
     "streaming.settings": {"kafka"},
     "streaming.sequencer": {"kafka", "streaming.settings"},
     "streaming.sinks": {"ledger", "streaming.spark"},
@@ -51,7 +51,8 @@ ROOMS: dict[str, set[str]] = {
         *("streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
     },
     "streaming.replay": {
-        *("control", "ledger", "checkpoint", "backfill", "streaming.sinks", "streaming.spark", "streaming.commit"),
+        *("storage", "control", "ledger", "checkpoint", "backfill"),
+        *("streaming.sinks", "streaming.spark", "streaming.commit"),
     },
     "streaming.driver": {
         *("kafka", "policies", "control", "ledger", "checkpoint", "backfill", "streaming.settings"),

@@ -69,6 +69,4 @@ def read(path: Path) -> Intent | None:
 
 def remove(path: Path, token: str) -> None:
     """Remove the intent of a driver that has certainly ended, unless another has replaced it."""
-    intent = read(path)
-    if intent is not None and intent.token == token:
-        path.unlink(missing_ok=True)
+    json_store.remove(path, Intent, lambda intent: intent is not None and intent.token == token)

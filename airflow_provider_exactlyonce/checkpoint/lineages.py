@@ -151,7 +151,9 @@ def _rewrite_paths(checkpoint: Path, final: Path) -> None:
 
 
 def _flush(directory: Path) -> None:
+    places: list[Path] = []
     for folder, _, names in os.walk(directory):
         files = (Path(folder, name) for name in names)
-        alone = [file for file in files if file.stat().st_nlink == 1]  # a savepoint has flushed what it shares
-        store_of(directory).flush([*alone, Path(folder)])
+        places += (file for file in files if file.stat().st_nlink == 1)  # a savepoint has flushed what it shares
+        places.append(Path(folder))
+    store_of(directory).flush(places)

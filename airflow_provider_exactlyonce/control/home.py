@@ -187,8 +187,11 @@ class Home:
 
         The pointer is written last and once: before it the directory counts as empty, and of two drivers that create
         the same home at the same time both get the lineage of the first.
+
+        :raises RefusedError: when it is on a file system on which two could
         """
         if self.identity() is None:
+            store_of(self.path).check(self.path)
             body = {"schema": SCHEMA, "id": str(uuid.uuid4()), "pipeline": pipeline}
             with contextlib.suppress(FileExistsError):
                 json_store.write(self.path / "home.json", body, exclusive=True)

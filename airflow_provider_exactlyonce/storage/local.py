@@ -14,6 +14,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from airflow_provider_exactlyonce import files
+from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.storage.store import (
     HELD_SECONDS,
@@ -27,6 +28,8 @@ from airflow_provider_exactlyonce.storage.store import (
 
 #: What a file system without hard links, or two file systems, answer.
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
+#: What a file system without locks answers.
+_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EBADF})
 _LOCK_POLL_SECONDS: Final = 0.005
 _FLUSHING_THREADS: Final = 16
 _FLUSHED_BY_ONE_THREAD: Final = 16  # starting one costs as much as some flushes
@@ -126,6 +129,18 @@ class LocalStore(Store):
     @override
     def remove(self, directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
+
+    @override
+    def check(self, directory: Path) -> None:
+        try:
+            super().check(directory)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            raise RefusedError(
+                f"{directory} is on a file system that has neither hard links nor locks ({error.strerror}): of two "
+                f"drivers both could believe that the pipeline is theirs. {self.remedy}"
+            ) from error
 
 
 def _write(place: Path, content: bytes, **how: Any) -> str:

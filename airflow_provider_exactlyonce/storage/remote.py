@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import Store
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class RemoteStore(Store):
 
     @override
     def copy(self, source: Path, target: Path, *, final: bool = False) -> None:
-        if store_of(source) is self:
+        if getattr(source, "fs", None) == getattr(target, "fs", self):
             self.system.cp_file(path_of(source), path_of(target))
             return
         with source.open("rb") as read, self.system.open(path_of(target), "wb") as written:

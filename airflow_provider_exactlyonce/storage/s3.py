@@ -74,7 +74,7 @@ class S3Store(RemoteStore):
 
     remedy = (
         "Conditional writes (If-None-Match, If-Match) have to be supported by the server and allowed by the bucket's "
-        "policy; docs/homes.md has those servers that were tested"
+        "policy; `exactlyonce help homes` has the servers that were tested"
     )
 
     def __init__(self, system: S3FileSystem, once: S3FileSystem) -> None:

@@ -184,12 +184,12 @@ class Store(ABC):
         :raises RefusedError: when it is not
         :raises OSError: when the file system does not answer
         """
-        place = directory / f".exactlyonce-{uuid.uuid4().hex}"
+        tried = directory / f".exactlyonce-{uuid.uuid4().hex}"
         try:
-            broken = self._broken_promise(place)
+            broken = self._broken_promise(tried / "probe")
         finally:
             with suppress(OSError, ExactlyOnceError):
-                self.delete(place)
+                self.remove(tried)
         if broken is not None:
             raise RefusedError(
                 f"{directory} is on a file system that {broken}: of two drivers both could believe that the pipeline "
@@ -208,7 +208,7 @@ class Store(ABC):
         return None if self.read(place) == Stored(content=b"second", version=second) else "does not read what it wrote"
 
     #: What to do about a file system that does not keep the contract.
-    remedy: str = "Use another one: docs/homes.md has those that were tested"
+    remedy: str = "Use another one: `exactlyonce help homes` has those that were tested"
 
 
 def _is_done(write: Callable[[], object], refusal: type[Exception]) -> bool:

@@ -176,7 +176,9 @@ def test_a_copy_has_the_bytes_and_outlives_its_source(folder: Path, tmp_path: Pa
 def test_the_contract_is_tried_out_and_nothing_is_left(folder: Path) -> None:
     store = store_of(folder)
     store.check(folder)
-    assert [name for name in store.names(folder) if not name.endswith(".lock")] == []
+    left = store.names(folder)
+    assert not left or not isinstance(folder, Path), left
+    assert [store.names(folder / name) for name in left] == [[]] * len(left)  # an empty directory may be named yet
 
 
 def created_in_process(folder: Path, race: int, start: object, told: object) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from airflow_provider_exactlyonce import process_identity
@@ -59,7 +59,7 @@ class Intent:
 
 def write(path: Path, intent: Intent) -> None:
     """Replace the intent."""
-    json_store.write(path, asdict(intent))
+    json_store.overwrite(path, intent)
 
 
 def read(path: Path) -> Intent | None:

@@ -18,6 +18,8 @@ from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.storage.store import ChangedError, Stored
 
 _CHECKSUM: Final = "checksum"
+#: Of those who change a document, all but one are refused each time.
+_TRIES: Final = 100
 
 T = TypeVar("T")
 
@@ -96,11 +98,12 @@ def change(path: Path, kind: type[T], decide: Callable[[T | None], T | None], *,
     :raises HeldError: when somebody keeps it from being changed
     :raises OutcomeUnknownError: when nobody knows whether it was written
     """
-    while True:
+    for _ in range(_TRIES):
         found = store_of(path).read(path)
         made = decide(_loaded(found, path, kind))
         if made is None or _swapped(path, found, made, durable=durable):
             return made
+    raise _never_left_alone(path)
 
 
 def overwrite(path: Path, made: Any) -> None:
@@ -110,8 +113,10 @@ def overwrite(path: Path, made: Any) -> None:
     :raises HeldError: when somebody keeps it from being changed
     :raises OutcomeUnknownError: when nobody knows whether it was written
     """
-    while not _swapped(path, store_of(path).read(path), made, durable=True):
-        pass
+    for _ in range(_TRIES):
+        if _swapped(path, store_of(path).read(path), made, durable=True):
+            return
+    raise _never_left_alone(path)
 
 
 def _swapped(path: Path, found: Stored | None, made: Any, *, durable: bool) -> bool:
@@ -135,6 +140,14 @@ def remove(path: Path, kind: type[T], doomed: Callable[[T | None], bool]) -> Non
     :raises OutcomeUnknownError: when nobody knows whether it was removed
     """
     store = store_of(path)
-    while (found := store.read(path)) is not None and doomed(_loaded(found, path, kind)):
+    for _ in range(_TRIES):
+        if (found := store.read(path)) is None or not doomed(_loaded(found, path, kind)):
+            return
         with suppress(ChangedError):
             store.delete_if(path, found.version)
+            return
+    raise _never_left_alone(path)
+
+
+def _never_left_alone(path: Path) -> ChangedError:
+    return ChangedError(f"{path} was changed {_TRIES} times between a look and a write; see what writes there")

@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.storage.opening import store_of
-from airflow_provider_exactlyonce.storage.store import HELD_SECONDS, HeldError
+from airflow_provider_exactlyonce.storage.store import HeldError
 
 HEARTBEAT_SECONDS: Final = 2.0
 STALE_SECONDS: Final = 10.0
@@ -205,7 +205,7 @@ def _frozen_holds_it() -> Iterator[None]:
     try:
         yield
     except HeldError as error:
-        raise AlreadyRunningError(f"{error} for {HELD_SECONDS:.0f} s: it is frozen; end it") from error
+        raise AlreadyRunningError(f"{error}: it is frozen; end it") from error
 
 
 def read(path: Path) -> Lease | None:

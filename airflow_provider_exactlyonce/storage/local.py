@@ -17,7 +17,6 @@ from airflow_provider_exactlyonce import files
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.storage.store import (
-    HELD_SECONDS,
     ChangedError,
     Facts,
     HeldError,
@@ -82,13 +81,13 @@ class LocalStore(Store):
 
     @override
     @contextmanager
-    def holding(self, place: Path, *, seconds: float = HELD_SECONDS, note: str = "") -> Iterator[None]:
+    def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> Iterator[None]:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = place.with_suffix(".lock")
+        lock, seconds = place.with_suffix(".lock"), self.held_seconds if seconds is None else seconds
         with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
             ours = poll_until(lambda: files.try_lock(file.fileno()), seconds=seconds, poll_seconds=_LOCK_POLL_SECONDS)
             if not ours:
-                raise HeldError(f"another process holds {lock}", file.read().strip())
+                raise HeldError(f"a process has held {lock} for {seconds:.0f} s", file.read().strip())
             if note:
                 file.truncate(0)
                 file.write(f"{note}\n")

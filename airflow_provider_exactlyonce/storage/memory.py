@@ -12,7 +12,7 @@ from typing import Final
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.storage.remote import RemoteStore, path_of
-from airflow_provider_exactlyonce.storage.store import HELD_SECONDS, ChangedError, Facts, HeldError, Stored, version_of
+from airflow_provider_exactlyonce.storage.store import ChangedError, Facts, HeldError, Stored, version_of
 
 #: The file system is the process's, and does nothing in one step.
 _STEP: Final = threading.Lock()
@@ -58,10 +58,10 @@ class MemoryStore(RemoteStore):
 
     @override
     @contextmanager
-    def holding(self, place: Path, *, seconds: float = HELD_SECONDS, note: str = "") -> Iterator[None]:
+    def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> Iterator[None]:
         with _STEP:
             lock = _HELD[path_of(place)]
-        if not lock.acquire(timeout=seconds):
+        if not lock.acquire(timeout=self.held_seconds if seconds is None else seconds):
             raise HeldError(f"another thread holds {place}", _NOTES.get(path_of(place), ""))
         try:
             _NOTES[path_of(place)] = note

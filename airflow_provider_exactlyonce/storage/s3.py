@@ -23,7 +23,6 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage.remote import RemoteStore, path_of
 from airflow_provider_exactlyonce.storage.sending_once import SendingOnce
 from airflow_provider_exactlyonce.storage.store import (
-    HELD_SECONDS,
     ChangedError,
     Facts,
     OutcomeUnknownError,
@@ -139,7 +138,7 @@ class S3Store(RemoteStore):
         raise OutcomeUnknownError(f"nobody knows whether {place} was deleted: {refused}") from refused
 
     @override
-    def holding(self, place: Path, *, seconds: float = HELD_SECONDS, note: str = "") -> AbstractContextManager[None]:
+    def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> AbstractContextManager[None]:
         raise RefusedError(f"{place} can't be held: an object store has no locks that end with their process")
 
     @override

@@ -36,9 +36,6 @@ from typing import Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 
-#: Whoever holds a place for longer is frozen.
-HELD_SECONDS: Final = 10.0
-
 
 class ChangedError(ExactlyOnceError):
     """What was to be changed is not what it was when it was read: somebody was faster, and nothing was written."""
@@ -139,12 +136,12 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def holding(self, place: Path, *, seconds: float = HELD_SECONDS, note: str = "") -> AbstractContextManager[None]:
+    def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> AbstractContextManager[None]:
         """Keep everybody else from changing a place with a condition, and from holding it; ends with the process.
 
         While it lasts, its holder changes the place by :meth:`replace` and :meth:`delete`.
 
-        :param seconds: for so long another holder is waited for, 0 for not at all
+        :param seconds: for so long another holder is waited for, 0 for not at all; None for :attr:`held_seconds`
         :param note: what others are told of the holder
         :raises HeldError: when another process holds it
         :raises RefusedError: when the file system has no locks
@@ -207,6 +204,8 @@ class Store(ABC):
             return "deletes a file that was changed, though it is told not to"
         return None if self.read(place) == Stored(content=b"second", version=second) else "does not read what it wrote"
 
+    #: Whoever holds a place for longer, in order to change it, is frozen.
+    held_seconds: float = 10.0
     #: What to do about a file system that does not keep the contract.
     remedy: str = "Use another one: `exactlyonce help homes` has those that were tested"
 

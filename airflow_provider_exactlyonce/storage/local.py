@@ -25,8 +25,6 @@ from airflow_provider_exactlyonce.storage.store import (
     version_of,
 )
 
-#: What a file system without hard links, or two file systems, answer.
-_NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
 #: What a file system without locks answers.
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EBADF})
 _LOCK_POLL_SECONDS: Final = 0.005
@@ -153,7 +151,7 @@ def _linked(source: Path, target: Path) -> bool:
     try:
         os.link(source, target)
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if not files.is_without_links(error):
             raise
         return False
     return True

@@ -219,7 +219,7 @@ def test_of_many_processes_one_creates_a_local_file_with_hard_links_and_without(
     if not links:
         monkeypatch.setattr("os.link", none)
     context = multiprocessing.get_context("fork")
-    for race in range(RACES):
+    for race in range(4 * RACES):
         start, told = context.Event(), context.Queue()
         processes = [context.Process(target=created_in_process, args=(tmp_path, race, start, told)) for _ in range(4)]
         for process in processes:

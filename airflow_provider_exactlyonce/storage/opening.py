@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.storage.local import LocalStore
+from airflow_provider_exactlyonce.storage.remote import identity_of
 from airflow_provider_exactlyonce.storage.store import Store
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 LOCAL: Final = LocalStore()
+_STORES: Final[dict[tuple[str, int], Store]] = {}
 
 
 def store_of(place: Any) -> Store:
@@ -24,11 +26,13 @@ def store_of(place: Any) -> Store:
     """
     if isinstance(place, Path):
         return LOCAL
-    return _remote(place.fs)
+    key = (identity_of(place.fs), os.getpid())  # clients do not outlive a fork
+    if key not in _STORES:
+        _STORES[key] = _opened(place.fs)
+    return _STORES[key]
 
 
-@functools.cache
-def _remote(system: AbstractFileSystem) -> Store:
+def _opened(system: AbstractFileSystem) -> Store:
     protocols = {system.protocol} if isinstance(system.protocol, str) else set(system.protocol)
     if "memory" in protocols:
         from airflow_provider_exactlyonce.storage.memory import MemoryStore

@@ -43,8 +43,9 @@ class RemoteStore(Store):
         return sorted({entry.rpartition("/")[2] for entry in below if entry.rpartition("/")[0] == path})
 
     @override
-    def copy(self, source: Path, target: Path, *, final: bool = False) -> None:
-        if getattr(source, "fs", None) == getattr(target, "fs", self):
+    def copy(self, source: Any, target: Path, *, final: bool = False) -> None:
+        there: Any = target
+        if not isinstance(source, Path) and identity_of(source.fs) == identity_of(there.fs):
             self.system.cp_file(path_of(source), path_of(target))
             return
         with source.open("rb") as read, self.system.open(path_of(target), "wb") as written:
@@ -58,6 +59,13 @@ class RemoteStore(Store):
     def remove(self, directory: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             self.system.rm(path_of(directory), recursive=True)
+
+
+def identity_of(system: AbstractFileSystem) -> str:
+    """Return what file systems have in common that reach the same with the same rights; fsspec makes one a thread."""
+    from fsspec.utils import tokenize
+
+    return str(tokenize(type(system).__name__, system.storage_options))
 
 
 def path_of(place: Any) -> str:

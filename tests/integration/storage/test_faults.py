@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -164,3 +165,26 @@ def test_a_file_system_that_is_not_known_is_refused_by_name(tmp_path: Path) -> N
     place: Any = UPath(f"file://{tmp_path}/a")
     with pytest.raises(RefusedError, match="LocalFileSystem is no file system for a home"):
         store_of(place)
+
+
+def test_threads_share_a_store_and_copies_are_made_by_the_server(faults: Faults, place: Path) -> None:
+    found: list[Store] = []
+    folder, options = str(place), object_stores.options(faults.address)
+
+    def look() -> None:
+        there: Any = UPath(folder, **options)
+        found.append(store_of(there))
+
+    looking = [threading.Thread(target=look) for _ in range(2)]
+    for thread in looking:
+        thread.start()
+    for thread in looking:
+        thread.join()
+    store = store_of(place)
+    assert found == [store, store]
+    store.create(place / "source", b"bytes")
+    faults.plan("PUT")
+    elsewhere: Any = UPath(folder, **options)
+    store.copy(elsewhere / "source", place / "copy")
+    assert [seen for seen in faults.seen if seen != "HEAD"] == ["PUT"]
+    assert content(store, place / "copy") == b"bytes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 _PRIVATE = 0o600  # what mkstemp gives
+_NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
 
 
 @contextmanager
@@ -46,14 +48,34 @@ def replacing(
 def _create(temporary: str, path: Path) -> None:
     try:
         os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        if path.exists():
-            raise FileExistsError(path) from None
-        os.replace(temporary, path)
+    except OSError as error:
+        if not is_without_links(error):  # on one with links, others create without the lock
+            raise
+        with _only_creator(path.parent):
+            if path.exists():
+                raise FileExistsError(path) from None
+            os.replace(temporary, path)
     else:
         os.unlink(temporary)
+
+
+def is_without_links(error: OSError) -> bool:
+    """Whether an error says that a file system has no hard links, or that there are none between two of them."""
+    return isinstance(error, PermissionError) or error.errno in _NO_LINKS
+
+
+@contextmanager
+def _only_creator(directory: Path) -> Iterator[None]:
+    """Keep others who would create a file by rename from doing so at the same time.
+
+    :raises OSError: when the file system has no locks either
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def flush(path: Path) -> None:

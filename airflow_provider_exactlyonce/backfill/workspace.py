@@ -16,12 +16,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce import codec
@@ -30,9 +28,10 @@ from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import SCHEMA, Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.files import try_lock
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import backfill_pipeline
+from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.store import HeldError
 
 log = logging.getLogger("exactlyonce")
 
@@ -179,8 +178,9 @@ def begin(home: Home, what: Begun) -> None:
 
 def forget(home: Home) -> None:
     """Remove checkpoints that are not needed any more."""
-    (home.path / "current").unlink(missing_ok=True)
-    shutil.rmtree(home.lineages, ignore_errors=True)
+    store = store_of(home.path)
+    store.delete(home.path / "current")
+    store.remove(home.lineages)
 
 
 def write_result(home: Home, result: Mapping[str, Any]) -> None:
@@ -198,11 +198,11 @@ def oldest_needed(home: Home) -> int | None:
 
     :param home: the pipeline's own
     """
-    directory = home.path / _DIRECTORY
+    directory, store = home.path / _DIRECTORY, store_of(home.path)
     needed = [
         what.resolved.base_commit + 1
-        for entry in (directory.iterdir() if directory.is_dir() else ())
-        if (entry / "current").exists() and (what := begun(Home(str(entry)))) is not None
+        for name in store.names(directory)
+        if store.facts(directory / name / "current") is not None and (what := begun(Home(directory / name))) is not None
     ]
     return min(needed, default=None)
 
@@ -214,22 +214,20 @@ def turn(home: Home, give_up: Callable[[], None]) -> Iterator[None]:
     :param home: the request's
     :param give_up: asked from time to time; raises to end the wait
     """
-    with (home.path.parent / "turn.lock").open("a+") as file:
-        began = reminded = time.monotonic()
-        while not try_lock(file.fileno()):
-            give_up()
-            if time.monotonic() - reminded >= _REMIND_SECONDS or reminded == began:
-                reminded = time.monotonic()
-                log.info("another backfill of this pipeline runs, waiting for its end: %s", _holder(file.name))
+    place, began = home.path.parent / "turn", time.monotonic()
+    reminded = began
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(store_of(place).holding(place, seconds=0, note=f"pid {os.getpid()}, {home.path}"))
+                break
+            except HeldError as error:
+                give_up()
+                if time.monotonic() - reminded >= _REMIND_SECONDS or reminded == began:
+                    reminded = time.monotonic()
+                    log.info("another backfill of this pipeline runs, waiting for its end: %s", error.note or "unknown")
             time.sleep(_POLL_SECONDS)
-        file.truncate(0)
-        file.write(f"pid {os.getpid()}, {home.path}\n")
-        file.flush()
         yield
-
-
-def _holder(path: str) -> str:
-    return Path(path).read_text().strip() or "unknown"
 
 
 def driver_arguments(*, accept_nondeterminism: bool = False) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan
+from airflow_provider_exactlyonce.storage.opening import store_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +77,16 @@ def check_deterministic(home: Home, stretch: CommitSpan, *, following: str | Non
 
 def unsure(home: Home, version: str) -> tuple[str, ...]:
     """Return what of a version may give other rows each time, as far as it has said when it ran."""
-    lineages = [entry.name for entry in sorted(home.lineages.iterdir())] if home.lineages.is_dir() else []
+    lineages = store_of(home.lineages).names(home.lineages)
     found = next((job for lineage in lineages if (job := read(home, lineage, version))), None)
     return found.nondeterministic if found is not None else ()
 
 
 def copy(home: Home, lineage: str, to: str) -> None:
     """Keep what the jobs of a lineage said beside another one, too, that goes on with its state."""
-    directory = _path(home, lineage, "").parent
-    if directory.is_dir():
-        shutil.copytree(directory, _path(home, to, "").parent, dirs_exist_ok=True)
+    source, target, store = _path(home, lineage, "").parent, _path(home, to, "").parent, store_of(home.path)
+    for name in store.names(source):
+        store.copy(source / name, target / name)
 
 
 def _path(home: Home, lineage: str, version: str) -> Path:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce import failpoints
-from airflow_provider_exactlyonce.checkpoint import storage
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
+from airflow_provider_exactlyonce.storage.opening import store_of
 
 _UNFINISHED: Final = ".unfinished-"
 #: Written under a new name and never changed, so that a lineage can share it with the savepoint.
@@ -54,7 +54,7 @@ def make(
     _flush(unfinished)
     failpoints.reach("restore-copied")
     os.rename(unfinished, target)
-    storage.flush(target.parent)
+    store_of(target).flush([target.parent])
     failpoints.reach("restore-renamed")
 
 
@@ -94,12 +94,12 @@ def switch(home: Home, lineage: Lineage, hold: Hold) -> None:
 def _unstarted(home: Home, lineage: Lineage) -> list[Path]:
     """Return what was made before this one and nobody has started: no run has claimed the pipeline since."""
     found = []
-    for directory in sorted(home.lineages.iterdir()):
-        known = home.lineage(directory.name)
+    for name in store_of(home.lineages).names(home.lineages):
+        known = home.lineage(name)
         if known is None or known.id == lineage.id or known.parent is None:
             continue
         if (known.parent_run, known.parent_commit) == (lineage.parent_run, lineage.parent_commit):
-            found.append(directory)
+            found.append(home.lineages / name)
     return found
 
 
@@ -118,18 +118,17 @@ def _copy(target: Path, source: Path, paths: Iterable[str], lineage_id: str, *, 
     :param place: where it will be when Spark opens it
     """
     target.mkdir(parents=True, exist_ok=True)
+    store = store_of(target)
     for path in paths:
-        if path == "metadata":
-            continue
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        (storage.link if _STATE_DATA.fullmatch(path) else storage.copy)(source / path, target / path)
+        if path != "metadata":
+            store.copy(source / path, target / path, final=_STATE_DATA.fullmatch(path) is not None)
     (target / "metadata").write_text(json.dumps({"id": lineage_id}, separators=(",", ":")))
     _rewrite_paths(target, place)
 
 
 def unfinished(directory: Path) -> list[Path]:
     """Return what killed restores and rescales have left in a directory."""
-    return sorted(directory.glob(f"{_UNFINISHED}*")) if directory.is_dir() else []
+    return [directory / name for name in store_of(directory).names(directory) if name.startswith(_UNFINISHED)]
 
 
 def remove_unfinished(directory: Path, hold: Hold | None) -> None:
@@ -152,9 +151,9 @@ def _rewrite_paths(checkpoint: Path, final: Path) -> None:
 
 
 def _flush(directory: Path) -> None:
+    places: list[Path] = []
     for folder, _, names in os.walk(directory):
-        for name in names:
-            file = Path(folder, name)
-            if file.stat().st_nlink == 1:  # a savepoint has flushed what it shares
-                storage.flush(file)
-        storage.flush(Path(folder))
+        files = (Path(folder, name) for name in names)
+        places += (file for file in files if file.stat().st_nlink == 1)  # a savepoint has flushed what it shares
+        places.append(Path(folder))
+    store_of(directory).flush(places)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.storage.opening import store_of
 
 log = logging.getLogger("exactlyonce")
 
@@ -122,13 +122,11 @@ def begin_empty(home: Home, lost: Lineage, tail: LedgerTail) -> Lineage:
         parent_run=tail.claim.run if tail.claim else 0,
         parent_commit=tail.place.commit,
     )
-    checkpoint = home.checkpoint(lineage.id)
-    checkpoint.mkdir(parents=True, mode=0o700)
-    (checkpoint / "metadata").write_text(json.dumps({"id": lineage.id}, separators=(",", ":")))
+    home.begin_checkpoint(lineage)
     sources = parse_offsets(tail.commit.offsets).sources if tail.commit else ()
     for number, position in enumerate(sources):
         if position is not None:
-            write_start(checkpoint / "sources" / str(number), position)
+            write_start(home.checkpoint(lineage.id) / "sources" / str(number), position)
     home.remember(lineage)
     home.use(lineage.id)
     home.remember(replace(lost, abandoned_for=lineage.id))
@@ -141,5 +139,4 @@ def write_start(directory: Path, position: str) -> None:
     :param directory: the source's, below ``sources/``
     :param position: a source's line of an offset log entry
     """
-    directory.mkdir(parents=True)
-    (directory / "0").write_bytes(b"\x00v1\n" + position.encode())
+    store_of(directory).create(directory / "0", b"\x00v1\n" + position.encode())

@@ -15,6 +15,7 @@ forgets what it holds. Its directory may be moved, and its name changed: nothing
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_exactlyonce import failpoints, process_identity
-from airflow_provider_exactlyonce.checkpoint import checksums, integrity, storage
+from airflow_provider_exactlyonce.checkpoint import checksums, integrity
 from airflow_provider_exactlyonce.checkpoint.job import JobDescription
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import READABLE, Savepoint, decode, describe, encode
@@ -34,6 +35,7 @@ from airflow_provider_exactlyonce.checkpoint.state import Defect
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
+from airflow_provider_exactlyonce.storage.opening import store_of
 
 _ID: Final = re.compile(r"(\d+)-[0-9a-z]+")
 _COPY: Final = ".verify-"
@@ -73,11 +75,13 @@ DEFAULT_RETENTION: Final = SavepointRetention()
 class Savepoints:
     """The savepoints in one directory.
 
-    :param directory: a home's ``savepoints``, or a directory anywhere that universal_pathlib reaches
+    :param directory: a home's ``savepoints``, or a directory on any file system that keeps the contract of
+        :class:`~airflow_provider_exactlyonce.storage.store.Store`
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory: Final = directory
+        self._store: Final = store_of(directory)
 
     def checkpoint(self, savepoint_id: str) -> Checkpoint:
         """Return the checkpoint that a savepoint holds."""
@@ -96,7 +100,7 @@ class Savepoints:
         found = self._read(savepoint_id)
         if found is not None:
             return found
-        if (self.directory / savepoint_id / "manifest.json").exists():
+        if self._has(savepoint_id, "manifest.json"):
             raise RefusedError(
                 f"the manifest of savepoint {savepoint_id} in {self.directory} is torn, was changed by hand, or the "
                 "savepoint is being deleted; use another one"
@@ -145,7 +149,7 @@ class Savepoints:
             )
         savepoint_id = f"{record.commit}-{request}"
         directory = self.directory / savepoint_id
-        if directory.is_dir() and self._is_leftover(savepoint_id):
+        if savepoint_id in self._names() and self._is_leftover(savepoint_id):
             self._remove(savepoint_id)
         failpoints.reach("before-savepoint")
         json_store.write(directory / "taking.json", _this_process(), durable=False)
@@ -159,12 +163,12 @@ class Savepoints:
             savepoint = describe(Checkpoint(directory / "checkpoint"), batch, files, record, job)
             savepoint = replace(savepoint, id=savepoint_id, label=label)
         except BaseException:
-            storage.remove(directory)
+            self._store.remove(directory)
             raise
         failpoints.reach("before-savepoint-manifest")
         self._write(savepoint)
-        storage.flush(self.directory)
-        (directory / "taking.json").unlink()
+        self._store.flush([self.directory])
+        self._store.delete(directory / "taking.json")
         failpoints.reach("after-savepoint-manifest")
         return savepoint
 
@@ -214,8 +218,8 @@ class Savepoints:
         return [
             name
             for name in self._names()
-            if (self.directory / name / "manifest.json").exists()
-            and not (self.directory / name / "deleting.json").exists()
+            if self._has(name, "manifest.json")
+            and not self._has(name, "deleting.json")
             and self._manifest(name) is None
         ]
 
@@ -244,7 +248,7 @@ class Savepoints:
         try:
             yield directory
         finally:
-            storage.remove(directory)
+            self._store.remove(directory)
 
     def newest_good(self, *, lineage: str | None = None) -> tuple[Savepoint | None, dict[str, Sequence[Defect]]]:
         """Return the newest savepoint whose bytes are as they were, None for none, and what is wrong with newer ones.
@@ -262,11 +266,13 @@ class Savepoints:
         return None, wrong
 
     def _names(self) -> Sequence[str]:
-        return sorted(entry.name for entry in self.directory.iterdir()) if self.directory.is_dir() else []
+        return self._store.names(self.directory)
+
+    def _has(self, name: str, document: str) -> bool:
+        return self._store.facts(self.directory / name / document) is not None
 
     def _read(self, name: str) -> Savepoint | None:
-        directory = self.directory / name
-        if (directory / "deleting.json").exists():
+        if self._has(name, "deleting.json"):
             return None
         body = self._manifest(name)
         return decode({**body, "id": name}) if body else None
@@ -285,23 +291,29 @@ class Savepoints:
     def _remove(self, name: str) -> None:
         """Remove what is no savepoint: bytes first, then the records of what it was."""
         directory = self.directory / name
-        storage.remove(directory / "checkpoint")
-        (directory / "manifest.json").unlink(missing_ok=True)
-        storage.remove(directory)
+        self._store.remove(directory / "checkpoint")
+        self._store.delete(directory / "manifest.json")
+        self._store.remove(directory)
 
     def _is_leftover(self, name: str) -> bool:
-        directory = self.directory / name
-        if (directory / "deleting.json").exists():
+        if self._has(name, "deleting.json"):
             return True
-        if (directory / "manifest.json").exists() or not (_ID.fullmatch(name) or name.startswith(_COPY)):
+        taker = json_store.load(self.directory / name / "taking.json", _Taker)
+        # After the look at who takes it: that document goes when the manifest is there.
+        if self._has(name, "manifest.json") or not (_ID.fullmatch(name) or name.startswith(_COPY)):
             return False
-        taker = json_store.load(directory / "taking.json", _Taker)
-        age = time.time() - directory.stat().st_mtime
+        age = self._age(name)
         if taker is None:
             return age > _FRESH_SECONDS
         if taker.machine != process_identity.this_machine():
             return age > _FOREIGN_LEFTOVER_SECONDS
         return process_identity.process_start(taker.pid) != taker.process_started
+
+    def _age(self, name: str) -> float:
+        """Return how many seconds ago something happened in a directory; it was begun with ``taking.json``."""
+        directory = self.directory / name
+        facts = self._store.facts(directory) or self._store.facts(directory / "taking.json")
+        return math.inf if facts is None else time.time() - facts.modified
 
     def _newest_first(self) -> Iterator[Savepoint]:
         """Yield the savepoints, newest commit first as far as their names tell; each is read when it is asked for."""
@@ -360,12 +372,10 @@ def _copy(source: Path, target: Path, paths: Iterable[str], known: Mapping[str, 
 
     :param known: what it has
     """
-    directories = {target, *((target / path).parent for path in paths)}
-    for directory in sorted(directories):
-        directory.mkdir(parents=True, exist_ok=True)
+    store, directories = store_of(target), {target, *((target / path).parent for path in paths)}
     for number, path in enumerate(paths):
         try:
-            (storage.link if _STATE_DATA.fullmatch(path) else storage.copy)(source / path, target / path)
+            store.copy(source / path, target / path, final=_STATE_DATA.fullmatch(path) is not None)
         except FileNotFoundError as error:
             raise BatchGoneError(
                 f"{source / path} is gone: Spark keeps fewer batches than pass while a savepoint is taken; raise "
@@ -373,12 +383,15 @@ def _copy(source: Path, target: Path, paths: Iterable[str], known: Mapping[str, 
             ) from error
         if number == 0:
             failpoints.reach("during-savepoint")
-    storage.flush_all([*(target / path for path in paths if path not in known), *directories])
+    store.flush([*(target / path for path in paths if path not in known), *directories])
 
 
 def _size_and_sum(source: Path, copy: Path, path: str, known: _KnownSums) -> tuple[int, str]:
     """Return size and checksum of a file, read only where nobody has left a checksum of it."""
-    size = copy.stat().st_size
+    there = store_of(copy).facts(copy)
+    if there is None:
+        raise FileNotFoundError(f"{copy} was copied, and is gone")
+    size = there.size
     facts = known.newest.get(path)
     if facts is None and (left := checksums.left_by_writers(source, size)):
         return size, left
@@ -387,11 +400,10 @@ def _size_and_sum(source: Path, copy: Path, path: str, known: _KnownSums) -> tup
 
 
 def _difference(file: Path, size: int, checksum: str) -> str | None:
-    try:
-        found = file.stat().st_size
-    except FileNotFoundError:
+    there = store_of(file).facts(file)
+    if there is None:
         return "is missing"
-    if found != size:
-        return f"has {found} bytes, and {size} were saved"
+    if there.size != size:
+        return f"has {there.size} bytes, and {size} were saved"
     actual = checksums.read(file, checksum)
     return f"has checksum {actual}, and {checksum} was saved" if actual != checksum else None

@@ -29,6 +29,7 @@ from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+from airflow_provider_exactlyonce.storage.opening import store_of
 
 SCHEMA: Final = 1
 
@@ -186,19 +187,25 @@ class Home:
 
         The pointer is written last and once: before it the directory counts as empty, and of two drivers that create
         the same home at the same time both get the lineage of the first.
+
+        :raises RefusedError: when it is on a file system on which two could
         """
         if self.identity() is None:
+            store_of(self.path).check(self.path)
             body = {"schema": SCHEMA, "id": str(uuid.uuid4()), "pipeline": pipeline}
             with contextlib.suppress(FileExistsError):
                 json_store.write(self.path / "home.json", body, exclusive=True)
         lineage = Lineage(id=str(uuid.uuid4()))
-        checkpoint = self.checkpoint(lineage.id)
-        checkpoint.mkdir(parents=True, mode=0o700)
-        (checkpoint / "metadata").write_text(json.dumps({"id": lineage.id}, separators=(",", ":")))
+        self.begin_checkpoint(lineage)
         self.remember(lineage)
         with contextlib.suppress(FileExistsError):
             json_store.write(self.path / "current", {"schema": SCHEMA, "lineage": lineage.id}, exclusive=True)
         return self.current() or lineage
+
+    def begin_checkpoint(self, lineage: Lineage) -> None:
+        """Make the empty checkpoint of a lineage that begins with nothing."""
+        metadata = self.checkpoint(lineage.id) / "metadata"
+        store_of(metadata).create(metadata, json.dumps({"id": lineage.id}, separators=(",", ":")).encode())
 
     def remember(self, lineage: Lineage) -> None:
         """Write what the lineage remembers."""
@@ -227,7 +234,7 @@ def read_lineage(directory: Path) -> Lineage | None:
 def _whole(path: Path) -> dict[str, Any] | None:
     """Read a document that a home can't do without; None when it was never written."""
     body = json_store.read(path)
-    if body is None and path.exists():
+    if body is None and store_of(path).facts(path) is not None:
         raise RefusedError(f"{path} is torn or was changed by hand; put it back from a copy of the home")
     return body
 

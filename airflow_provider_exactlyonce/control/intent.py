@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from airflow_provider_exactlyonce import process_identity
@@ -59,7 +59,7 @@ class Intent:
 
 def write(path: Path, intent: Intent) -> None:
     """Replace the intent."""
-    json_store.write(path, asdict(intent))
+    json_store.overwrite(path, intent)
 
 
 def read(path: Path) -> Intent | None:
@@ -69,6 +69,4 @@ def read(path: Path) -> Intent | None:
 
 def remove(path: Path, token: str) -> None:
     """Remove the intent of a driver that has certainly ended, unless another has replaced it."""
-    intent = read(path)
-    if intent is not None and intent.token == token:
-        path.unlink(missing_ok=True)
+    json_store.remove(path, Intent, lambda intent: intent is not None and intent.token == token)

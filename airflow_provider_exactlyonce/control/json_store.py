@@ -1,22 +1,25 @@
 """One JSON document in one file: whole or absent, readable by its owner only.
 
-A document is written to a temporary name in the same directory, flushed to disk and renamed; on an object store it is
-written at once. It carries a checksum of itself, so that a file that was torn by a lost machine or a foreign hand is
-never taken for a document.
+The store of the file system that it is on sees to it that readers find the old document or the new one. It carries a
+checksum of itself, so that a file that was torn by a lost machine or a foreign hand is never taken for a document.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from airflow_provider_exactlyonce import codec
-from airflow_provider_exactlyonce.files import replacing
+from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.store import ChangedError, Stored
 
 _CHECKSUM: Final = "checksum"
+#: Of those who change a document, all but one are refused each time.
+_TRIES: Final = 100
 
 T = TypeVar("T")
 
@@ -26,11 +29,6 @@ def _checksum(body: Mapping[str, Any]) -> str:
     return f"crc32:{zlib.crc32(canonical.encode()):08x}"
 
 
-def is_local(path: object) -> bool:
-    """Tell a path of this machine's file systems from one of universal_pathlib."""
-    return isinstance(path, Path)
-
-
 def write(path: Path, body: Mapping[str, Any], *, durable: bool = True, exclusive: bool = False) -> None:
     """Replace the document at ``path``; readers see the old or the new one, nothing between.
 
@@ -38,21 +36,17 @@ def write(path: Path, body: Mapping[str, Any], *, durable: bool = True, exclusiv
     :param durable: flush to disk before the rename. False for documents that describe only the moment (heartbeats).
     :param exclusive: create it, and never replace one that is there
     :raises FileExistsError: when it is there and ``exclusive`` was asked for
+    :raises OutcomeUnknownError: when nobody knows whether it was written
     """
-    text = json.dumps({**body, _CHECKSUM: _checksum(body)}, indent=1)
-    if not is_local(path):
-        _put(path, text, exclusive=exclusive)
-        return
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with replacing(path, durable=durable, exclusive=exclusive) as file:
-        file.write(text.encode())
+    store, content = store_of(path), _encoded(body)
+    if exclusive:
+        store.create(path, content)
+    else:
+        store.replace(path, content, durable=durable)
 
 
-def _put(path: Any, text: str, *, exclusive: bool) -> None:
-    if exclusive and path.exists():
-        raise FileExistsError(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    return json.dumps({**body, _CHECKSUM: _checksum(body)}, indent=1).encode()
 
 
 def read(path: Path, readable: Collection[int] = (1,)) -> dict[str, Any] | None:
@@ -60,10 +54,15 @@ def read(path: Path, readable: Collection[int] = (1,)) -> dict[str, Any] | None:
 
     :param readable: numbers of the schemas that are read
     :raises RefusedError: when a newer release has written it under another one
+    :raises OSError: when the file system does not tell
     """
+    return _body(store_of(path).read(path), path, readable)
+
+
+def _body(found: Stored | None, path: Path, readable: Collection[int] = (1,)) -> dict[str, Any] | None:
     try:
-        document = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        document = None if found is None else json.loads(found.content)
+    except ValueError:
         return None
     if not isinstance(document, dict):
         return None
@@ -80,5 +79,75 @@ def load(path: Path, kind: type[T]) -> T | None:
     :param kind: a dataclass
     :raises RefusedError: when a newer release has written it under another schema, or it lacks something
     """
-    body = read(path)
+    return _loaded(store_of(path).read(path), path, kind)
+
+
+def _loaded(found: Stored | None, path: Path, kind: type[T]) -> T | None:
+    body = _body(found, path)
     return None if body is None else codec.load(kind, body, str(path))
+
+
+def change(path: Path, kind: type[T], decide: Callable[[T | None], T | None], *, durable: bool = True) -> T | None:
+    """Replace a document by what is made of it, decided again whenever somebody was faster; returns what was written.
+
+    :param kind: a dataclass
+    :param decide: gets what the document describes, None when there is none or it isn't whole; returns what takes its
+        place, None to leave it as it is
+    :param durable: flush to disk before the rename
+    :raises RefusedError: as :func:`load` does
+    :raises HeldError: when somebody keeps it from being changed
+    :raises OutcomeUnknownError: when nobody knows whether it was written
+    """
+    for _ in range(_TRIES):
+        found = store_of(path).read(path)
+        made = decide(_loaded(found, path, kind))
+        if made is None or _swapped(path, found, made, durable=durable):
+            return made
+    raise _never_left_alone(path)
+
+
+def overwrite(path: Path, made: Any) -> None:
+    """Write a document whatever is there; no change that was decided before comes after it.
+
+    :param made: what a dataclass describes
+    :raises HeldError: when somebody keeps it from being changed
+    :raises OutcomeUnknownError: when nobody knows whether it was written
+    """
+    for _ in range(_TRIES):
+        if _swapped(path, store_of(path).read(path), made, durable=True):
+            return
+    raise _never_left_alone(path)
+
+
+def _swapped(path: Path, found: Stored | None, made: Any, *, durable: bool) -> bool:
+    store, content = store_of(path), _encoded(codec.dump(made))
+    with suppress(FileExistsError, ChangedError):
+        if found is None:
+            store.create(path, content)
+        else:
+            store.replace_if(path, content, found.version, durable=durable)
+        return True
+    return False
+
+
+def remove(path: Path, kind: type[T], doomed: Callable[[T | None], bool]) -> None:
+    """Remove a document if it is to be removed, judged again whenever somebody has changed it meanwhile.
+
+    :param kind: a dataclass
+    :param doomed: gets what the document describes, None when it isn't whole
+    :raises RefusedError: as :func:`load` does
+    :raises HeldError: when somebody keeps it from being changed
+    :raises OutcomeUnknownError: when nobody knows whether it was removed
+    """
+    store = store_of(path)
+    for _ in range(_TRIES):
+        if (found := store.read(path)) is None or not doomed(_loaded(found, path, kind)):
+            return
+        with suppress(ChangedError):
+            store.delete_if(path, found.version)
+            return
+    raise _never_left_alone(path)
+
+
+def _never_left_alone(path: Path) -> ChangedError:
+    return ChangedError(f"{path} was changed {_TRIES} times between a look and a write; see what writes there")

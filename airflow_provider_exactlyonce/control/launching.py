@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.intent import Intent
 from airflow_provider_exactlyonce.control.processes import ChildDriver
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
+from airflow_provider_exactlyonce.storage.opening import store_of
 
 _LOGS_KEPT: Final = 20
 
@@ -65,13 +67,14 @@ def start(home: Home, launch: Launch, intent: Intent, *, announced: Callable[[],
 
 def next_log(home: Home) -> Path:
     """Return the path of the next driver's output; forgets the oldest."""
-    home.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    logs = sorted(home.logs.glob("driver-*.log"), key=_number)
+    home.logs.mkdir(mode=0o700, parents=True, exist_ok=True)  # the process writes it itself
+    store = store_of(home.logs)
+    logs = sorted(fnmatch.filter(store.names(home.logs), "driver-*.log"), key=_number)
     for old in logs[: max(0, len(logs) - _LOGS_KEPT + 1)]:
-        old.unlink(missing_ok=True)
+        store.delete(home.logs / old)
     return home.logs / f"driver-{_number(logs[-1]) + 1 if logs else 1}.log"
 
 
-def _number(log: Path) -> int:
-    digits = log.stem.removeprefix("driver-")
+def _number(log: str) -> int:
+    digits = log.removeprefix("driver-").removesuffix(".log")
     return int(digits) if digits.isdecimal() else 0

@@ -2,8 +2,8 @@
 
 The lease does not protect the data (Kafka's fencing does); it keeps two drivers from fencing each other by mistake, and
 lets a supervisor that comes back find the driver that it left. It protects the home: whoever changes which lineage is
-in use holds it, and does so in :meth:`Hold.sure`. Whatever changes the lease holds a lock beside it for that moment, so
-that of two who take it one does.
+in use holds it, and does so in :meth:`Hold.sure`. Whatever changes the lease does so only if it is what it was judged
+by, so that of two who take it one does.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Final
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
-from airflow_provider_exactlyonce.files import try_lock
 from airflow_provider_exactlyonce.polling import poll_until
+from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.store import HeldError
 
 HEARTBEAT_SECONDS: Final = 2.0
 STALE_SECONDS: Final = 10.0
-_LOCK_POLL_SECONDS: Final = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,10 @@ class Life(Enum):
 
 def acquire(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
     """Write the lease of this process, with its run once that is claimed, and return it; who held it has lost it."""
-    with _changing(path):
-        return _write(path, pipeline, token, run=run)
+    mine = _of_this_process(pipeline, token, run=run)
+    with _frozen_holds_it():
+        json_store.overwrite(path, mine)
+    return mine
 
 
 def take_over(path: Path, pipeline: str, token: str, judged: Lease | None) -> Lease:
@@ -74,11 +76,16 @@ def take_over(path: Path, pipeline: str, token: str, judged: Lease | None) -> Le
     :param judged: what was found, None for none
     :raises AlreadyRunningError: when another process was faster
     """
-    with _changing(path):
-        held = read(path)
+    mine = _of_this_process(pipeline, token)
+
+    def decide(held: Lease | None) -> Lease:
         if held is not None and held.token != token and not _is_left(held, judged):
             raise AlreadyRunningError(f"pid {held.pid} on {held.host} has taken pipeline {pipeline} meanwhile")
-        return _write(path, pipeline, token)
+        return mine
+
+    with _frozen_holds_it():
+        json_store.change(path, Lease, decide)
+    return mine
 
 
 def _is_left(held: Lease, judged: Lease | None) -> bool:
@@ -87,8 +94,8 @@ def _is_left(held: Lease, judged: Lease | None) -> bool:
     return judged is not None and (held.token, held.heartbeat) == (judged.token, judged.heartbeat)
 
 
-def _write(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
-    lease = Lease(
+def _of_this_process(pipeline: str, token: str, *, run: int = 0) -> Lease:
+    return Lease(
         pipeline=pipeline,
         token=token,
         host=socket.gethostname(),
@@ -98,8 +105,6 @@ def _write(path: Path, pipeline: str, token: str, *, run: int = 0) -> Lease:
         heartbeat=time.time(),
         run=run,
     )
-    json_store.write(path, asdict(lease))
-    return lease
 
 
 def renew(path: Path, lease: Lease) -> Lease | None:
@@ -107,24 +112,23 @@ def renew(path: Path, lease: Lease) -> Lease | None:
 
     A lease of a lower run is taken back: it is of a superseded driver that was frozen while it renewed.
     """
-    with _changing(path):
-        try:
-            held = read(path)
-        except RefusedError:  # a driver of a newer release has taken it
-            return None
+
+    def decide(held: Lease | None) -> Lease | None:
         if held is not None and held.token != lease.token and not 0 < held.run < lease.run:
             return None
-        renewed = replace(lease, heartbeat=time.time())
-        json_store.write(path, asdict(renewed), durable=False)
-        return renewed
+        return replace(lease, heartbeat=time.time())
+
+    with _frozen_holds_it():
+        try:
+            return json_store.change(path, Lease, decide, durable=False)
+        except RefusedError:  # a driver of a newer release has taken it
+            return None
 
 
 def release(path: Path, lease: Lease) -> None:
     """Remove the lease if it is still ours."""
-    with _changing(path), contextlib.suppress(RefusedError):  # a newer release's is not ours
-        held = read(path)
-        if held is not None and held.token == lease.token:
-            path.unlink(missing_ok=True)
+    with _frozen_holds_it(), contextlib.suppress(RefusedError):  # a newer release's is not ours
+        json_store.remove(path, Lease, lambda held: held is not None and held.token == lease.token)
 
 
 class Hold:
@@ -145,7 +149,9 @@ class Hold:
 
         :raises AlreadyRunningError: when somebody has
         """
-        with _changing(self._path):
+        with contextlib.ExitStack() as held:
+            with _frozen_holds_it():
+                held.enter_context(store_of(self._path).holding(self._path))
             check_held(self._path, self._lease)
             json_store.write(self._path, asdict(replace(self._lease, heartbeat=time.time())), durable=False)
             yield
@@ -191,18 +197,15 @@ def holding(path: Path, pipeline: str, token: str, judged: Lease | None = None) 
 
 
 @contextmanager
-def _changing(path: Path) -> Iterator[None]:
-    """Keep everybody else from changing the lease; a process that dies lets go.
+def _frozen_holds_it() -> Iterator[None]:
+    """Tell who keeps the lease from being changed.
 
     :raises AlreadyRunningError: when another process was frozen while it did
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = path.with_name("lease.lock")
-    with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)) as file:
-        ours = poll_until(lambda: try_lock(file.fileno()), seconds=STALE_SECONDS, poll_seconds=_LOCK_POLL_SECONDS)
-        if not ours:
-            raise AlreadyRunningError(f"a process has held {lock} for {STALE_SECONDS:.0f} s: it is frozen; end it")
+    try:
         yield
+    except HeldError as error:
+        raise AlreadyRunningError(f"{error}: it is frozen; end it") from error
 
 
 def read(path: Path) -> Lease | None:

@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import json_store, upgrade_plan
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, VersionRefusedError
-from airflow_provider_exactlyonce.files import replacing
+from airflow_provider_exactlyonce.storage.opening import store_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +85,7 @@ def keep(home: Home, version: str, file: Path, content: bytes) -> None:
     directory = home.path / "applications" / version
     known = json_store.read(directory / "release.json") or {}
     if hash_of(directory / file.name) != job_hash:  # it is not there, or was damaged
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with replacing(directory / file.name) as kept:
-            kept.write(content)
+        store_of(directory).replace(directory / file.name, content)
     body = {**known, "path": str(file.resolve()), "job_hash": job_hash}
     json_store.write(directory / "release.json", body)
 
@@ -123,9 +121,10 @@ def application(home: Home, version: str) -> Application | None:
 def hash_of(file: Path) -> str | None:
     """Return the SHA-256 of a file, None when it can't be read."""
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        found = store_of(file).read(file)
     except OSError:
         return None
+    return None if found is None else hashlib.sha256(found.content).hexdigest()
 
 
 def application_to_run(home: Home, asked: str) -> str:

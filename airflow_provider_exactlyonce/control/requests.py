@@ -6,7 +6,7 @@ answered in ``savepoint-<request>.done.json``, which the one who asked removes. 
 
 from __future__ import annotations
 
-import contextlib
+import fnmatch
 import hashlib
 import re
 import time
@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.storage.opening import store_of
 
 _SAVEPOINT: Final = re.compile(r"savepoint-([0-9a-f]+)(\.done)?\.json")
 #: A task is hardly tried again, or cleared, after so long.
@@ -96,9 +97,9 @@ def savepoint_request(home: Home, request: str) -> SavepointRequest | None:
 def savepoint_requests(home: Home, token: str) -> list[SavepointRequest]:
     """Return what is asked of the driver with this start token, and not answered yet."""
     asked = []
-    for file in sorted(home.commands.glob("savepoint-*.json")):
-        match = _SAVEPOINT.fullmatch(file.name)
-        request = json_store.load(file, SavepointRequest) if match and not match[2] else None
+    for name in store_of(home.commands).names(home.commands):
+        match = _SAVEPOINT.fullmatch(name)
+        request = json_store.load(home.commands / name, SavepointRequest) if match and not match[2] else None
         if request is not None and request.token == token:
             asked.append(request)
     return asked
@@ -107,7 +108,7 @@ def savepoint_requests(home: Home, token: str) -> list[SavepointRequest]:
 def answer_savepoint(home: Home, request: str, answer: SavepointAnswer) -> None:
     """Answer a request, so that it is asked no longer."""
     json_store.write(_savepoint(home, request, done=True), asdict(answer))
-    _savepoint(home, request).unlink(missing_ok=True)
+    store_of(home.commands).delete(_savepoint(home, request))
 
 
 def savepoint_answer(home: Home, request: str) -> SavepointAnswer | None:
@@ -118,16 +119,17 @@ def savepoint_answer(home: Home, request: str) -> SavepointAnswer | None:
 def forget_savepoint(home: Home, request: str) -> None:
     """Remove a request and its answer, and those that nobody has come back for in a day."""
     for done in (False, True):
-        _savepoint(home, request, done=done).unlink(missing_ok=True)
+        store_of(home.commands).delete(_savepoint(home, request, done=done))
     forget_older(home, "savepoint-*.json", _SAVEPOINT_SECONDS)
 
 
 def forget_older(home: Home, pattern: str, seconds: float = _TASK_SECONDS) -> None:
     """Remove documents that nobody has written for so long; the default is for those that a task may come back for."""
-    for file in home.commands.glob(pattern):
-        with contextlib.suppress(FileNotFoundError):  # somebody else forgets it, too
-            if file.stat().st_mtime < time.time() - seconds:
-                file.unlink()
+    store = store_of(home.commands)
+    for name in fnmatch.filter(store.names(home.commands), pattern):
+        facts = store.facts(home.commands / name)
+        if facts is not None and facts.modified < time.time() - seconds:
+            store.delete(home.commands / name)
 
 
 def _savepoint(home: Home, request: str, *, done: bool = False) -> Path:

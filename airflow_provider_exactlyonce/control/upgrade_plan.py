@@ -6,10 +6,9 @@ knows which step may have been taken, and every step may be taken twice.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -21,7 +20,8 @@ from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
-from airflow_provider_exactlyonce.files import try_lock
+from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.store import HeldError
 
 
 class UpgradeStep(StrEnum):
@@ -212,13 +212,12 @@ def working_on(home: Home, *, dry_run: bool = False) -> Iterator[None]:
 
     :raises AlreadyRunningError: when somebody does
     """
-    home.control.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path_of(home, "upgrade.lock", dry_run=dry_run), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        if not try_lock(descriptor):
+    plan = path_of(home, _PLAN, dry_run=dry_run)
+    with ExitStack() as held:
+        try:
+            held.enter_context(store_of(plan).holding(plan, seconds=0))
+        except HeldError as error:
             raise AlreadyRunningError(
                 f"another process works on the upgrade of the pipeline in {home.path}; it goes on without this one"
-            )
+            ) from error
         yield
-    finally:
-        os.close(descriptor)

@@ -66,6 +66,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
     "Operation": (
         "docs/operating",
         "docs/deploy",
+        "docs/homes",
         "docs/metrics",
         "docs/speed",
         "docs/doctor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -46,6 +47,18 @@ def test_what_must_be_new_replaces_nothing(tmp_path: Path, monkeypatch: pytest.M
         pass
     assert path.read_bytes() == b"first"
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_link_that_fails_for_another_reason_is_no_reason_to_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "link", broken)
+    with pytest.raises(OSError, match="Input/output"), files.replacing(tmp_path / "a", exclusive=True):
+        pass
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])

@@ -404,7 +404,8 @@ WRITTEN: Mapping[str, str | None] = {
     "control.stopping._record": "stop-",
     "control.releases.write": "home/release.json",
     "control.releases.keep": "applications/",
-    "control.lease._write": "lease.json",
+    "control.lease.acquire": "lease.json",
+    "control.lease.take_over": "lease.json",
     "control.lease.sure": "lease.json",
     "control.lease.renew": "lease.json",
     "upgrade.shadow_main.main": None,
@@ -464,13 +465,14 @@ def has_fixture(part: str | None) -> bool:
 
 
 def test_every_place_that_writes_a_document_has_a_fixture_of_it() -> None:
-    found = {place for place, _ in calls("json_store.write")}
+    found = {place for name in ("write", "change", "overwrite") for place, _ in calls(f"json_store.{name}")}
     assert found == set(WRITTEN), "add what it writes to tests/releases, and to KINDS and WRITTEN"
     assert all(map(has_fixture, WRITTEN.values()))
 
 
 def test_every_class_that_is_read_from_what_was_stored_has_a_fixture() -> None:
     read = [call.args[0] for _, call in calls("codec.load")] + [call.args[1] for _, call in calls("json_store.load")]
+    read += [call.args[1] for name in ("change", "remove") for _, call in calls(f"json_store.{name}")]
     names = {ast.unparse(one) for one in read} - {"kind", "cls"}
     assert names <= set(LOADED), "add what it is read from to tests/releases, and to KINDS and LOADED"
     assert all(map(has_fixture, LOADED.values()))

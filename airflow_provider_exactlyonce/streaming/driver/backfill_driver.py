@@ -322,8 +322,7 @@ class BackfillDriver:
         if resolved.savepoint is None:
             lineage = Lineage(id=str(uuid.uuid4()))
             checkpoint = home.checkpoint(lineage.id)
-            checkpoint.mkdir(parents=True, mode=0o700)
-            (checkpoint / "metadata").write_text(json.dumps({"id": lineage.id}, separators=(",", ":")))
+            home.begin_checkpoint(lineage)
             begins = positions_to_json(resolved.begins)
             for number, topics in enumerate(order):
                 write_start(checkpoint / "sources" / str(number), json.dumps(topics.share(begins)))

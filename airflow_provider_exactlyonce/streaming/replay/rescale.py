@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_exactlyonce import failpoints
-from airflow_provider_exactlyonce.checkpoint import integrity, lineages, storage
+from airflow_provider_exactlyonce.checkpoint import integrity, lineages
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint
 from airflow_provider_exactlyonce.checkpoint.manifest import backend_of
@@ -31,6 +31,7 @@ from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError, invariant
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
+from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_start
 from airflow_provider_exactlyonce.streaming.spark.repartition import Repartition, Sums
 
@@ -223,7 +224,8 @@ def _rescaled(
     failpoints.reach("rescale-repartitioned")
     made = integrity.files_of(work, batch)
     _check_whole(made.defects)
-    storage.flush_all([work.path / path for path in made.files])  # Spark leaves that to the operating system
+    # Spark leaves that to the operating system.
+    store_of(work.path).flush([work.path / path for path in made.files])
     lineages.make(home.lineages / lineage.id, work.path, made.files, lineage)
     try:
         final = Checkpoint(home.checkpoint(lineage.id))

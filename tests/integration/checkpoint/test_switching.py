@@ -18,6 +18,7 @@ from airflow_provider_exactlyonce.checkpoint import lineages
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
+from airflow_provider_exactlyonce.storage.opening import LOCAL
 from tests.waiting import eventually
 
 #: A restore's second half: what it was given is copied, renamed and switched to.
@@ -117,7 +118,7 @@ def test_a_restore_that_froze_before_its_switch_does_not_switch_under_a_driver(h
 def test_a_restore_that_froze_right_after_its_switch_keeps_everybody_out_until_it_is_ended(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "STALE_SECONDS", 0.2)
+    monkeypatch.setattr(LOCAL, "held_seconds", 0.2)
     with held(home, "slow", "restore-switched") as go_on:
         with pytest.raises(AlreadyRunningError, match=r"lease\.lock for 0 s: it is frozen; end it"):
             take_over(home, "driver")

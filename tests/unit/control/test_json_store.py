@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import itertools
 import stat
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_exactlyonce.control import json_store
+from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control.lease import Lease
+from airflow_provider_exactlyonce.storage.store import ChangedError
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -45,3 +49,21 @@ def test_an_exclusive_write_never_replaces(tmp_path: Path) -> None:
         json_store.write(tmp_path / "d.json", {"x": 2}, exclusive=True)
     assert json_store.read(tmp_path / "d.json") == {"x": 1}
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_is_changed_again_and_again_is_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+
+    def decide(_: Lease | None) -> Lease:
+        path.write_text(str(next(numbers)))
+        return lease
+
+    lease = leases.acquire(tmp_path / "l", "p", "t")
+    numbers = itertools.count()
+    with pytest.raises(ChangedError, match="changed 100 times"):
+        json_store.change(path, Lease, decide)
+    assert path.read_text() == "99"
+    path.unlink()
+    path.symlink_to("nowhere")
+    with pytest.raises(ChangedError, match="changed 100 times"):
+        json_store.overwrite(path, lease)

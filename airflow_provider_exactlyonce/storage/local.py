@@ -1,0 +1,162 @@
+"""File systems of this machine, and those that it has mounted: by rename, hard link and flock."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from typing_extensions import override
+
+from airflow_provider_exactlyonce import files
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.polling import poll_until
+from airflow_provider_exactlyonce.storage.store import (
+    ChangedError,
+    Facts,
+    HeldError,
+    Store,
+    Stored,
+    version_of,
+)
+
+#: What a file system without locks answers.
+_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EBADF})
+_LOCK_POLL_SECONDS: Final = 0.005
+_FLUSHING_THREADS: Final = 16
+_FLUSHED_BY_ONE_THREAD: Final = 16  # starting one costs as much as some flushes
+_COPIED_BYTES: Final = 1024 * 1024
+
+
+class LocalStore(Store):
+    """Files that only their owner reads.
+
+    What is replaced or deleted with a condition has a lock beside it, ``<name without its suffix>.lock``.
+    """
+
+    @override
+    def read(self, place: Path) -> Stored | None:
+        try:
+            content = place.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Stored(content=content, version=version_of(content))
+
+    @override
+    def create(self, place: Path, content: bytes) -> str:
+        return _write(place, content, durable=True, exclusive=True)
+
+    @override
+    def replace(self, place: Path, content: bytes, *, durable: bool = True) -> str:
+        return _write(place, content, durable=durable, exclusive=False)
+
+    @override
+    def replace_if(self, place: Path, content: bytes, version: str, *, durable: bool = True) -> str:
+        with self.holding(place):
+            self._check_unchanged(place, version)
+            return self.replace(place, content, durable=durable)
+
+    @override
+    def delete(self, place: Path) -> None:
+        place.unlink(missing_ok=True)
+
+    @override
+    def delete_if(self, place: Path, version: str) -> None:
+        with self.holding(place):
+            if self.read(place) is not None:
+                self._check_unchanged(place, version)
+                self.delete(place)
+
+    def _check_unchanged(self, place: Path, version: str) -> None:
+        found = self.read(place)
+        if found is None or found.version != version:
+            raise ChangedError(f"{place} {'is gone' if found is None else 'was changed'} since it was read")
+
+    @override
+    @contextmanager
+    def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> Iterator[None]:
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock, seconds = place.with_suffix(".lock"), self.held_seconds if seconds is None else seconds
+        with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+            ours = poll_until(lambda: files.try_lock(file.fileno()), seconds=seconds, poll_seconds=_LOCK_POLL_SECONDS)
+            if not ours:
+                raise HeldError(f"a process has held {lock} for {seconds:.0f} s", file.read().strip())
+            if note:
+                file.truncate(0)
+                file.write(f"{note}\n")
+                file.flush()
+            yield
+
+    @override
+    def names(self, directory: Path) -> Sequence[str]:
+        try:
+            return sorted(os.listdir(directory))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    @override
+    def facts(self, place: Path) -> Facts | None:
+        try:
+            found = place.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Facts(size=found.st_size, modified=found.st_mtime)
+
+    @override
+    def copy(self, source: Path, target: Path, *, final: bool = False) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if final and isinstance(source, Path) and _linked(source, target):
+            return
+        with source.open("rb") as read, target.open("wb") as written:
+            shutil.copyfileobj(read, written, _COPIED_BYTES)
+
+    @override
+    def flush(self, places: Sequence[Path]) -> None:
+        """Flush many at once: a file system writes its journal once for all that wait for it."""
+        count = min(_FLUSHING_THREADS, -(-len(places) // _FLUSHED_BY_ONE_THREAD))
+        with ThreadPoolExecutor(max(count, 1)) as threads:
+            for _ in threads.map(_flush_each, [places[first::count] for first in range(count)]):
+                pass
+
+    @override
+    def remove(self, directory: Path) -> None:
+        shutil.rmtree(directory, ignore_errors=True)
+
+    @override
+    def check(self, directory: Path) -> None:
+        try:
+            super().check(directory)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            raise RefusedError(
+                f"{directory} is on a file system that has neither hard links nor locks ({error.strerror}): of two "
+                f"drivers both could believe that the pipeline is theirs. {self.remedy}"
+            ) from error
+
+
+def _write(place: Path, content: bytes, **how: Any) -> str:
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with files.replacing(place, **how) as file:
+        file.write(content)
+    return version_of(content)
+
+
+def _linked(source: Path, target: Path) -> bool:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if not files.is_without_links(error):
+            raise
+        return False
+    return True
+
+
+def _flush_each(places: Iterable[Path]) -> None:
+    for place in places:
+        files.flush(place)

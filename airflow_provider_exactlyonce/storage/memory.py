@@ -1,0 +1,87 @@
+"""fsspec's file system in this process's memory: for tests of what has to run on any store."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.storage.remote import RemoteStore, path_of
+from airflow_provider_exactlyonce.storage.store import ChangedError, Facts, HeldError, Stored, version_of
+
+#: The file system is the process's, and does nothing in one step.
+_STEP: Final = threading.Lock()
+_HELD: Final[defaultdict[str, threading.Lock]] = defaultdict(threading.Lock)
+_NOTES: Final[dict[str, str]] = {}
+
+
+class MemoryStore(RemoteStore):
+    """Files that nobody else sees."""
+
+    @override
+    def read(self, place: Path) -> Stored | None:
+        try:
+            content: bytes = self.system.cat_file(path_of(place))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Stored(content=content, version=version_of(content))
+
+    @override
+    def create(self, place: Path, content: bytes) -> str:
+        with _STEP:
+            if self.read(place) is not None:
+                raise FileExistsError(str(place))
+            return self._put(place, content)
+
+    @override
+    def replace(self, place: Path, content: bytes, *, durable: bool = True) -> str:
+        with _STEP:
+            return self._put(place, content)
+
+    @override
+    def replace_if(self, place: Path, content: bytes, version: str, *, durable: bool = True) -> str:
+        with self.holding(place), _STEP:
+            self._check_unchanged(place, version)
+            return self._put(place, content)
+
+    @override
+    def delete_if(self, place: Path, version: str) -> None:
+        with self.holding(place), _STEP:
+            if self.read(place) is not None:
+                self._check_unchanged(place, version)
+                self.delete(place)
+
+    @override
+    @contextmanager
+    def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> Iterator[None]:
+        with _STEP:
+            lock = _HELD[path_of(place)]
+        if not lock.acquire(timeout=self.held_seconds if seconds is None else seconds):
+            raise HeldError(f"another thread holds {place}", _NOTES.get(path_of(place), ""))
+        try:
+            _NOTES[path_of(place)] = note
+            yield
+        finally:
+            lock.release()
+
+    @override
+    def facts(self, place: Path) -> Facts | None:
+        try:
+            found = self.system.info(path_of(place))
+        except FileNotFoundError:
+            return None
+        return Facts(size=found["size"], modified=self.system.modified(path_of(place)).timestamp())
+
+    def _put(self, place: Path, content: bytes) -> str:
+        self.system.pipe_file(path_of(place), content)
+        return version_of(content)
+
+    def _check_unchanged(self, place: Path, version: str) -> None:
+        found = self.read(place)
+        if found is None or found.version != version:
+            raise ChangedError(f"{place} {'is gone' if found is None else 'was changed'} since it was read")

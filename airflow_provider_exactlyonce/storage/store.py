@@ -1,0 +1,219 @@
+"""What a home asks of the file system that it is on.
+
+A *place* is a :class:`pathlib.Path` on this machine's file systems, and a path of universal_pathlib, such as Airflow's
+ObjectStoragePath, on any other. :func:`~airflow_provider_exactlyonce.storage.opening.store_of` finds its store.
+
+**What is atomic.** :meth:`Store.create`, :meth:`Store.replace`, :meth:`Store.replace_if`: a reader finds the old
+content or the new one, whole, and the new one from the moment on at which the call returns. :meth:`Store.copy` and
+:meth:`Store.remove` are not: what was killed in between leaves a part. So a directory counts once a document that is
+written last says so, and counts no more once one says that it is being removed.
+
+**What outlives a power failure.** What was written durably, when the call returns; a copy, after :meth:`Store.flush`.
+
+**Versions** tell contents apart, and nothing else: the same bytes written twice may have the same version. A writer for
+whom that makes a difference puts something into them that nobody else has.
+
+**No, and don't know.** These three mean *no*: the place is as others have left it, and nothing of ours comes later.
+
+* ``None`` of a read: there is no such file;
+* :class:`FileExistsError` of a create;
+* :class:`ChangedError`, or :class:`HeldError`, of what was to be changed only if it was as it had been read.
+
+:class:`OutcomeUnknownError` means *don't know*: it was written, or not, or will be yet. Any other :class:`OSError` of a
+write means the same, of a read that nothing is known. Who reads the place again knows what is there now.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
+
+
+class ChangedError(ExactlyOnceError):
+    """What was to be changed is not what it was when it was read: somebody was faster, and nothing was written."""
+
+
+class OutcomeUnknownError(ExactlyOnceError):
+    """A file system did not say what became of a write: it was made, or not, or may be made yet."""
+
+
+class HeldError(ExactlyOnceError):
+    """Another process keeps a place from being changed.
+
+    :param note: what it says of itself
+    """
+
+    def __init__(self, message: str, note: str) -> None:
+        super().__init__(message)
+        self.note: Final = note
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What a file holds, and its version."""
+
+    content: bytes
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of a file without reading it.
+
+    :param size: bytes
+    :param modified: seconds since the epoch, by the file system's clock
+    """
+
+    size: int
+    modified: float
+
+
+def version_of(content: bytes) -> str:
+    """Return the version of a content, on file systems that keep none."""
+    return hashlib.sha256(content).hexdigest()
+
+
+class Store(ABC):
+    """One file system. All of it may be called by several threads, and at the same time by other processes."""
+
+    @abstractmethod
+    def read(self, place: Path) -> Stored | None:
+        """Read a file; None when there is certainly none.
+
+        :raises OSError: when the file system does not tell
+        """
+
+    @abstractmethod
+    def create(self, place: Path, content: bytes) -> str:
+        """Create a file durably, with the directories above; of all who create one place, one does.
+
+        :returns: its version
+        :raises FileExistsError: it is there, and as it was
+        :raises OutcomeUnknownError: nobody knows whether it was created
+        """
+
+    @abstractmethod
+    def replace(self, place: Path, content: bytes, *, durable: bool = True) -> str:
+        """Create or replace a file, with the directories above; returns its version.
+
+        A write that was not answered may be made after a later one: nothing that must not go back is written this way.
+
+        :param durable: False for what describes only the moment
+        :raises OutcomeUnknownError: nobody knows which content it has
+        """
+
+    @abstractmethod
+    def replace_if(self, place: Path, content: bytes, version: str, *, durable: bool = True) -> str:
+        """Replace a file unless it was changed; of all who replace one version, one does. Returns the new version.
+
+        Certain against :meth:`create`, :meth:`replace_if` and :meth:`delete_if` of others. Whoever uses
+        :meth:`replace` or :meth:`delete` on the same place wants it changed whatever others do.
+
+        :param version: of what is replaced
+        :param durable: False for what describes only the moment
+        :raises ChangedError: it has another version, or is gone
+        :raises OutcomeUnknownError: nobody knows whether it was replaced
+        """
+
+    @abstractmethod
+    def delete(self, place: Path) -> None:
+        """Delete a file. One that is not there is no error; so it may be repeated."""
+
+    @abstractmethod
+    def delete_if(self, place: Path, version: str) -> None:
+        """Delete a file unless it was changed. One that is not there is no error.
+
+        :param version: of what is deleted
+        :raises ChangedError: it has another version
+        """
+
+    @abstractmethod
+    def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> AbstractContextManager[None]:
+        """Keep everybody else from changing a place with a condition, and from holding it; ends with the process.
+
+        While it lasts, its holder changes the place by :meth:`replace` and :meth:`delete`.
+
+        :param seconds: for so long another holder is waited for, 0 for not at all; None for :attr:`held_seconds`
+        :param note: what others are told of the holder
+        :raises HeldError: when another process holds it
+        :raises RefusedError: when the file system has no locks
+        """
+
+    @abstractmethod
+    def names(self, directory: Path) -> Sequence[str]:
+        """Return the names of what is in a directory, sorted; none when it is not there.
+
+        What was created before the call is in it, and no file that was deleted before. A directory in which there is
+        nothing any more may be in it.
+        """
+
+    @abstractmethod
+    def facts(self, place: Path) -> Facts | None:
+        """Return what is known of a file, None when there is certainly none."""
+
+    @abstractmethod
+    def copy(self, source: Path, target: Path, *, final: bool = False) -> None:
+        """Copy a file of any store to a place of this one, inside the file system where that can be done.
+
+        :param final: nobody changes the source again, and both may share their bytes
+        :raises FileNotFoundError: when there is no source
+        """
+
+    @abstractmethod
+    def flush(self, places: Sequence[Path]) -> None:
+        """Make copies outlive a power failure: files, and the directories whose names were added."""
+
+    @abstractmethod
+    def remove(self, directory: Path) -> None:
+        """Remove a directory with all that is in it; one that is not there is no error."""
+
+    def check(self, directory: Path) -> None:
+        """Try out, in a directory, that what the contract says of two writers is so; leaves nothing there.
+
+        :raises RefusedError: when it is not
+        :raises OSError: when the file system does not answer
+        """
+        tried = directory / f".exactlyonce-{uuid.uuid4().hex}"
+        try:
+            broken = self._broken_promise(tried / "probe")
+        finally:
+            with suppress(OSError, ExactlyOnceError):
+                self.remove(tried)
+        if broken is not None:
+            raise RefusedError(
+                f"{directory} is on a file system that {broken}: of two drivers both could believe that the pipeline "
+                f"is theirs. {self.remedy}"
+            )
+
+    def _broken_promise(self, place: Path) -> str | None:
+        first = self.create(place, b"first")
+        if _is_done(lambda: self.create(place, b"second"), FileExistsError):
+            return "creates a file that is there"
+        second = self.replace_if(place, b"second", first)
+        if _is_done(lambda: self.replace_if(place, b"third", first), ChangedError):
+            return "replaces a file that was changed, though it is told not to"
+        if _is_done(lambda: self.delete_if(place, first), ChangedError):
+            return "deletes a file that was changed, though it is told not to"
+        return None if self.read(place) == Stored(content=b"second", version=second) else "does not read what it wrote"
+
+    #: Whoever holds a place for longer, in order to change it, is frozen.
+    held_seconds: float = 10.0
+    #: What to do about a file system that does not keep the contract.
+    remedy: str = "Use another one: `exactlyonce help homes` has those that were tested"
+
+
+def _is_done(write: Callable[[], object], refusal: type[Exception]) -> bool:
+    """Whether a write is done that has to be refused."""
+    try:
+        write()
+    except refusal:
+        return False
+    return True

@@ -1,0 +1,37 @@
+"""A folder on each file system that keeps the contract of a home's storage."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from upath import UPath
+
+from tests import object_stores
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[str]:
+    with object_stores.moto() as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with object_stores.seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as address:
+        yield address
+
+
+@pytest.fixture(params=["local", "memory", "moto", pytest.param("seaweedfs", marks=pytest.mark.slow)])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Give an empty folder."""
+    if request.param == "local":
+        return tmp_path
+    if request.param == "memory":
+        return UPath(f"memory://{uuid.uuid4()}")  # type: ignore[return-value]
+    address = request.getfixturevalue(request.param)
+    place: Any = UPath(f"s3://bucket/{uuid.uuid4()}", **object_stores.options(address))
+    return place  # type: ignore[no-any-return]

@@ -1,0 +1,271 @@
+"""What a home asks of any file system: one suite for all of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.store import ChangedError, HeldError, Stored
+
+# The clients of object stores have deprecations of their own.
+pytestmark = pytest.mark.filterwarnings("default")
+
+RACES, WRITERS = 5, 8
+
+
+def raced(writers: int, write: Callable[[int], object], *refusals: type[Exception]) -> Counter[str]:
+    """Let many write at the same time; returns what became of them."""
+    told: Counter[str] = Counter()
+    barrier = threading.Barrier(writers)
+
+    def one(number: int) -> None:
+        barrier.wait()
+        try:
+            write(number)
+        except refusals as error:
+            told[type(error).__name__] += 1
+        except Exception as error:
+            told[repr(error)] += 1
+        else:
+            told["won"] += 1
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return told
+
+
+def test_what_was_written_is_read_and_listed_and_what_was_deleted_is_not(folder: Path) -> None:
+    store, place = store_of(folder), folder / "control" / "a.json"
+    assert store.read(place) is None
+    assert store.facts(place) is None
+    assert list(store.names(folder / "control")) == []
+    first = store.create(place, b"one")
+    assert store.read(place) == Stored(content=b"one", version=first)
+    second = store.replace(place, b"second", durable=False)
+    assert store.read(place) == Stored(content=b"second", version=second)
+    facts = store.facts(place)
+    assert facts is not None
+    assert facts.size == 6
+    store.create(folder / "control" / "b" / "c.json", b"")
+    store.create(folder / "controls", b"not in it")
+    assert list(store.names(folder / "control")) == ["a.json", "b"]
+    store.delete(place)
+    store.delete(place)
+    assert store.read(place) is None
+    store.remove(folder / "control")
+    store.remove(folder / "control")
+    assert store.read(folder / "control" / "b" / "c.json") is None
+    assert store.read(folder / "controls") is not None
+    assert store.names(folder / "control") in ([], (), ["b"])  # a directory in which nothing is may be named yet
+
+
+def test_a_file_is_created_once(folder: Path) -> None:
+    store, place = store_of(folder), folder / "a"
+    store.create(place, b"first")
+    with pytest.raises(FileExistsError):
+        store.create(place, b"second")
+    assert store.read(place).content == b"first"  # type: ignore[union-attr]
+
+
+def test_what_was_changed_is_neither_replaced_nor_deleted_on_a_condition(folder: Path) -> None:
+    store, place = store_of(folder), folder / "a"
+    with pytest.raises(ChangedError):
+        store.replace_if(place, b"x", store.create(folder / "other", b"o"))
+    first = store.create(place, b"first")
+    second = store.replace_if(place, b"second", first)
+    with pytest.raises(ChangedError):
+        store.replace_if(place, b"third", first)
+    with pytest.raises(ChangedError):
+        store.delete_if(place, first)
+    assert store.read(place) == Stored(content=b"second", version=second)
+    store.delete_if(place, second)
+    store.delete_if(place, second)
+    assert store.read(place) is None
+    with pytest.raises(ChangedError):
+        store.replace_if(place, b"fourth", second)
+    assert store.read(place) is None
+
+
+def test_of_many_who_create_a_file_one_does(folder: Path) -> None:
+    store = store_of(folder)
+    for race in range(RACES):
+        place = folder / f"race-{race}"
+
+        def create(number: int, place: Path = place) -> None:
+            store.create(place, b"%d" % number)
+
+        assert raced(WRITERS, create, FileExistsError) == {"won": 1, "FileExistsError": WRITERS - 1}
+
+
+def test_of_many_who_replace_one_version_one_does(folder: Path) -> None:
+    store = store_of(folder)
+    for race in range(RACES):
+        place = folder / f"race-{race}"
+        version = store.create(place, b"before")
+
+        def replace(number: int, place: Path = place, version: str = version) -> None:
+            store.replace_if(place, b"%d" % number, version)
+
+        assert raced(WRITERS, replace, ChangedError) == {"won": 1, "ChangedError": WRITERS - 1}
+
+
+def test_of_many_who_count_in_one_file_none_is_lost_and_none_counted_twice(folder: Path) -> None:
+    store, place, each = store_of(folder), folder / "count", 5
+
+    def count(_: int) -> None:
+        done = 0
+        while done < each:
+            found = store.read(place)
+            try:
+                if found is None:
+                    store.create(place, b"1")
+                else:
+                    store.replace_if(place, b"%d" % (int(found.content) + 1), found.version, durable=False)
+            except (FileExistsError, ChangedError):
+                continue
+            done += 1
+
+    assert raced(4, count) == {"won": 4}
+    assert store.read(place).content == b"%d" % (4 * each)  # type: ignore[union-attr]
+
+
+def test_a_reader_finds_whole_contents_only(folder: Path) -> None:
+    store, place = store_of(folder), folder / "a"
+    contents = {bytes([letter]) * 100_000 for letter in b"abc"}
+    store.create(place, b"a" * 100_000)
+
+    def work(number: int) -> None:
+        for _ in range(10):
+            if number:
+                found = store.read(place)
+                assert found is not None
+                assert found.content in contents
+            else:
+                for content in contents:
+                    store.replace(place, content, durable=False)
+
+    assert raced(3, work) == {"won": 3}
+
+
+def test_a_copy_has_the_bytes_and_outlives_its_source(folder: Path, tmp_path: Path) -> None:
+    store, source = store_of(folder), folder / "a" / "source"
+    store.create(source, b"bytes")
+    store.copy(source, folder / "b" / "copy")
+    store.copy(source, folder / "b" / "shared", final=True)
+    store.flush([folder / "b" / "copy", folder / "b" / "shared", folder / "b"])
+    store_of(tmp_path).copy(source, tmp_path / "here" / "copy", final=True)
+    store.copy(tmp_path / "here" / "copy", folder / "b" / "back", final=True)
+    store.delete(source)
+    assert [store.read(folder / "b" / name) for name in ("copy", "shared", "back")] == [
+        Stored(content=b"bytes", version=store.read(folder / "b" / "copy").version)  # type: ignore[union-attr]
+    ] * 3
+    with pytest.raises(FileNotFoundError):
+        store.copy(source, folder / "b" / "nothing")
+
+
+def test_the_contract_is_tried_out_and_nothing_is_left(folder: Path) -> None:
+    store = store_of(folder)
+    store.check(folder)
+    left = store.names(folder)
+    assert not left or not isinstance(folder, Path), left
+    assert [store.names(folder / name) for name in left] == [[]] * len(left)  # an empty directory may be named yet
+
+
+def created_in_process(folder: Path, race: int, start: object, told: object) -> None:
+    start.wait()  # type: ignore[attr-defined]
+    try:
+        store_of(folder).create(folder / f"race-{race}", b"x")
+    except FileExistsError:
+        told.put("refused")  # type: ignore[attr-defined]
+    else:
+        told.put("won")  # type: ignore[attr-defined]
+
+
+def counted_in_process(folder: Path, times: int) -> None:
+    store, place = store_of(folder), folder / "count"
+    while times:
+        found = store.read(place)
+        assert found is not None
+        try:
+            store.replace_if(place, b"%d" % (int(found.content) + 1), found.version, durable=False)
+        except ChangedError:
+            continue
+        times -= 1
+
+
+def finished(processes: Sequence[multiprocessing.process.BaseProcess]) -> None:
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * len(processes)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_many_processes_one_creates_a_local_file_with_hard_links_and_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    def none(*_: object) -> None:
+        raise PermissionError("a file system without hard links")
+
+    if not links:
+        monkeypatch.setattr("os.link", none)
+    context = multiprocessing.get_context("fork")
+    for race in range(4 * RACES):
+        start, told = context.Event(), context.Queue()
+        processes = [context.Process(target=created_in_process, args=(tmp_path, race, start, told)) for _ in range(4)]
+        for process in processes:
+            process.start()
+        start.set()
+        finished(processes)
+        assert sorted(told.get() for _ in processes) == ["refused"] * 3 + ["won"]
+
+
+def test_many_processes_count_in_one_local_file(tmp_path: Path) -> None:
+    store_of(tmp_path).create(tmp_path / "count", b"0")
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=counted_in_process, args=(tmp_path, 50)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    finished(processes)
+    assert (tmp_path / "count").read_bytes() == b"200"
+
+
+@pytest.mark.parametrize("folder", ["local", "memory"], indirect=True)
+def test_what_is_held_is_changed_by_its_holder_only(folder: Path) -> None:
+    store, place = store_of(folder), folder / "a.json"
+    version = store.create(place, b"first")
+    told = []
+
+    def other() -> None:
+        try:
+            with store.holding(place, seconds=0):
+                told.append("held")
+        except HeldError as error:
+            told.append(error.note)
+
+    with store.holding(place, note="pid 7"):
+        waiting = threading.Thread(target=other)
+        waiting.start()
+        waiting.join()
+        writing = threading.Thread(target=lambda: told.append(store.replace_if(place, b"third", version)))
+        store.replace(place, b"first")
+        writing.start()
+        assert store.read(place).content == b"first"  # type: ignore[union-attr]
+    writing.join()
+    assert told[0] == "pid 7"
+    assert store.read(place).content == b"third"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("folder", ["moto"], indirect=True)
+def test_an_object_store_is_not_held(folder: Path) -> None:
+    with pytest.raises(RefusedError, match="no locks"), store_of(folder).holding(folder / "a"):
+        pass

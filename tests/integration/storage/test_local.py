@@ -1,0 +1,71 @@
+"""What a local file system has to have."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.control.home import Home
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.store import Stored
+from tests.waiting import eventually
+
+
+def test_a_file_system_without_hard_links_and_without_locks_is_refused_when_a_home_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(os, "link", no_links)
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", no_locks)
+        with pytest.raises(RefusedError, match="neither hard links nor locks"):
+            Home(tmp_path / "home").create("shop")
+        assert list((tmp_path / "home").iterdir()) == []
+    Home(tmp_path / "home").create("shop")
+    assert Home(tmp_path / "home").pipeline() == "shop"
+
+
+def test_a_home_has_the_files_that_it_always_had(tmp_path: Path) -> None:
+    lineage = Home(tmp_path / "home").create("shop")
+    files = {str(path.relative_to(tmp_path / "home")) for path in (tmp_path / "home").rglob("*") if path.is_file()}
+    made = f"lineages/{lineage.id}"
+    assert files == {"home.json", "current", f"{made}/lineage.json", f"{made}/checkpoint/metadata"}
+
+
+def counting(place: Path) -> None:
+    store = store_of(place)
+    while True:
+        found = store.read(place)
+        assert found is not None
+        number = int(found.content[:8]) + 1
+        store.replace_if(place, b"%08d" % number * 20_000, found.version, durable=False)
+
+
+def test_a_process_that_is_killed_while_it_replaces_a_file_leaves_it_whole_and_lets_go(tmp_path: Path) -> None:
+    place, store = tmp_path / "count.json", store_of(tmp_path)
+    version, number = store.create(place, b"%08d" % 0 * 20_000), 0
+    context = multiprocessing.get_context("fork")
+    for _ in range(10):
+        process = context.Process(target=counting, args=(place,))
+        process.start()
+        before = number
+        eventually(lambda before=before: int(place.read_bytes()[:8]) > before + 3, "it counts", poll_seconds=0.001)
+        process.kill()
+        process.join()
+        found = store.read(place)
+        assert found is not None
+        number = int(found.content[:8])
+        assert found.content == b"%08d" % number * 20_000
+        version = store.replace_if(place, found.content, found.version)
+    assert store.read(place) == Stored(content=b"%08d" % number * 20_000, version=version)

@@ -1,0 +1,200 @@
+"""Servers that speak S3, each with the bucket ``bucket``, and a proxy that loses their answers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.waiting import eventually
+
+KEY, SECRET = "key", "hunter2"
+
+
+def options(address: str) -> dict[str, Any]:
+    """Return what fsspec needs to know of a server."""
+    return {"key": KEY, "secret": SECRET, "endpoint_url": address, "client_kwargs": {"region_name": "us-east-1"}}
+
+
+@contextmanager
+def moto() -> Iterator[str]:
+    """Run the emulation in a process of its own; gives its address."""
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        address = next(found[0] for line in server.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+        reading = threading.Thread(target=server.stderr.read)
+        reading.start()
+        try:
+            _make_bucket(address)
+            yield address
+        finally:
+            server.kill()  # it takes its time to end
+            reading.join()
+
+
+@contextmanager
+def seaweedfs(folder: Path) -> Iterator[str]:
+    """Run a real store of one process; gives its address."""
+    identity = {
+        "name": "test",
+        "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
+        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+    }
+    config = folder / "s3.json"
+    config.write_text(json.dumps({"identities": [identity]}))
+    (folder / "data").mkdir()
+    ports = {name: _free_port() for name in ("master", "volume", "filer", "s3")}
+    command = [
+        *(str(Path(sys.executable).with_name("weed")), "server", f"-dir={folder}/data", "-ip=127.0.0.1", "-s3"),
+        *(f"-{name}.port={port}" for name, port in ports.items()),
+        *(f"-s3.config={config}", "-master.volumeSizeLimitMB=64", "-volume.max=20"),
+    ]
+    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
+        try:
+            address = f"http://127.0.0.1:{ports['s3']}"
+
+            def ready() -> bool:
+                assert server.poll() is None, (folder / "log").read_text()[-2000:]
+                try:
+                    _make_bucket(address)
+                except Exception:  # whatever it answers until it is up
+                    return False
+                return True
+
+            eventually(ready, lambda: (folder / "log").read_text()[-2000:], poll_seconds=0.5)
+            yield address
+        finally:
+            server.kill()  # it takes its time to end
+
+
+def _make_bucket(address: str) -> None:
+    import boto3
+    from botocore.config import Config
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=address,
+        region_name="us-east-1",
+        aws_access_key_id=KEY,
+        aws_secret_access_key=SECRET,
+        config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
+    )
+    client.create_bucket(Bucket="bucket")
+    client.put_object(Bucket="bucket", Key="probe", Body=b"")
+    client.close()
+
+
+def _free_port() -> int:
+    while True:  # its gRPC port is 10,000 above
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port + 10_000 < 65_536:
+            return port
+
+
+@dataclass
+class Faults:
+    """What the proxy does to the next requests of a method, one each.
+
+    ``lose``: the server gets the request, and nobody the answer. ``drop``: nobody gets the request. ``503``: the server
+    does not get it, and the client hears that it is throttled. ``slow``: the answer comes a second later.
+    """
+
+    address: str
+    planned: dict[str, list[str]] = field(default_factory=dict)
+    seen: list[str] = field(default_factory=list)
+
+    def plan(self, method: str, *faults: str) -> None:
+        """Plan faults; what was planned before is forgotten."""
+        self.planned[method] = list(faults)
+        self.seen.clear()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Proxy
+
+    def handle_any(self) -> None:
+        planned = self.server.faults.planned.get(self.command, [])
+        fault = planned.pop(0) if planned else ""
+        self.server.faults.seen.append(f"{self.command} {fault}".strip())
+        body = self._body()
+        if fault == "503":
+            text = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+            self._answer(503, {"Content-Type": "application/xml"}, text)
+        elif fault == "drop":
+            self.close_connection = True
+        else:
+            self._forward(body, fault)
+
+    do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_any  # noqa: N815
+
+    def _forward(self, body: bytes, fault: str) -> None:
+        connection = http.client.HTTPConnection(self.server.behind)
+        kept = {name: value for name, value in self.headers.items() if name.lower() != "transfer-encoding"}
+        connection.request(self.command, self.path, body, {**kept, "Content-Length": str(len(body))})
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        if fault == "slow":
+            time.sleep(1.0)
+        if fault == "lose":
+            self.close_connection = True
+        else:
+            self._answer(answer.status, dict(answer.getheaders()), content)
+
+    def _body(self) -> bytes:
+        if self.headers.get("Expect") == "100-continue":
+            self.send_response_only(100)
+            self.end_headers()
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def handle_expect_100(self) -> bool:
+        return True
+
+    def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in headers.items():
+            if name.lower() not in ("connection", "transfer-encoding"):
+                self.send_header(name, value)
+        if "content-length" not in {name.lower() for name in headers}:
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Proxy(ThreadingHTTPServer):
+    def __init__(self, server: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.behind = urlsplit(server).netloc
+        self.faults = Faults(f"http://127.0.0.1:{self.server_port}")
+
+
+@contextmanager
+def proxy(server: str) -> Iterator[Faults]:
+    """Stand between a client and a server."""
+    with _Proxy(server) as listening:
+        serving = threading.Thread(target=listening.serve_forever)
+        serving.start()
+        try:
+            yield listening.faults
+        finally:
+            listening.shutdown()
+            serving.join()

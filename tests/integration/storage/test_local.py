@@ -6,6 +6,7 @@ import errno
 import fcntl
 import multiprocessing
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,10 @@ def counting(place: Path) -> None:
         store.replace_if(place, b"%08d" % number * 20_000, found.version, durable=False)
 
 
+def has_passed(place: Path, number: int) -> bool:
+    return int(place.read_bytes()[:8]) > number
+
+
 def test_a_process_that_is_killed_while_it_replaces_a_file_leaves_it_whole_and_lets_go(tmp_path: Path) -> None:
     place, store = tmp_path / "count.json", store_of(tmp_path)
     version, number = store.create(place, b"%08d" % 0 * 20_000), 0
@@ -59,8 +64,7 @@ def test_a_process_that_is_killed_while_it_replaces_a_file_leaves_it_whole_and_l
     for _ in range(10):
         process = context.Process(target=counting, args=(place,))
         process.start()
-        before = number
-        eventually(lambda before=before: int(place.read_bytes()[:8]) > before + 3, "it counts", poll_seconds=0.001)
+        eventually(partial(has_passed, place, number + 3), "it counts", poll_seconds=0.001)
         process.kill()
         process.join()
         found = store.read(place)

@@ -152,7 +152,7 @@ class ShadowReplay:
             name=self._pipeline.name, output_mode=self._pipeline.output_mode, checkpoint=self._checkpoint.path
         )
         callbacks = QueryCallbacks(needs_restart=replay.needs_restart)
-        QueryRunner(stream, collector, options, callbacks).run_recorded(replay)
+        QueryRunner(stream, collector.process, options, callbacks).run_recorded(replay)
         self.rows.extend(collector.rows)
 
 
@@ -171,22 +171,13 @@ class _Collector:
         self._client: Final = client
         self._lineage: Final = lineage
         self._checkpoint: Final = checkpoint
-        self.failure: ExactlyOnceError | None = None
         self.rows: Final[list[Row]] = []
 
     def process(self, frame: DataFrame, number: int) -> None:
         """Keep a batch's rows; the callback of ``foreachBatch``.
 
-        :raises ExactlyOnceError: what ends the query; kept in :attr:`failure`
+        :raises ExactlyOnceError: what ends the query
         """
-        self.failure = None
-        try:
-            self._process(frame, number)
-        except ExactlyOnceError as error:
-            self.failure = error
-            raise
-
-    def _process(self, frame: DataFrame, number: int) -> None:
         from airflow_provider_exactlyonce.streaming.commit.batch import planned_batch
 
         if not self._replay.pending:

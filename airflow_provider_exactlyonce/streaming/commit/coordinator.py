@@ -76,22 +76,13 @@ class CommitCoordinator:
         self._callbacks: Final = callbacks
         self._max_batch_attempts: Final = max_batch_attempts
         self._first_pause_seconds: Final = first_pause_seconds
-        self.failure: ExactlyOnceError | None = None
 
     def process(self, frame: DataFrame, number: int) -> None:
         """Commit one micro-batch; the callback of ``foreachBatch``.
 
         :param number: Spark's batch id
-        :raises ExactlyOnceError: what ends the query; kept in :attr:`failure`, as Spark passes on only its text
+        :raises ExactlyOnceError: what ends the query
         """
-        self.failure = None
-        try:
-            self._process(frame, number)
-        except ExactlyOnceError as error:
-            self.failure = error
-            raise
-
-    def _process(self, frame: DataFrame, number: int) -> None:
         self._honour_stop()
         began = time.monotonic()
         timed_out = 0

@@ -241,7 +241,7 @@ class BackfillDriver:
                 progressed=lambda: self._lifecycle.report.tell(progressed=time.time()),
             ),
         )
-        self._lifecycle.runner(run, stream, batches).run_recorded(steps)
+        self._lifecycle.runner(run, stream, batches.process).run_recorded(steps)
 
     def _complete(self, run: Run, begun: Begun, steps: BackfillSteps) -> Mapping[str, Any]:
         """Write the record that ends the backfill; returns the result."""

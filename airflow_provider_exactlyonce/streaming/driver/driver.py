@@ -228,7 +228,9 @@ class Driver:
         """
         self._lifecycle.report.tell(state=DriverState.RUNNING, progressed=time.time())
         replay = self._replay
-        runner = self._lifecycle.runner(run, stream, coordinator, lambda: replay is not None and replay.needs_restart())
+        runner = self._lifecycle.runner(
+            run, stream, coordinator.process, lambda: replay is not None and replay.needs_restart()
+        )
         if replay is not None and not runner.run_recorded(replay):
             return
         if owed is not None:

@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.streaming.job.checkpoint_config import PausedB
 from airflow_provider_exactlyonce.streaming.sequencer.listener import SequencerListener
 from airflow_provider_exactlyonce.streaming.spark import errors, spark_log
 from airflow_provider_exactlyonce.streaming.spark.query_runner import (
-    BatchProcessor,
+    ProcessBatch,
     QueryCallbacks,
     QueryOptions,
     QueryRunner,
@@ -185,16 +185,17 @@ class DriverLifecycle:
         self,
         run: Run,
         stream: DataFrame,
-        batches: BatchProcessor,
+        process: ProcessBatch,
         needs_restart: Callable[[], bool] = lambda: False,
     ) -> QueryRunner:
         """Return what runs the stream's queries on the lineage's checkpoint.
 
+        :param process: called with each batch
         :param needs_restart: whether the query has to be started again to go on
         """
         return QueryRunner(
             stream,
-            PausedBatches(self._pipeline.checkpoint, batches, self.stop.reason),
+            PausedBatches(self._pipeline.checkpoint, process, self.stop.reason).process,
             QueryOptions(
                 name=self._pipeline.name,
                 output_mode=self._pipeline.output_mode,

@@ -16,8 +16,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.checkpoint.savepoints import DEFAULT_RETENTION, SavepointRetention
-from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, SettingRefusedError
-from airflow_provider_exactlyonce.streaming.spark.query_runner import BatchProcessor
+from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.streaming.spark.query_runner import ProcessBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -173,28 +173,21 @@ class PausedBatches:
     """Keeps a pause between batches.
 
     :param config: says how long it is
-    :param batches: processes them
+    :param process: called with each
     :param stop_reason: why a stop was asked for, which ends the pause
     """
 
-    def __init__(
-        self, config: CheckpointConfig, batches: BatchProcessor, stop_reason: Callable[[], str | None]
-    ) -> None:
+    def __init__(self, config: CheckpointConfig, process: ProcessBatch, stop_reason: Callable[[], str | None]) -> None:
         self._seconds: Final = config.min_pause.total_seconds()
-        self._batches: Final = batches
+        self._process: Final = process
         self._stop_reason: Final = stop_reason
         self._until = 0.0
-
-    @property
-    def failure(self) -> ExactlyOnceError | None:
-        """What ended the query, None when nothing did."""
-        return self._batches.failure
 
     def process(self, frame: DataFrame, number: int) -> None:
         """Wait for the end of the pause, then process the batch."""
         while (left := self._until - time.monotonic()) > 0 and self._stop_reason() is None:
             time.sleep(min(left, _POLL_SECONDS))
         try:
-            self._batches.process(frame, number)
+            self._process(frame, number)
         finally:
             self._until = time.monotonic() + self._seconds

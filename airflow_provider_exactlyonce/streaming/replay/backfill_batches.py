@@ -58,7 +58,6 @@ class BackfillBatches:
         checkpoint: Checkpoint,
         options: BackfillOptions,
     ) -> None:
-        self.failure: ExactlyOnceError | None = None
         self._source_ids: dict[str, str] = {}
         self._run: Final = run
         self._sink: Final = sink
@@ -74,14 +73,9 @@ class BackfillBatches:
     def process(self, frame: DataFrame, number: int) -> None:
         """Process one batch; the callback of ``foreachBatch``.
 
-        :raises ExactlyOnceError: what ends the query; kept in :attr:`failure`, as Spark passes on only its text
+        :raises ExactlyOnceError: what ends the query
         """
-        self.failure = None
-        try:
-            self._process(frame, number)
-        except ExactlyOnceError as error:
-            self.failure = error
-            raise
+        self._process(frame, number)
         self._options.progressed()
 
     def _process(self, frame: DataFrame, number: int) -> None:

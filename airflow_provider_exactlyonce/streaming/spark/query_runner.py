@@ -30,15 +30,8 @@ log = logging.getLogger("exactlyonce")
 _WAIT_SECONDS: Final = 1
 
 
-class BatchProcessor(Protocol):
-    """What is called with each batch of a query."""
-
-    @property
-    def failure(self) -> ExactlyOnceError | None:
-        """What ended the query, None when nothing did; Spark passes on only its text."""
-
-    def process(self, frame: DataFrame, number: int) -> None:
-        """Process one micro-batch; the callback of ``foreachBatch``."""
+#: Processes one micro-batch, by its rows and Spark's number of it; what it raises ends the query.
+ProcessBatch = Callable[["DataFrame", int], None]
 
 
 class RecordedBatches(Protocol):
@@ -108,16 +101,17 @@ class QueryRunner:
     """Runs the queries of one stream, one after the other.
 
     :param stream: ends in the tasks that write
-    :param batches: called with each batch
+    :param process: called with each batch
     """
 
     def __init__(
-        self, stream: DataFrame, batches: BatchProcessor, options: QueryOptions, callbacks: QueryCallbacks
+        self, stream: DataFrame, process: ProcessBatch, options: QueryOptions, callbacks: QueryCallbacks
     ) -> None:
         self._stream: Final = stream
-        self._batches: Final = batches
+        self._process: Final = process
         self._options: Final = options
         self._callbacks: Final = callbacks
+        self._failure: ExactlyOnceError | None = None
 
     def run_recorded(self, recorded: RecordedBatches) -> bool:
         """Run what is recorded; returns false when the same query has gone on live, and ended.
@@ -155,9 +149,18 @@ class QueryRunner:
             self._stream.writeStream.queryName(self._options.name)
             .outputMode(self._options.output_mode)
             .option("checkpointLocation", str(self._options.checkpoint))
-            .foreachBatch(self._batches.process)
+            .foreachBatch(self._process_batch)
         )
         return writer.trigger(**trigger).start()
+
+    def _process_batch(self, frame: DataFrame, number: int) -> None:
+        """Process a batch, and keep the error that ends the query: Spark passes on only its text."""
+        self._failure = None
+        try:
+            self._process(frame, number)
+        except ExactlyOnceError as error:
+            self._failure = error
+            raise
 
     def _wait(self, query: StreamingQuery) -> None:
         """Wait for the query's end; raises what ended it."""
@@ -175,8 +178,8 @@ class QueryRunner:
         except ExactlyOnceError:
             raise
         except Exception as error:
-            if self._batches.failure is not None:
-                raise self._batches.failure from error
+            if self._failure is not None:
+                raise self._failure from error
             self._callbacks.failed(error)
             raise
         finally:

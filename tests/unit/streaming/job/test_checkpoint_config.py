@@ -91,14 +91,11 @@ def test_a_pause_lies_between_batches_and_a_stop_ends_it(monkeypatch: pytest.Mon
     reason: list[str] = []
     done: list[float] = []
 
-    class Batches:
-        failure = None
-
-        def process(self, frame: Any, number: int) -> None:
-            done.append(clock.now)
+    def process(frame: Any, number: int) -> None:
+        done.append(clock.now)
 
     paused = PausedBatches(
-        CheckpointConfig(min_pause=timedelta(seconds=40)), Batches(), lambda: reason[0] if reason else None
+        CheckpointConfig(min_pause=timedelta(seconds=40)), process, lambda: reason[0] if reason else None
     )
     began = clock.now
     paused.process(None, 0)  # type: ignore[arg-type]

@@ -50,7 +50,19 @@ class Stream:
     def queryName(self, *_: object) -> Stream:
         return self
 
-    outputMode = option = foreachBatch = queryName
+    outputMode = option = queryName
+
+    def foreachBatch(self, process: Callable[[Any, int], None]) -> Stream:
+        self.process = process
+        return self
+
+    def fails(self, query: Query) -> bool:
+        """Fail in a batch, of which Spark passes on the text only."""
+        try:
+            self.process(None, 0)
+        except ExactlyOnceError as error:
+            text = str(error)
+        raise RuntimeError(text)
 
     def trigger(self, **trigger: Any) -> Stream:
         self.started.append(trigger)
@@ -58,13 +70,6 @@ class Stream:
 
     def start(self) -> Query:
         return Query(self.courses.pop(0))
-
-
-class Batches:
-    failure: ExactlyOnceError | None = None
-
-    def process(self, frame: Any, number: int) -> None:
-        """Never called: there is no Spark."""
 
 
 class Recorded:
@@ -107,9 +112,18 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def runner(stream: Stream, batches: Batches | None = None, **callbacks: Any) -> QueryRunner:
+def raising(error: ExactlyOnceError) -> Callable[[Any, int], None]:
+    def process(frame: Any, number: int) -> None:
+        raise error
+
+    return process
+
+
+def runner(
+    stream: Stream, process: Callable[[Any, int], None] = lambda frame, number: None, **callbacks: Any
+) -> QueryRunner:
     options = QueryOptions(name="q", output_mode="append", checkpoint=Path("c"), trigger={"availableNow": True})
-    return QueryRunner(stream, batches or Batches(), options, QueryCallbacks(**callbacks))  # type: ignore[arg-type]
+    return QueryRunner(stream, process, options, QueryCallbacks(**callbacks))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("goes_live", "is_left"), [(True, False), (False, True)])
@@ -132,14 +146,9 @@ def test_where_spark_lacks_something_each_batch_gets_a_start_and_live_is_left_to
 
 
 def test_a_query_that_turns_out_not_to_be_steerable_is_started_once_per_batch() -> None:
-    recorded, batches = Recorded(2, goes_live=True), Batches()
-
-    def refuses(query: Query) -> bool:
-        batches.failure = OneStartPerBatchError("another source")
-        raise RuntimeError("what Spark makes of it")
-
-    stream = Stream([refuses, recorded.one_runs, recorded.one_runs])
-    assert runner(stream, batches).run_recorded(recorded)
+    recorded, stream = Recorded(2, goes_live=True), Stream([])
+    stream.courses += [stream.fails, recorded.one_runs, recorded.one_runs]
+    assert runner(stream, raising(OneStartPerBatchError("another source"))).run_recorded(recorded)
     assert stream.started == [{"availableNow": True}, {"once": True}, {"once": True}]
     assert recorded.reasons == [None, "another source", "another source", "another source"]
 
@@ -165,14 +174,11 @@ def test_a_stop_waits_for_the_end_of_the_batch() -> None:
 
 
 def test_what_ended_the_query_is_the_error_that_its_callback_has_kept() -> None:
-    batches = Batches()
-
-    def fails(query: Query) -> bool:
-        batches.failure = BatchFailedError("three times")
-        raise RuntimeError("only text")
-
-    with pytest.raises(BatchFailedError, match="three times"):
-        runner(Stream([fails]), batches).run_live()
+    stream, error = Stream([]), BatchFailedError("three times")
+    stream.courses.append(stream.fails)
+    with pytest.raises(BatchFailedError) as raised:
+        runner(stream, raising(error)).run_live()
+    assert raised.value is error
 
 
 def test_what_spark_says_may_mean_something_else() -> None:

@@ -22,17 +22,26 @@ _LEAST_FILE_BYTES: Final = 2**20
 
 
 def check_declaration(kind: str, name: str, path: str, compression: str, max_file_bytes: int) -> None:
-    """Check what a user declares.
+    """Check what a user declares of a sink that writes below a path.
+
+    :param kind: the sink's class, for messages
+    :raises RefusedError: naming the parameter, its value and what is accepted
+    """
+    check_format(kind, name, compression, max_file_bytes)
+    if _SECRET_IN_URL.search(path):
+        raise RefusedError(f"{kind}(name={name!r}): path has credentials in it; give them in storage_options")
+    if not path.startswith("/") and "://" not in path:
+        raise RefusedError(f"{kind}(path={path!r}) is neither an absolute path nor a URL")
+
+
+def check_format(kind: str, name: str, compression: str, max_file_bytes: int) -> None:
+    """Check a sink's name, and how its files are to be written.
 
     :param kind: the sink's class, for messages
     :raises RefusedError: naming the parameter, its value and what is accepted
     """
     if not _NAME.fullmatch(name):
         raise RefusedError(f"{kind}(name={name!r}): lower-case letters, digits, - and _, at most 63")
-    if _SECRET_IN_URL.search(path):
-        raise RefusedError(f"{kind}(name={name!r}): path has credentials in it; give them in storage_options")
-    if not path.startswith("/") and "://" not in path:
-        raise RefusedError(f"{kind}(path={path!r}) is neither an absolute path nor a URL")
     if compression not in CODECS:
         raise RefusedError(f"{kind}(compression={compression!r}): one of {', '.join(CODECS)}")
     if max_file_bytes < _LEAST_FILE_BYTES:

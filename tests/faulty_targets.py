@@ -14,6 +14,8 @@ from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import open_files
 from airflow_provider_exactlyonce.streaming.sinks.files import sink as files
 from airflow_provider_exactlyonce.streaming.sinks.files.storage import open_storage
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import TableFiles
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import sink as write_ahead_log
 from airflow_provider_exactlyonce.testing.fault_injection import InjectedFaultError, target_call
 
@@ -69,6 +71,18 @@ def delta(monkeypatch: pytest.MonkeyPatch) -> None:
     for step in ("open", "refresh", "create", "append"):
         monkeypatch.setattr(DeltaLog, step, faulty(f"log-{step}", getattr(DeltaLog, step)))
     monkeypatch.setattr(delta_committer, "open_files", lambda path, options: FaultyTable(open_files(path, options)))
+
+
+def iceberg(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the catalog and the files of the Iceberg sink's table fail."""
+
+    def faulty(step: str, real: Callable[..., _T]) -> Callable[..., _T]:
+        return lambda *given, **named: target_call(f"storage.{step}", lambda: real(*given, **named))
+
+    for step in ("open", "refresh", "create", "append"):
+        monkeypatch.setattr(IcebergTable, step, faulty(f"catalog-{step}", getattr(IcebergTable, step)))
+    for step in ("replace", "remove", "remove_below", "read", "below", "size", "keep"):
+        monkeypatch.setattr(TableFiles, step, faulty(step, getattr(TableFiles, step)))
 
 
 class FaultyPostgres(psycopg.Connection[Any]):

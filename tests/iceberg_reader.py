@@ -31,12 +31,12 @@ def newest_metadata(catalog: Path, table: str) -> str:
 def read_iceberg(metadata: str) -> list[dict[str, Any]]:
     """Return the rows of a table as its metadata has it."""
     with _duckdb() as connection:
-        found = connection.execute("SELECT * FROM iceberg_scan(?)", [metadata]).to_arrow_table()
+        found = connection.execute("SELECT * FROM iceberg_scan(?)", [metadata]).fetch_arrow_table()
     return found.to_pylist()  # type: ignore[no-any-return]
 
 
 def _duckdb() -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect(config={"TimeZone": "UTC"})
+    connection = duckdb.connect()
     for name in ("avro", "iceberg"):
         (extension,) = (file for file in files(f"duckdb-ext-{name}") or () if file.name.endswith(".duckdb_extension"))
         connection.execute(f"LOAD '{extension.locate()}'")

@@ -162,7 +162,8 @@ class IcebergTable:
         for column in columns:
             update.add_column(column.name, column.type)
         update.commit()
-        self._commit(draft._updates, (*draft._requirements, AssertRefSnapshotId(ref=_MAIN, snapshot_id=self.head)))
+        unmoved = AssertRefSnapshotId(ref=_MAIN, **{"snapshot-id": self.head})
+        self._commit(draft._updates, (*draft._requirements, unmoved))
 
     def _commit(self, updates: Sequence[TableUpdate], requirements: Sequence[TableRequirement]) -> None:
         # What pyiceberg's own commit does once for each try; it would try again, and delete.

@@ -326,8 +326,8 @@ class IcebergCommitter(SinkCommitter):
     def _check_table(self) -> None:
         """Check the table again when something of it has changed."""
         metadata = self._table.metadata
-        seen = (metadata.table_uuid, metadata.current_schema_id, metadata.default_spec_id, metadata.location)
-        seen += (metadata.format_version, tuple(sorted(metadata.properties)))
+        kept = (metadata.current_schema_id, metadata.default_spec_id, metadata.format_version)
+        seen = (metadata.table_uuid, kept, sorted(metadata.properties))
         if seen == self._checked:
             return
         missing = self._missing_columns()
@@ -349,7 +349,7 @@ class IcebergCommitter(SinkCommitter):
 
     def _known_columns(self) -> StructType:
         invariant(self._columns is not None, f"{self._sink.where} is told its columns before it is claimed")
-        return self._columns
+        return self._columns  # type: ignore[return-value]
 
     @contextmanager
     def _answering(self, unanswered: type[ExactlyOnceError] = BatchFailedError) -> Iterator[None]:

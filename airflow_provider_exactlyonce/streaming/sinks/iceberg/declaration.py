@@ -40,7 +40,7 @@ class IcebergDeclaration(Sink):
         parts = self.table.split(".")
         if len(parts) < _PARTS or not all(parts):
             raise RefusedError(
-                f"IcebergSink({self.table!r}): the names of a catalog, a namespace and a table, with dots"
+                f"IcebergSink({self.table!r}): name catalog, namespace and table, with dots between them"
             )
         check_format("IcebergSink", self.name, self.compression, self.max_file_bytes)
         if self.schema not in (FIXED, EVOLVE):

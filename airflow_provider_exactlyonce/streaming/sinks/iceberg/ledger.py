@@ -264,7 +264,8 @@ class SinkLedger:
 
     @property
     def _notes(self) -> str:
-        return f"{self._table.metadata.location}/_{_PREFIX}/{self._folder}"  # removers of orphans leave alone what begins so
+        # Iceberg's removal of orphan files leaves alone what begins with an underscore.
+        return f"{self._table.metadata.location}/_{_PREFIX}/{self._folder}"
 
     def _note(self, attempt: str) -> str:
         return f"{self._notes}/{attempt}{_SUFFIX}"

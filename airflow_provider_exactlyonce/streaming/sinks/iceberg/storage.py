@@ -1,4 +1,4 @@
-"""The files of a table beside its metadata: what tasks write, and the sink's own notes. Names are Iceberg's locations."""
+"""The files of a table beside its metadata: what tasks write, and the sink's own notes. Names are locations."""
 
 from __future__ import annotations
 

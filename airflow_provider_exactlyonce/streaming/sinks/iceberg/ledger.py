@@ -138,7 +138,7 @@ class SinkLedger:
         self._table: Final = table
         self._where: Final = where
         self._name: Final = f"{pipeline}/{sink}"
-        self._folder: Final = f"{pipeline}.{sink}"
+        self._folder: Final = f"{pipeline}/{sink}"  # some stores take no dot in the name of a folder
         self._property: Final = f"{_PREFIX}.{pipeline}.{sink}"
 
     @property

@@ -94,7 +94,8 @@ def missing_columns(table: Schema, columns: spark.StructType, where: str, *, evo
 
 def written_columns(table: Schema, columns: spark.StructType) -> Schema:
     """Return the table's columns that the rows have, in their order, with the table's ids."""
-    return Schema(*(table.find_field(name) for name in columns.names))
+    known = {field.name: field for field in table.fields}
+    return Schema(*(known[name] for name in columns.names))
 
 
 def _fields(columns: spark.StructType, ids: Iterator[int]) -> list[NestedField]:

@@ -72,7 +72,7 @@ class TestIcebergSink(SinkConformance):
 
     def staged(self, sink: Any) -> Iterable[str]:
         warehouse = Path(sink.catalog_properties["warehouse"].removeprefix("file://"))
-        return [name for name in unreferenced(sink, warehouse) if "-other." not in name]
+        return [name for name in unreferenced(sink, warehouse) if "-other/" not in name]
 
     def set_back(self, sink: Any, folder: Path) -> Callable[[], None]:
         backup = folder / "backup"

@@ -6,7 +6,7 @@ import datetime
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
@@ -75,7 +75,8 @@ class Lake:
     def rows(self) -> list[dict[str, Any]]:
         """Return all rows as a reader has them that shares no code with the sink."""
         return sorted(
-            read_iceberg(newest_metadata(self.folder / "catalog.db", NAME)), key=lambda row: (row["id"] is None, row["id"])
+            read_iceberg(newest_metadata(self.folder / "catalog.db", NAME)),
+            key=lambda row: (row["id"] is None, row["id"]),
         )
 
     def ids(self) -> list[int]:
@@ -86,7 +87,7 @@ class Lake:
         return sorted((self.folder / "warehouse").rglob("*.parquet"))
 
     def notes(self) -> list[Path]:
-        return sorted((self.folder / "warehouse").rglob("_exactlyonce/*/*.json"))
+        return sorted((self.folder / "warehouse").rglob("_exactlyonce/*/*/*.json"))
 
     def foreign(self, first: int, count: int) -> None:
         """Append as any other writer does."""
@@ -269,7 +270,9 @@ def test_a_row_group_whose_values_have_no_bounds_leaves_the_file_without(lake: L
     attempt = SinkAttempt(name="a", pipeline=PIPELINE, commit=1, run=1)
     live.committer.begin(attempt)
     with closing(live.open_writer(attempt, 0)) as writer:
-        writer.write(pa.RecordBatch.from_pylist([{"id": number, "k": "m" * 1000} for number in range(34_000)], live.columns))
+        writer.write(
+            pa.RecordBatch.from_pylist([{"id": number, "k": "m" * 1000} for number in range(34_000)], live.columns)
+        )
         writer.write(pa.RecordBatch.from_pylist([{"id": -1, "k": "z" * 10_000}], live.columns))
         told = writer.finish()
     assert pq.read_metadata(told["files"][0]["path"].removeprefix("file://")).num_row_groups == 2
@@ -383,7 +386,11 @@ def test_a_table_is_made_when_the_tasks_need_it_and_not_before(lake: Lake, tmp_p
     [
         ([LONG], {}, r"has no column 'k', which the rows have as string.*IcebergSink\(schema='evolve'\)"),
         ([LONG, NestedField(2, "K", StringType())], {}, "has the column 'K', and the rows 'k': rename it"),
-        ([LONG, NestedField(2, "k", IntegerType())], {}, "column 'k' of table .* is int, and the rows have it as string"),
+        (
+            [LONG, NestedField(2, "k", IntegerType())],
+            {},
+            "column 'k' of .* is int, and the rows have it as string",
+        ),
         (
             [LONG, TEXT, NestedField(3, "must", LongType(), required=True)],
             {},
@@ -399,7 +406,11 @@ def test_a_table_is_made_when_the_tasks_need_it_and_not_before(lake: Lake, tmp_p
             {"partition_spec": PartitionSpec(PartitionField(1, 1000, parse_transform("bucket[16]"), "b"))},
             r"is partitioned by \['bucket\[16\]\(id\)'\], and the sink declares",
         ),
-        ([LONG, TEXT], {"properties": {"format-version": "1"}}, "has format version 1; this sink writes version 2: ALTER"),
+        (
+            [LONG, TEXT],
+            {"properties": {"format-version": "1"}},
+            "format version 1; this sink writes version 2: ALTER",
+        ),
         ([LONG, TEXT], {"properties": {"encryption.key-id": "x"}}, "has encryption.key-id='x', and this sink does not"),
     ],
 )
@@ -775,7 +786,8 @@ def snapshot_of(lake: Lake, commit: int) -> int:
     (found,) = (
         snapshot.snapshot_id
         for snapshot in lake.table.snapshots()
-        if snapshot.summary is not None and snapshot.summary.additional_properties.get("exactlyonce.commit") == str(commit)
+        if snapshot.summary is not None
+        and snapshot.summary.additional_properties.get("exactlyonce.commit") == str(commit)
     )
     return found
 
@@ -787,7 +799,7 @@ def test_a_table_that_was_set_back_says_what_it_has_and_what_was_after_stays(lak
     assert forward is not None
     lake.table.manage_snapshots().rollback_to_snapshot(snapshot_of(lake, 2)).commit()
     assert lake.sink().open(SinkContext(pipeline=PIPELINE, home=tmp_path)).tail() == entries[1]
-    with pytest.raises(CommitUnknownError, match="has commit 2 .* would write commit 5: it was set back"):
+    with pytest.raises(CommitUnknownError, match=r"has commit 2 .* would write commit 5: it was set back"):
         live.committer.commit(live.stage(rows(8, 2)))
     newer = Live(lake.sink(), tmp_path, run=2)
     assert newer.number == 2
@@ -896,11 +908,11 @@ def test_manifests_are_merged_when_there_are_many(lake: Lake, tmp_path: Path) ->
 
 
 @pytest.fixture
-def audited(lake: Lake, tmp_path: Path) -> Iterator[tuple[Live, list[SinkEntry]]]:
+def audited(lake: Lake, tmp_path: Path) -> tuple[Live, list[SinkEntry]]:
     live = Live(lake.sink(), tmp_path)
     entries = [live.commit(rows(number * 10, 10)) for number in range(3)]
     assert live.audit(entries) == []
-    yield live, entries
+    return live, entries
 
 
 def test_the_audit_names_files_that_are_gone_or_cut(audited: tuple[Live, list[SinkEntry]], lake: Lake) -> None:

@@ -162,7 +162,7 @@ class IcebergTable:
         for column in columns:
             update.add_column(column.name, column.type)
         update.commit()
-        unmoved = AssertRefSnapshotId(ref=_MAIN, **{"snapshot-id": self.head})
+        unmoved = AssertRefSnapshotId(ref=_MAIN, snapshot_id=self.head)  # type: ignore[call-arg]
         self._commit(draft._updates, (*draft._requirements, unmoved))
 
     def _commit(self, updates: Sequence[TableUpdate], requirements: Sequence[TableRequirement]) -> None:

@@ -29,9 +29,10 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.streaming.sinks.committer_states import CommitterEvent, CommitterPhase
 from airflow_provider_exactlyonce.streaming.sinks.iceberg import partitions, properties, schema
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.attempts import AttemptNote, Attempts
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.audit import audit
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable, is_refused
-from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import AttemptNote, Committed, SinkLedger
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import Committed, SinkLedger
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.writer import OpenIcebergWriter, TableFormat, data_file
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkCommitter, SinkEntry
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from airflow_provider_exactlyonce.streaming.sinks.iceberg.declaration import IcebergDeclaration
-    from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import TableFiles
 
 _LOGGER: Final = logging.getLogger(__name__)
 #: How often a snapshot is tried before which others come, and the longest pause before the next try.
@@ -59,6 +59,7 @@ class IcebergCommitter(SinkCommitter):
         self._pipeline: Final = pipeline
         self._table: Final = IcebergTable(sink.table, sink.catalog_properties)
         self._ledger: Final = SinkLedger(self._table, pipeline, sink.name, sink.where)
+        self._attempts: Final = Attempts(self._table, pipeline, sink.name)
         self._columns: StructType | None = None
         self._checked: object = None  # what was checked of the table
         self._format: TableFormat | None = None  # by which the tasks write
@@ -110,7 +111,7 @@ class IcebergCommitter(SinkCommitter):
         )
         return OpenIcebergWriter(
             io_properties=self._table.io_properties,
-            folder=self._ledger.data,
+            folder=self._attempts.data,
             format=self._format,
         )
 
@@ -119,7 +120,7 @@ class IcebergCommitter(SinkCommitter):
         self._phase.check(CommitterEvent.BEGUN)
         note = AttemptNote(attempt=attempt.name, commit=attempt.commit, run=attempt.run)
         with self._answering():
-            self._ledger.write(self._files, note)
+            self._attempts.write(note)
         self._attempt, self._staged = note, ()
         self._phase.move(CommitterEvent.BEGUN)
 
@@ -129,7 +130,7 @@ class IcebergCommitter(SinkCommitter):
         staged = tuple(file for told in written for file in told["files"])
         for file in staged:
             with self._answering():
-                size = self._files.size(file["path"])
+                size = self._table.files.size(file["path"])
             if size != file["size"]:
                 found = "is not there" if size is None else f"has {size} bytes"
                 raise BatchFailedError(
@@ -146,12 +147,12 @@ class IcebergCommitter(SinkCommitter):
         invariant(rows == entry.rows, f"{rows} rows are staged, and the entry has {entry.rows}")
         note = replace(self._open_attempt(), files=tuple(file["path"] for file in self._staged))
         with self._answering():
-            self._ledger.write(self._files, note)
+            self._attempts.write(note)
         self._attempt = note
         failpoints.reach("before-sink-decision")
         added = [data_file(file, self._format) for file in self._staged if self._format is not None]
         self._write(
-            lambda: self._table.append(added, *self._ledger.commit_of(note, entry)),
+            lambda: self._table.append(added, *self._ledger.commit_of(note.attempt, entry)),
             check=lambda: self._check_next(entry),
             landed=lambda: self._has_landed(note),
             what=f"commit {entry.commit}",
@@ -167,13 +168,13 @@ class IcebergCommitter(SinkCommitter):
         name, self._attempt = self._attempt.attempt, None
         self._phase.move(CommitterEvent.ABORTED)
         with suppress(Exception):  # the next claim does it
-            self._ledger.remove_attempt(self._files, name)
+            self._attempts.remove(name)
 
     @override
     def settled(self, commit: int) -> None:
         with self._answering():
             while self._settling:
-                self._ledger.tidy(self._files, self._settling[-1])
+                self._attempts.tidy(self._settling[-1])
                 self._settling.pop()
 
     @override
@@ -185,10 +186,6 @@ class IcebergCommitter(SinkCommitter):
     @override
     def close(self) -> None:
         """Nothing is held."""
-
-    @property
-    def _files(self) -> TableFiles:
-        return self._table.files
 
     def _open_table(self) -> None:
         """Look at the table, which is made if it is not there."""
@@ -236,19 +233,19 @@ class IcebergCommitter(SinkCommitter):
         A successor's attempts stay: they may be committed. A run that was frozen since its claim finds them here.
         """
         newest, highest = self._newest, self._ledger.highest
-        for note in self._ledger.notes(self._files):
+        for note in self._attempts.notes():
             if note.run > self._run:
                 continue
             if newest is not None and note.attempt == newest.attempt:
-                self._ledger.tidy(self._files, note)
+                self._attempts.tidy(note)
             elif (
                 note.files is None
                 or note.commit > highest
                 or (newest and note.commit == newest.entry.commit == highest)
             ):
-                self._ledger.remove_attempt(self._files, note.attempt)
+                self._attempts.remove(note.attempt)
             else:
-                self._ledger.remove_note(self._files, note.attempt)
+                self._attempts.forget(note.attempt)
         self._settling.clear()
 
     def _write(

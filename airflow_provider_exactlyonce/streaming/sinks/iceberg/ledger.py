@@ -1,4 +1,4 @@
-"""The sink's own ledger in a table: what its snapshots say, a property of the table, and a note for each attempt.
+"""The sink's own ledger in a table: what its snapshots say, and a property of the table.
 
 Every snapshot of the sink says in its summary which run wrote it, and what the newest commit was then. A property of
 the table, written with each of them, says the same. Snapshots expire, and the property stays; the table is set back to
@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
-from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import TableFiles
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 
 if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 _SCHEMA: Final = 1
-_SUFFIX: Final = ".json"
 _PREFIX: Final = "exactlyonce"
 _SINK: Final = f"{_PREFIX}.sink"
 _RUN: Final = f"{_PREFIX}.run"
@@ -57,7 +54,7 @@ class Committed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class LedgerProperty:
     """What the table's property says.
 
     :param run: the highest that has claimed
@@ -79,7 +76,7 @@ class Record:
         return json.dumps({"schema": _SCHEMA, **vars(self), "newest": newest}, separators=(",", ":"))
 
     @classmethod
-    def decoded(cls, text: str, what: str) -> Record:
+    def decoded(cls, text: str, what: str) -> LedgerProperty:
         """Read what :meth:`encoded` gave.
 
         :param what: how people find it
@@ -94,42 +91,8 @@ class Record:
             raise RefusedError(f"{what} is not what this sink writes: {error}. Put it back from a backup") from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttemptNote:
-    """What the sink knows of one attempt.
-
-    :param attempt: its name
-    :param commit: the commit that it would be
-    :param run: the run that made it
-    :param files: what its commit adds to the table; None as long as nobody has tried to commit it
-    """
-
-    attempt: str
-    commit: int
-    run: int
-    files: tuple[str, ...] | None = None
-
-    def encoded(self) -> bytes:
-        """Return its JSON."""
-        return json.dumps({"schema": _SCHEMA, **asdict(self)}, separators=(",", ":")).encode()
-
-    @classmethod
-    def decoded(cls, content: bytes, what: str) -> AttemptNote:
-        """Read what :meth:`encoded` gave.
-
-        :param what: how people find it
-        :raises RefusedError: when it can't be read
-        """
-        try:
-            body = json.loads(content)
-            codec.check_schema(body, what, (_SCHEMA,))
-            return codec.load(cls, body, what)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RefusedError(f"{what} is no note of an attempt: {error}. Remove it") from error
-
-
 class SinkLedger:
-    """What one sink of one pipeline has in a table, and beside it.
+    """What one sink of one pipeline has in a table.
 
     :param where: sink and table, for messages
     """
@@ -138,19 +101,13 @@ class SinkLedger:
         self._table: Final = table
         self._where: Final = where
         self._name: Final = f"{pipeline}/{sink}"
-        self._folder: Final = f"{pipeline}/{sink}"  # some stores take no dot in the name of a folder
         self._property: Final = f"{_PREFIX}.{pipeline}.{sink}"
 
     @property
-    def data(self) -> str:
-        """The location of the sink's attempts."""
-        return f"{self._table.data_location}/{_PREFIX}/{self._folder}"
-
-    @property
-    def record(self) -> Record | None:
+    def record(self) -> LedgerProperty | None:
         """What the table's property says; as of the metadata last looked at."""
         text = self._table.metadata.properties.get(self._property)
-        return None if text is None else Record.decoded(text, f"property {self._property} of {self._where}")
+        return None if text is None else LedgerProperty.decoded(text, f"property {self._property} of {self._where}")
 
     @property
     def claimed(self) -> int:
@@ -191,16 +148,16 @@ class SinkLedger:
         """Return the summary of a claim's snapshot, and the properties that are written with it."""
         return self._told(run, self.newest(), {})
 
-    def commit_of(self, note: AttemptNote, entry: SinkEntry) -> tuple[dict[str, str], Any]:
+    def commit_of(self, attempt: str, entry: SinkEntry) -> tuple[dict[str, str], Any]:
         """Return the summary of a commit's snapshot, and the properties that are written with it."""
-        return self._told(note.run, Committed(attempt=note.attempt, entry=entry), {_COMMIT: str(entry.commit)})
+        return self._told(entry.run, Committed(attempt=attempt, entry=entry), {_COMMIT: str(entry.commit)})
 
     def _told(self, run: int, newest: Committed | None, more: Mapping[str, str]) -> tuple[dict[str, str], Any]:
         summary = {_SINK: self._name, _RUN: str(run), **more, **(newest.summary if newest else {})}
         highest = max(self.highest, newest.entry.commit if newest else 0)
 
         def properties(snapshot: int, sequence: int) -> dict[str, str]:
-            record = Record(run=run, highest=highest, snapshot=snapshot, sequence=sequence, newest=newest)
+            record = LedgerProperty(run=run, highest=highest, snapshot=snapshot, sequence=sequence, newest=newest)
             return {self._property: record.encoded()}
 
         return summary, properties
@@ -226,46 +183,3 @@ class SinkLedger:
     def _snapshot(self) -> Snapshot | None:
         """Return main's newest snapshot of this sink that is kept."""
         return next((snapshot for snapshot in self._table.history() if self.is_mine(snapshot)), None)
-
-    # The notes
-
-    def notes(self, files: TableFiles) -> list[AttemptNote]:
-        """Return the notes that are there.
-
-        :raises RefusedError: when one can't be read
-        """
-        found = []
-        for name in files.below(self._notes):
-            if name.endswith(_SUFFIX):
-                with suppress(FileNotFoundError):  # a run that lives has just removed it
-                    found.append(AttemptNote.decoded(files.read(name), name))
-        return found
-
-    def write(self, files: TableFiles, note: AttemptNote) -> None:
-        """Write an attempt's note over the one that is there, durably."""
-        files.replace(self._note(note.attempt), note.encoded())
-
-    def remove_note(self, files: TableFiles, attempt: str) -> None:
-        """Remove the note of an attempt, if it is there."""
-        files.remove(self._note(attempt))
-
-    def remove_attempt(self, files: TableFiles, attempt: str) -> None:
-        """Remove all of an attempt that is not committed, and can't be any more."""
-        files.remove_below(f"{self.data}/{attempt}")
-        self.remove_note(files, attempt)
-
-    def tidy(self, files: TableFiles, note: AttemptNote) -> None:
-        """Remove what is beside the files of a commit, of tasks that ran twice, and then its note."""
-        if note.files is not None:
-            for name in files.below(f"{self.data}/{note.attempt}"):
-                if name not in note.files:
-                    files.remove(name)
-        self.remove_note(files, note.attempt)
-
-    @property
-    def _notes(self) -> str:
-        # Iceberg's removal of orphan files leaves alone what begins with an underscore.
-        return f"{self._table.metadata.location}/_{_PREFIX}/{self._folder}"
-
-    def _note(self, attempt: str) -> str:
-        return f"{self._notes}/{attempt}{_SUFFIX}"

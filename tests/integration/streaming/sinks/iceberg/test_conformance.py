@@ -53,8 +53,8 @@ def unreferenced(sink: IcebergSink, below: Path) -> list[str]:
 
 
 class TestIcebergSink(SinkConformance):
-    kills = 3
-    faults = 6
+    kills = 2
+    faults = 3
     secrets = ("hunter2",)
     refused_columns = (StructType().add("id", LongType()).add("k", VariantType()), "'k'")
 

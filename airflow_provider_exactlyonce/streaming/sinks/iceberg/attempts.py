@@ -26,12 +26,14 @@ class AttemptNote:
     :param attempt: its name
     :param commit: the commit that it would be
     :param run: the run that made it
+    :param table: the id of the table; another may be at its location later
     :param files: what its commit adds to the table; None as long as nobody has tried to commit it
     """
 
     attempt: str
     commit: int
     run: int
+    table: str
     files: tuple[str, ...] | None = None
 
     def encoded(self) -> bytes:

@@ -118,7 +118,8 @@ class IcebergCommitter(SinkCommitter):
     @override
     def begin(self, attempt: SinkAttempt) -> None:
         self._phase.check(CommitterEvent.BEGUN)
-        note = AttemptNote(attempt=attempt.name, commit=attempt.commit, run=attempt.run)
+        table = str(self._table.metadata.table_uuid)
+        note = AttemptNote(attempt=attempt.name, commit=attempt.commit, run=attempt.run, table=table)
         with self._answering():
             self._attempts.write(note)
         self._attempt, self._staged = note, ()
@@ -228,7 +229,8 @@ class IcebergCommitter(SinkCommitter):
 
         An attempt that nobody has tried to commit is not. Nor is one at a number that was never committed, nor another
         than the one that has made the newest commit, at its number. Of any other only the note goes: its files may be
-        in the table, or in snapshots that it was set back behind. If they are not, who removes orphan files does.
+        in the table, in snapshots that it was set back behind, or in a table that was here before. If they are not,
+        who removes orphan files does.
 
         A successor's attempts stay: they may be committed. A run that was frozen since its claim finds them here.
         """
@@ -238,10 +240,9 @@ class IcebergCommitter(SinkCommitter):
                 continue
             if newest is not None and note.attempt == newest.attempt:
                 self._attempts.tidy(note)
-            elif (
-                note.files is None
-                or note.commit > highest
-                or (newest and note.commit == newest.entry.commit == highest)
+            elif note.files is None or (
+                note.table == str(self._table.metadata.table_uuid)
+                and (note.commit > highest or (newest is not None and note.commit == newest.entry.commit == highest))
             ):
                 self._attempts.remove(note.attempt)
             else:

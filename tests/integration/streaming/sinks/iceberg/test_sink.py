@@ -840,8 +840,11 @@ def test_a_table_that_was_made_anew_has_nothing(lake: Lake, tmp_path: Path) -> N
     lake.create(LONG, TEXT)
     with pytest.raises(CommitUnknownError, match="has commit 0 and the claim of run 0, and run 1 would write commit 2"):
         live.committer.commit(entry)
+    assert len(lake.files()) == 2
     assert live.committer.claim(1) is None, "the group of sinks then says that it was set back"
     assert lake.ids() == []
+    assert len(lake.files()) == 2, "who registers the table of before finds its files"
+    assert lake.notes() == []
 
 
 def test_what_a_task_that_ran_twice_has_left_goes_when_the_commit_is_settled(lake: Lake, tmp_path: Path) -> None:

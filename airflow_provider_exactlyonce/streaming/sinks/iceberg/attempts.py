@@ -72,12 +72,12 @@ class Attempts:
 
         :raises RefusedError: when one can't be read
         """
-        found = []
+        notes = []
         for name in self._files.below(self._notes):
             if name.endswith(_SUFFIX):
                 with suppress(FileNotFoundError):  # a run that lives has just removed it
-                    found.append(AttemptNote.decoded(self._files.read(name), name))
-        return found
+                    notes.append(AttemptNote.decoded(self._files.read(name), name))
+        return notes
 
     def write(self, note: AttemptNote) -> None:
         """Write an attempt's note over the one that is there, durably."""

@@ -64,12 +64,12 @@ def audit(table: IcebergTable | None, ledger: SinkLedger, where: str, commits: I
     oldest = 0 if history.is_whole else min(entries, default=0)
     judged = 0
     for known in commits:
-        judged, found = known.commit, entries.get(known.commit)
-        if found is None:
+        judged, entry = known.commit, entries.get(known.commit)
+        if entry is None:
             if known.commit >= oldest:
                 yield f"commit {known.commit}: {where} has no snapshot with it"
-        elif not found.is_same_output(known):
-            yield f"commit {known.commit}: {where} has {found}, the pipeline's ledger {known}"
+        elif not entry.is_same_output(known):
+            yield f"commit {known.commit}: {where} has {entry}, the pipeline's ledger {known}"
     yield from (
         f"commit {number}: {where} has it, the pipeline's ledger not"
         for number in sorted(entries)
@@ -142,12 +142,12 @@ def _differences(table: IcebergTable) -> Iterator[str]:
     for file in table.current_files():
         if file.content != DataFileContent.DATA:
             continue
-        found = table.files.size(file.file_path)
-        if found is None:
+        size = table.files.size(file.file_path)
+        if size is None:
             yield f"{file.file_path}: a file of the table with {file.record_count} rows is missing"
             continue
-        if found != file.file_size_in_bytes:
-            yield f"{file.file_path}: it has {found} bytes, and the table says {file.file_size_in_bytes}"
+        if size != file.file_size_in_bytes:
+            yield f"{file.file_path}: it has {size} bytes, and the table says {file.file_size_in_bytes}"
             continue
         if not file.file_path.endswith(".parquet"):
             continue

@@ -152,8 +152,8 @@ class IcebergTable:
         for file in files:
             append.append_data_file(file)
         append.commit()
-        told = properties(append.snapshot_id, self.metadata.next_sequence_number())
-        self._commit((*draft._updates, SetPropertiesUpdate(updates=dict(told))), draft._requirements)
+        new_properties = properties(append.snapshot_id, self.metadata.next_sequence_number())
+        self._commit((*draft._updates, SetPropertiesUpdate(updates=dict(new_properties))), draft._requirements)
 
     def add_columns(self, columns: Sequence[NewColumn]) -> None:
         """Add columns, if main has no other snapshot than the one last looked at; as :meth:`append`."""

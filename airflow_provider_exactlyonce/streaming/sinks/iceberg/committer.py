@@ -128,14 +128,14 @@ class IcebergCommitter(SinkCommitter):
     @override
     def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
         self._phase.check(CommitterEvent.PRE_COMMITTED)
-        staged = tuple(file for told in written for file in told["files"])
+        staged = tuple(file for task in written for file in task["files"])
         for file in staged:
             with self._answering():
                 size = self._table.files.size(file["path"])
             if size != file["size"]:
-                found = "is not there" if size is None else f"has {size} bytes"
+                state = "is not there" if size is None else f"has {size} bytes"
                 raise BatchFailedError(
-                    f"{file['path']}, which a task has written with {file['size']} bytes, {found} for the driver: both "
+                    f"{file['path']}, which a task has written with {file['size']} bytes, {state} for the driver: both "
                     "have to see the same table, and nobody may remove orphan files that are just written"
                 )
         self._staged = staged

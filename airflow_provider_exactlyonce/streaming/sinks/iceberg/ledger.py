@@ -113,8 +113,8 @@ class SinkLedger:
     def claimed(self) -> int:
         """The highest run that has claimed, 0 when none has; as of the metadata last looked at."""
         record, snapshot = self.record, self._snapshot()
-        told = int(self.summary_of(snapshot)[_RUN]) if snapshot else 0
-        return max(told, record.run if record else 0)
+        claimed = int(self.summary_of(snapshot)[_RUN]) if snapshot else 0
+        return max(claimed, record.run if record else 0)
 
     @property
     def highest(self) -> int:
@@ -125,24 +125,32 @@ class SinkLedger:
     def newest(self) -> Committed | None:
         """Return the newest commit, None when there is none; as of the metadata last looked at.
 
-        :raises RefusedError: when the table was set back so far that nobody knows
+        :raises RefusedError: when the table was set back so far that nobody knows, or may have been
         """
         if (snapshot := self._snapshot()) is not None:
             return Committed.from_summary(self.summary_of(snapshot))
         record = self.record
         if record is None or record.newest is None:
             return None
-        oldest = next(reversed(list(self._table.history())), None)
-        kept = any(one.snapshot_id == record.snapshot for one in self._table.metadata.snapshots)
-        # Main has no snapshot of the sink: they have expired, or the table was set back behind them. What is kept but
-        # is none of main's, or is younger than the oldest that main has left, is none that main has had before.
-        if kept or oldest is None or (oldest.sequence_number or 0) <= record.sequence:
-            raise RefusedError(
-                f"{self._where} was set back behind its commit {record.newest.entry.commit}, to where no snapshot says "
-                f"which commit is the newest. Set it forward again: CALL catalog.system.set_current_snapshot(table, "
-                f"{record.snapshot}); or to an older one that has {_ENTRY} in its summary"
-            )
+        self._check_was_not_set_back(record, record.newest)
         return record.newest
+
+    def _check_was_not_set_back(self, record: LedgerProperty, newest: Committed) -> None:
+        """Check that main has no snapshot of the sink because they have expired."""
+        commit, forward = newest.entry.commit, f"CALL catalog.system.set_current_snapshot(table, {record.snapshot})"
+        oldest = next(reversed(list(self._table.history())), None)
+        if oldest is None or (oldest.sequence_number or 0) <= record.sequence:
+            # What is older than the commit is not built on it.
+            raise RefusedError(
+                f"{self._where} was set back behind its commit {commit}, to where no snapshot says which commit is the "
+                f"newest. Set it forward again: {forward}; or to an older one that has {_ENTRY} in its summary"
+            )
+        if any(snapshot.snapshot_id == record.snapshot for snapshot in self._table.metadata.snapshots):
+            raise RefusedError(
+                f"{self._where} has commit {commit} in snapshot {record.snapshot}, and main does not lead there any "
+                f"more: it was set back and written to by others, or what is between has expired. If it was set back, "
+                f"set it forward again: {forward}. If not, drop the tag or branch that keeps that snapshot, and expire it"
+            )
 
     def claim_of(self, run: int) -> tuple[dict[str, str], Any]:
         """Return the summary of a claim's snapshot, and the properties that are written with it."""

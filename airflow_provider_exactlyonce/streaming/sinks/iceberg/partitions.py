@@ -155,8 +155,8 @@ class Partitioning:
 
 def _parsed(declared: str) -> tuple[str, str]:
     """Return transform and column."""
-    found = _OF_COLUMN.fullmatch(declared)
-    return (found[1], found[2]) if found else (_IDENTITY, declared)
+    match = _OF_COLUMN.fullmatch(declared)
+    return (match[1], match[2]) if match else (_IDENTITY, declared)
 
 
 def _value(text: str | None, kind: Any) -> Any:

@@ -47,8 +47,8 @@ class TableFiles:
     def below(self, folder: str) -> list[str]:
         """Return all files below a location; none when there are none."""
         system, path = self._at(folder)
-        found = system.get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
-        return sorted(folder + one.path.removeprefix(path) for one in found if one.type == FileType.File)
+        entries = system.get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
+        return sorted(folder + entry.path.removeprefix(path) for entry in entries if entry.type == FileType.File)
 
     def open_new(self, name: str) -> BinaryIO:
         """Open a file to write; it is there when it was closed and :meth:`keep` has returned."""

@@ -75,7 +75,7 @@ class IcebergWriter(SinkWriter):
 
     def __init__(self, files: TableFiles, folder: str, task: int, format_: TableFormat) -> None:
         self._columns: Final = schema_to_pyarrow(format_.columns)
-        self._required: Final = [one.name for one in format_.columns.fields if one.required]
+        self._required: Final = [column.name for column in format_.columns.fields if column.required]
         self._partitioning: Final = Partitioning(format_.spec, format_.columns)
         self._files: Final = _Files(files, folder, task, format_, self._partitioning.names)
 
@@ -84,7 +84,7 @@ class IcebergWriter(SinkWriter):
         for name in self._required:
             if rows[name].null_count:
                 raise refused(f"column {name!r} is required in the table, and null in {rows[name].null_count} rows")
-        arrays = [rows[one.name].cast(one.type) for one in self._columns]
+        arrays = [rows[column.name].cast(column.type) for column in self._columns]
         rows = pa.RecordBatch.from_arrays(arrays, schema=self._columns)
         self._files.write(self._partitioning.values(rows) if self._partitioning.names else rows, rows)
 
@@ -155,34 +155,34 @@ def describe(footer: pq.FileMetaData, format_: TableFormat, unordered: set[str])
     """
     columns = format_.columns
     ids = parquet_path_to_id_mapping(columns)
-    found = data_file_statistics_from_parquet_metadata(
+    statistics = data_file_statistics_from_parquet_metadata(
         parquet_metadata=footer,
         stats_columns=compute_statistics_plan(columns, dict(format_.properties)),
         parquet_column_mapping=ids,
     ).to_serialized_dict()
     for key in _unbounded(footer, ids) | {key for key in ids.values() if _may_be_nan(columns, key, unordered)}:
         for name in _BOUNDS:
-            found[name].pop(key, None)
-    return found
+            statistics[name].pop(key, None)
+    return statistics
 
 
 def _unbounded(footer: pq.FileMetaData, ids: Mapping[str, int]) -> set[int]:
     """Return the columns of which a row group has values and no bounds, which others' must not stand for."""
-    found = set()
+    unbounded = set()
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         for position in range(footer.num_columns):
             column = group.column(position)
             statistics = column.statistics
             if statistics is None or (statistics.num_values and not statistics.has_min_max):
-                found.add(ids[column.path_in_schema])
-    return found
+                unbounded.add(ids[column.path_in_schema])
+    return unbounded
 
 
 def _may_be_nan(columns: Schema, key: int, unordered: set[str]) -> bool:
     """Tell whether a column may have a NaN: within others nobody has looked for one."""
     return isinstance(columns.find_type(key), FloatType | DoubleType) and (
-        (name := columns.find_column_name(key)) in unordered or name not in [one.name for one in columns.fields]
+        (name := columns.find_column_name(key)) in unordered or name not in [column.name for column in columns.fields]
     )
 
 

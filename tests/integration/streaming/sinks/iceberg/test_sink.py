@@ -832,6 +832,21 @@ def test_a_table_that_was_set_back_behind_all_commits_is_refused_by_name(lake: L
         lake.sink().open(SinkContext(pipeline=PIPELINE, home=tmp_path)).tail()
 
 
+def test_a_commit_that_a_tag_keeps_beside_main_is_in_doubt_until_the_tag_is_dropped(lake: Lake, tmp_path: Path) -> None:
+    live = Live(lake.sink(), tmp_path)
+    entry = live.commit(rows(0, 2))
+    lake.table.manage_snapshots().create_tag(snapshot_of(lake, 1), "kept").commit()
+    for number in range(2):
+        lake.foreign(100 + number, 1)
+    lake.expire()
+    committer = lake.sink().open(SinkContext(pipeline=PIPELINE, home=tmp_path))
+    with pytest.raises(RefusedError, match=r"has commit 1 in snapshot \d+, and main does not lead there any more"):
+        committer.tail()
+    lake.table.manage_snapshots().remove_tag("kept").commit()
+    lake.expire()
+    assert committer.tail() == entry
+
+
 def test_a_table_that_was_made_anew_has_nothing(lake: Lake, tmp_path: Path) -> None:
     live = Live(lake.sink(), tmp_path)
     live.commit(rows(0, 2))

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 import sqlalchemy as sa
+from pyiceberg.catalog.sql import SqlCatalog
 
 from airflow_provider_exactlyonce.streaming.sinks.delta import committer as delta_committer
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
@@ -79,8 +80,10 @@ def iceberg(monkeypatch: pytest.MonkeyPatch) -> None:
     def faulty(step: str, real: Callable[..., _T]) -> Callable[..., _T]:
         return lambda *given, **named: target_call(f"storage.{step}", lambda: real(*given, **named))
 
-    for step in ("open", "refresh", "create", "append"):
+    for step in ("open", "refresh", "create"):
         monkeypatch.setattr(IcebergTable, step, faulty(f"catalog-{step}", getattr(IcebergTable, step)))
+    # A client that repeats a request repeats what it requires, too.
+    monkeypatch.setattr(SqlCatalog, "commit_table", faulty("catalog-commit", SqlCatalog.commit_table))
     for step in ("replace", "remove", "remove_below", "read", "below", "size", "keep"):
         monkeypatch.setattr(TableFiles, step, faulty(step, getattr(TableFiles, step)))
 

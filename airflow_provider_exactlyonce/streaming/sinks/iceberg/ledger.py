@@ -149,7 +149,7 @@ class SinkLedger:
             raise RefusedError(
                 f"{self._where} has commit {commit} in snapshot {record.snapshot}, and main does not lead there any "
                 f"more: it was set back and written to by others, or what is between has expired. If it was set back, "
-                f"set it forward again: {forward}. If not, drop the tag or branch that keeps that snapshot, and expire it"
+                f"set it forward again: {forward}. If not, drop the tag or branch that keeps it, and expire it"
             )
 
     def claim_of(self, run: int) -> tuple[dict[str, str], Any]:

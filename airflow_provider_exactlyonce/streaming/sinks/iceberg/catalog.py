@@ -17,12 +17,13 @@ from pyiceberg.exceptions import (
     NamespaceAlreadyExistsError,
     NoSuchNamespaceError,
     NoSuchTableError,
+    NotInstalledError,
 )
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, SetPropertiesUpdate
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import invariant
+from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import TableFiles
 
 if TYPE_CHECKING:
@@ -95,9 +96,12 @@ class IcebergTable:
         return str(self.metadata.properties.get(_DATA, f"{self.metadata.location}/data")).rstrip("/")
 
     def open(self) -> bool:
-        """Look at the newest metadata; returns whether there is a table."""
+        """Look at the newest metadata; returns whether there is a table.
+
+        :raises RefusedError: when the catalog's properties make none
+        """
         if self._catalog is None:
-            self._catalog = load_catalog(self._catalog_name, **self._properties)
+            self._catalog = self._load_catalog()
         self._table = None
         try:
             self._table = self._catalog.load_table(self._identifier)
@@ -164,6 +168,18 @@ class IcebergTable:
         update.commit()
         unmoved = AssertRefSnapshotId(ref=_MAIN, snapshot_id=self.head)  # type: ignore[call-arg]
         self._commit(draft._updates, (*draft._requirements, unmoved))
+
+    def _load_catalog(self) -> Catalog:
+        try:
+            return load_catalog(self._catalog_name, **self._properties)
+        except (ValueError, ImportError, NotInstalledError) as error:
+            # Pyiceberg puts all properties into its message.
+            names = ", ".join(sorted(self._properties)) or "none"
+            raise RefusedError(
+                f"catalog {self._catalog_name!r} can't be opened ({type(error).__name__}); catalog_properties "
+                f"has {names}; the rest is what pyiceberg's configuration has of it: its type and its uri have to be there, and "
+                "what pyiceberg needs for that type has to be installed"
+            ) from None
 
     def _commit(self, updates: Sequence[TableUpdate], requirements: Sequence[TableRequirement]) -> None:
         # What pyiceberg's own commit does once for each try; it would try again, and delete.

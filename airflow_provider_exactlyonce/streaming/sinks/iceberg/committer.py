@@ -105,7 +105,7 @@ class IcebergCommitter(SinkCommitter):
         self._format = TableFormat(
             columns=schema.written_columns(metadata.schema(), self._known_columns()),
             spec=metadata.spec(),
-            properties=dict(metadata.properties),
+            properties=properties.of_metrics(metadata),
             compression=self._sink.compression,
             max_file_bytes=self._sink.max_file_bytes,
         )

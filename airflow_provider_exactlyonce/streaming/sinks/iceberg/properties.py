@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 _FORMAT_VERSION: Final = 2
 _ENCRYPTION: Final = "encryption.key-id"
+_METRICS: Final = "write.metadata.metrics."
 #: With these somebody's maintenance removes snapshots, metadata or refs; none of them can lose a commit.
 _EXPIRING: Final = (
     "history.expire.max-snapshot-age-ms",
@@ -38,6 +39,11 @@ def check_table(table: TableMetadata, where: str) -> None:
         )
     if (key := table.properties.get(_ENCRYPTION)) is not None:
         raise RefusedError(f"{where} has {_ENCRYPTION}={key!r}, and this sink does not encrypt: use another table")
+
+
+def of_metrics(table: TableMetadata) -> dict[str, str]:
+    """Return the properties by which a table says which statistics its files have."""
+    return {name: value for name, value in table.properties.items() if name.startswith(_METRICS)}
 
 
 def expiring(table: TableMetadata) -> dict[str, str]:

@@ -42,6 +42,8 @@ class IcebergSink(IcebergDeclaration):
         table = IcebergTable(self.table, self.catalog_properties)
         try:
             is_there = table.open()
+        except RefusedError:
+            raise
         except Exception as error:  # a catalog has errors of its own
             raise BatchFailedError(f"{self.where} can't be read: {type(error).__name__}: {error}") from error
         if is_there:

@@ -38,7 +38,7 @@ class TableFormat:
 
     :param columns: of the rows, with the table's ids
     :param spec: what the table is partitioned by
-    :param properties: the table's
+    :param properties: which statistics the table wants
     :param compression: Parquet's codec
     :param max_file_bytes: a file that has reached this size is closed, and another begun
     """

@@ -6,6 +6,7 @@ import datetime
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from decimal import Decimal
@@ -468,6 +469,14 @@ def test_the_extra_that_is_missing_is_named(lake: Lake, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "pyiceberg.io.pyarrow", None)
     with pytest.raises(RefusedError, match=r"pip install 'airflow-provider-exactlyonce\[iceberg\]'"):
         lake.sink().check_columns(COLUMNS)
+
+
+@pytest.mark.parametrize("given", [{}, {"type": "unheard-of"}, {"type": "rest"}])
+def test_a_catalog_that_cannot_be_opened_is_refused_and_shows_no_secret(lake: Lake, given: dict[str, str]) -> None:
+    sink = lake.sink(catalog_properties={"s3.secret-access-key": "hunter2", **given})
+    with pytest.raises(RefusedError, match=r"catalog 'lake' can't be opened .* has s3\.secret-access-key") as refused:
+        sink.check_columns(COLUMNS)
+    assert "hunter2" not in "".join(traceback.format_exception(refused.value))
 
 
 def test_a_catalog_of_the_environment_is_used(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ class IcebergTable:
             # Pyiceberg puts all properties into its message.
             names = ", ".join(sorted(self._properties)) or "none"
             raise RefusedError(
-                f"catalog {self._catalog_name!r} can't be opened ({type(error).__name__}). Its type and its uri have to "
+                f"catalog {self._catalog_name!r} can't be opened ({type(error).__name__}). Type and uri have to "
                 f"be in catalog_properties, which has {names}, or in pyiceberg's configuration; and what pyiceberg "
                 "needs for that type has to be installed"
             ) from None

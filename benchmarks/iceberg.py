@@ -1,8 +1,8 @@
 """The Iceberg sink beside a plain Parquet write of the same rows, from the same tasks, in the same run, in turns.
 
-As ``benchmarks/delta.py`` does it: batches of a plain Parquet write and of the sink alternate. Then the table gets more
-snapshots with a file each, and commits are timed again; and once more when all but the newest have expired. The catalog
-is SQLite, on the disk that the table is on. Run it with ``make bench-iceberg``; the goal is 0.8 of the plain rate.
+As ``benchmarks/lakehouse.py`` does it: batches of a plain Parquet write and of the sink alternate. Then the table gets
+more snapshots with a file each, and commits are timed again; and once more when all but the newest have expired. The
+catalog is SQLite, on the table's disk. Run it with ``make bench-iceberg``; the goal is 0.8 of the plain rate.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_exactlyonce.streaming import IcebergSink
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkContext
-from benchmarks.delta import commit, exactly_once, plainly, rows_of
+from benchmarks.lakehouse import commit, exactly_once, plainly, rows_of
 
 RESULT = Path(__file__).parent / "results" / "iceberg.json"
 GOAL = 0.8

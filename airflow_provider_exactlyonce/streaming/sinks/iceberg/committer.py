@@ -265,7 +265,12 @@ class IcebergCommitter(SinkCommitter):
             with self._answering(CommitUnknownError if in_doubt else BatchFailedError):
                 self._table.refresh()
                 check()
-                self._check_table()
+                try:
+                    self._check_table()
+                except RefusedError as error:
+                    if not in_doubt:
+                        raise
+                    raise CommitUnknownError(f"{what} is in doubt, and can't be tried again: {error}") from error
             head = self._table.head
             try:
                 write()

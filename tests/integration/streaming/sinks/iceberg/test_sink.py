@@ -741,6 +741,25 @@ def test_a_commit_that_is_refused_while_nobody_else_wrote_is_tried_again(
     assert lake.ids() == [0, 1]
 
 
+def test_a_commit_that_was_refused_and_no_longer_fits_keeps_its_files(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Live(lake.sink(), tmp_path)
+    entry = live.stage(rows(0, 2))
+    real = Table._do_commit
+
+    def commit(table: Table, **_: Any) -> None:
+        monkeypatch.setattr(Table, "_do_commit", real)
+        with lake.table.update_spec() as spec:
+            spec.add_identity("k")
+        raise CommitFailedException("a second request was refused, and the first one may be carried out")
+
+    monkeypatch.setattr(Table, "_do_commit", commit)
+    with pytest.raises(CommitUnknownError, match=r"commit 1 is in doubt, and can't .*: .* is partitioned by"):
+        live.committer.commit(entry)
+    assert len(lake.files()) == 1
+
+
 def test_a_request_that_arrives_after_the_claim_that_decided_is_refused(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ class DeltaCommitter(SinkCommitter):
             failpoints.reach("after-sink-fence")
             self._evolve()
             self._newest = self._ledger.newest()
+            self._keep_newest()
             self._sweep()
         self._phase.move(CommitterEvent.CLAIMED)
         return self._newest.entry if self._newest else None
@@ -239,6 +240,14 @@ class DeltaCommitter(SinkCommitter):
             what=f"new columns {', '.join(field.name for field in missing)}",
         )
         self._log.refresh()
+
+    def _keep_newest(self) -> None:
+        """Wait until the newest commit is on disk: the run that wrote it may have been killed before it had waited."""
+        if self._newest is not None and self._log.is_local:
+            version = self._ledger.committed_in()
+            with suppress(FileNotFoundError):  # cleaned up, so it was there long ago
+                if version is not None:
+                    self._log.keep(version)
 
     def _sweep(self) -> None:
         """Remove what attempts have left that are certainly not committed, now that the claim is in the log.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -122,7 +122,9 @@ class SinkLedger:
         """
         if not self.commit:
             return None
-        found = next((note for note in self.notes() if self.has(note.attempt)), None) or self._noted_in_log()
+        found = next((note for note in self.notes() if self.has(note.attempt)), None)
+        if found is None:
+            found = next((note for _, note in self._noted_in_log()), None)
         if found is None or found.entry is None:
             raise RefusedError(
                 f"the note of commit {self.commit} of {self._application} is missing in "
@@ -130,6 +132,10 @@ class SinkLedger:
                 "table. Put it back from a backup"
             )
         return found
+
+    def committed_in(self) -> int | None:
+        """Return the version with the newest commit, None when it was cleaned up; as of the version last looked at."""
+        return next((version for version, _ in self._noted_in_log()), None)
 
     def notes(self) -> list[AttemptNote]:
         """Return the notes that are there.
@@ -163,8 +169,8 @@ class SinkLedger:
             if name not in note.files:
                 self._files.remove(name)
 
-    def _noted_in_log(self) -> AttemptNote | None:
-        """Return what the log says of the newest commit, if its version is still there."""
+    def _noted_in_log(self) -> Iterator[tuple[int, AttemptNote]]:
+        """Yield the version with the newest commit and what it says of it, if it is still there."""
         for version in reversed(versions(self._files)):
             entry, added = None, []
             attempt = ""
@@ -175,8 +181,11 @@ class SinkLedger:
                 if kind == "add":
                     added.append(unquote(body["path"]))
             if entry is not None:
-                return AttemptNote(attempt=attempt, commit=entry.commit, run=entry.run, entry=entry, files=tuple(added))
-        return None
+                files = tuple(added)
+                yield (
+                    version,
+                    AttemptNote(attempt=attempt, commit=entry.commit, run=entry.run, entry=entry, files=files),
+                )
 
 
 def _identity(attempt: str) -> int:

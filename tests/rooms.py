@@ -35,7 +35,7 @@ ROOMS: dict[str, set[str]] = {
     "streaming.registry": {"state", "streaming.settings", "streaming.spark"},
     "streaming.sinks.kafka": {"kafka", "streaming.registry"},
     "streaming.sinks.files": {"streaming.sinks"},
-    "streaming.sinks.delta": {"streaming.settings", "streaming.sinks", "streaming.sinks.files"},
+    "streaming.sinks.delta": {"streaming.settings", "streaming.sinks"},
     "streaming.sinks.postgres": {"streaming.settings", "streaming.sinks", "streaming.spark"},
     "streaming.sinks.upsert": {"streaming.sinks", "streaming.spark"},
     "streaming.sinks.write_ahead_log": {"streaming.sinks", "streaming.sinks.files"},

@@ -126,8 +126,6 @@ def test_the_committed_rows_are_a_table_for_every_reader_and_the_sink_goes_on(
         database.load_extension(str(next(Path(duckdb_ext.__path__[0]).rglob("delta.duckdb_extension"))))
         rows = database.sql(f"SELECT * FROM delta_scan('{files}')").to_arrow_table().to_pylist()
         assert seen(rows) == expected
-        least = database.sql(f"SELECT count(*) FROM delta_scan('{files}') WHERE v > 1e9").fetchone()
-        assert least == (8,), "DuckDB has NaN above all numbers, and statistics leave no file of them out"
     assert convert(files, home) == 0
     assert DeltaTable(files).version() == 2, "there was nothing left to do"
     check_whole(files, tmp_path)

@@ -11,21 +11,21 @@ was written and not committed.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_exactlyonce import failpoints
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError, invariant
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, BatchFailedError, RefusedError, invariant
 from airflow_provider_exactlyonce.streaming.sinks.delta.committer import DeltaCommitter
 from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
 from airflow_provider_exactlyonce.streaming.sinks.delta.unconverted import LAST_RUN
 from airflow_provider_exactlyonce.streaming.sinks.parquet_files import NULL
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.delivery import has_notes
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.log import (
     CLAIM,
@@ -133,14 +133,22 @@ def convert(old: OldFiles, partition_by: Sequence[str]) -> bool:
         name = uuid.uuid4().hex
         attempt = SinkAttempt(name=name, pipeline=old.pipeline, commit=old.entry.commit, run=old.entry.run)
         committer.begin(attempt)
-        with closing(committer.open_writer()(attempt, 0)) as writer:
-            for rows in _rows(old):
-                writer.write(rows)
-            committer.pre_commit([writer.finish()])
+        committer.pre_commit([_written(old, committer.open_writer(), attempt)])
         failpoints.reach("convert-written")
         committer.commit(old.entry)
         failpoints.reach("convert-committed")
     return True
+
+
+def _written(old: OldFiles, open_writer: OpenWriter, attempt: SinkAttempt) -> Mapping[str, Any]:
+    """Write all rows; returns what the committer has to know of it."""
+    try:
+        with closing(open_writer(attempt, 0)) as writer:
+            for rows in _rows(old):
+                writer.write(rows)
+            return writer.finish()
+    except OSError as error:
+        raise BatchFailedError(f"{old.path} can't be converted: {error}. Do it again; nothing is lost") from error
 
 
 def _one_sink(path: str, folders: list[str]) -> str:

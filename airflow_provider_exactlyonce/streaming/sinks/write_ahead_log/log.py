@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -150,7 +150,7 @@ class FileLog:
                 with self._storage.open(name) as file:
                     if name == self._name(record.position):
                         file.readline()
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                    found = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
             except FileNotFoundError:
                 found = None
             if found != expected:

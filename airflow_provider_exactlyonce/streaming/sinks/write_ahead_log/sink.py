@@ -238,4 +238,4 @@ def _stream(rows: Iterator[pa.RecordBatch]) -> bytes:
         writer.write_batch(batch)
     if writer is not None:
         writer.close()
-    return buffer.getvalue().to_pybytes()
+    return bytes(buffer.getvalue())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import json
 import math
 import os
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import duckdb_ext
 import polars
 import pyarrow as pa
 import pytest
@@ -107,6 +107,13 @@ def check_whole(files: Path, tmp_path: Path) -> None:
     assert {str(name) for name in (files / "exactlyonce").rglob("*.parquet")} == known
 
 
+def _extension(name: str) -> str:
+    """Return the file of an extension of DuckDB, which is installed with the tests: nothing is downloaded."""
+    found = importlib.util.find_spec("duckdb_ext")
+    assert found is not None and found.submodule_search_locations is not None
+    return str(next(Path(found.submodule_search_locations[0]).rglob(f"{name}.duckdb_extension")))
+
+
 def test_the_committed_rows_are_a_table_for_every_reader_and_the_sink_goes_on(
     files: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,7 +130,7 @@ def test_the_committed_rows_are_a_table_for_every_reader_and_the_sink_goes_on(
     assert seen(DeltaTable(files).to_pyarrow_table().to_pylist()) == expected
     assert seen(polars.scan_delta(str(files)).collect().to_dicts()) == expected
     with duckdb.connect() as database:
-        database.load_extension(str(next(Path(duckdb_ext.__path__[0]).rglob("delta.duckdb_extension"))))
+        database.load_extension(_extension("delta"))
         rows = database.sql(f"SELECT * FROM delta_scan('{files}')").to_arrow_table().to_pylist()
         assert seen(rows) == expected
     assert convert(files, home) == 0

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import s3fs
 from fsspec.implementations.memory import MemoryFileSystem
 from moto.server import ThreadedMotoServer
 
@@ -23,6 +22,7 @@ from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.storage import
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests.integration.streaming.sinks.write_ahead_log.test_delivery import FolderTarget, delivered_rows
 
+s3fs = pytest.importorskip("s3fs")
 on_s3 = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the clients have deprecations of their own
 
 

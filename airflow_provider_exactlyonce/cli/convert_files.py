@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import uuid
+from pathlib import Path
 from typing import Any
 
 from airflow_provider_exactlyonce.cli.arguments import HOME, declare, home_of
@@ -45,7 +46,7 @@ def _convert(given: argparse.Namespace) -> int:
             f"files can't be converted here: {error}. pip install 'airflow-provider-exactlyonce[spark,delta]'"
         ) from error
 
-    old = conversion.find(given.path)
+    old = conversion.find(given.path if "://" in given.path else str(Path(given.path).absolute()))
     partition_by = old.partition_by if given.partition_by is None else list(filter(None, given.partition_by.split(",")))
     facts: dict[str, Any] = {
         "path": old.path,

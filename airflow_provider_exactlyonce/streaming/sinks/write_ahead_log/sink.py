@@ -191,11 +191,15 @@ class WriteAheadLogCommitter(StagedCommitter):
     @override
     def audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
         note, target = read_note(self._storage, self._folder_of_log), self._settings.target
-        try:
-            records = [self._log.read(position) for position in self._log.positions()]
-        except RefusedError as error:
-            yield str(error)
-            return
+        records: list[LogRecord] = []
+        for position in self._log.positions():
+            try:
+                records.append(self._log.read(position))
+            except FileNotFoundError:  # delivered, and removed meanwhile; otherwise it is a gap
+                continue
+            except RefusedError as error:
+                yield str(error)
+                return
         for before, record in pairwise(records):
             if record.position != before.position + 1:
                 yield f"{self._log.place(record.position)}: the record before it is missing"

@@ -84,6 +84,7 @@ def test_table_and_endpoint_have_each_record_once_whichever_step_the_driver_dies
     assert by_id(read_delta(table)) == rows_of(600)
     assert sorted(server.ids) == list(range(600))
     newest = DeltaTable(table).transaction_version(f"{world.pipeline}/files")
+    assert newest is not None
     assert [commit for commit, _ in server.commits] == list(range(1, newest + 1))
     check_audits(world, given, table, monkeypatch)
     found = {str(file) for file in (table / "exactlyonce").rglob("*.parquet")}

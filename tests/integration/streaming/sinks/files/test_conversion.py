@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import fsspec
 import polars
 import pyarrow as pa
 import pytest
@@ -32,7 +33,10 @@ from airflow_provider_exactlyonce.streaming import DeltaSink
 from airflow_provider_exactlyonce.streaming.sinks.files import conversion
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkContext, SinkEntry
 from tests.delta_reader import read_delta
+from tests.integration.streaming.sinks.delta import test_object_store
 from tests.old_files import OldLog
+
+options = test_object_store.options  # a fixture: an emulated store
 
 PIPELINE = "shop-archive"
 RELEASE = Path(__file__).parents[4] / "releases" / "0.1.0"
@@ -308,3 +312,26 @@ def test_what_is_no_file_sinks_is_refused_and_a_delta_sink_may_be_beside_it(
         conversion.find(str(old.root))
     with pytest.raises(RefusedError, match="file sink files of pipeline other"):
         DeltaSink(name="new", path=str(old.root)).open(SinkContext(pipeline="new", home=tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the clients have deprecations of their own
+def test_files_in_an_object_store_are_converted_there(
+    options: dict[str, str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in options.items():
+        monkeypatch.setenv(name.upper(), value)
+    store = fsspec.filesystem("s3", skip_instance_cache=True)
+    store.put(str(RELEASE / "file-sink" / "_exactlyonce"), "bucket/table/_exactlyonce", recursive=True)
+    sink = DeltaSink(name="files", path="s3://bucket/table", partition_by=["day"])
+    context = SinkContext(pipeline=PIPELINE, home=home)
+    with pytest.raises(RefusedError, match="exactlyonce convert-files s3://bucket/table"):
+        sink.open(context)
+    for _ in range(2):
+        assert cli.main(["convert-files", sink.path, "--home", str(home)]) == 0
+    found = DeltaTable(sink.path).to_pyarrow_table().to_pylist()
+    assert seen(found) == [row_of(number) for number in range(40)]
+    entry = conversion.find(sink.path).entry
+    with closing(sink.open(context)) as committer:
+        assert committer.tail() == entry
+        assert list(committer.audit([entry])) == []

@@ -30,6 +30,19 @@ class OldLog:
         found: dict[str, Any] | None = json.loads(records[-1].read_text()) if records else None
         return found
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what a reader of 0.1.0 sees: the files back to the newest compaction."""
+        record = self.last()
+        assert record is not None
+        snapshot, files = record["snapshot"], list(record["files"])
+        for position in range(record["position"] - 1, max(snapshot, 1) - 1, -1):
+            files += json.loads((self.folder / "log" / f"{position:020d}.json").read_text())["files"]
+        found: list[dict[str, Any]] = []
+        for file in files:
+            with (self.root / file["name"]).open("rb") as opened:
+                found += pq.ParquetFile(opened).read().to_pylist()
+        return found
+
     def claim(self, run: int) -> None:
         self._append("claim", run=run)
 

@@ -85,8 +85,8 @@ def release_of(of: Path) -> Release:
     return found
 
 
-def log_record(kind: str, *, replaced: tuple[str, ...] = (), snapshot: int = 0) -> Kind:
-    """Return a record of a sink's log; what it names as replaced, and its newest compaction, nobody needs any more."""
+def log_record(kind: str, *, replaced: tuple[str, ...] = ()) -> Kind:
+    """Return a record of a sink's log; what it names as replaced nobody needs any more."""
 
     def read(of: Path) -> Any:
         folder = of / "sinks" / "log"
@@ -94,7 +94,7 @@ def log_record(kind: str, *, replaced: tuple[str, ...] = (), snapshot: int = 0) 
         shutil.copy(of / "sinks" / f"log-{kind}.json", folder / f"{1:020d}.json")
         return FileLog(LocalStorage(str(of / "sinks")), "log").read(1)
 
-    return Kind(read, lambda record: {**json.loads(record.encoded()), "replaced": list(replaced), "snapshot": snapshot})
+    return Kind(read, lambda record: {**json.loads(record.encoded()), "replaced": list(replaced)})
 
 
 def record(name: str) -> Kind:
@@ -223,7 +223,7 @@ KINDS: dict[str, Kind] = {
         lambda of: SinkEntry.from_json((of / "sinks/entry.json").read_text()), lambda entry: json.loads(entry.to_json())
     ),
     **{f"sinks/log-{kind}.json": log_record(kind) for kind in ("claim", "commit")},
-    "sinks/log-compaction.json": log_record("compaction", replaced=("day=2026-01-01/part-9.parquet",), snapshot=1),
+    "sinks/log-compaction.json": log_record("compaction", replaced=("day=2026-01-01/part-9.parquet",)),
     "sinks/delta-note.json": Kind(
         lambda of: AttemptNote.decoded((of / "sinks/delta-note.json").read_bytes(), "delta-note.json"),
         lambda note: json.loads(note.encoded()),

@@ -250,7 +250,9 @@ def _end(old: OldFiles) -> None:
     last = old.records[-1]
     if last.run == LAST_RUN:
         return
-    end = LogRecord(position=last.position + 1, kind=CLAIM, run=LAST_RUN, entry=last.entry)
+    oldest = old.records[0]
+    snapshot = oldest.position if oldest.kind == COMPACTION else 0
+    end = LogRecord(position=last.position + 1, kind=CLAIM, run=LAST_RUN, entry=last.entry, snapshot=snapshot)
     try:
         old.log.append(end)
     except FileExistsError as error:

@@ -67,6 +67,8 @@ class LogRecord:
     :param entry: the newest commit, None when there is none
     :param attempt: of a commit, the attempt that wrote it
     :param files: in a record of 0.1.0: of a commit, what it adds; of a compaction, all that hold the commits up to it
+    :param snapshot: in the log of a file sink, the position of the newest compaction before this record, 0 for none:
+        readers of 0.1.0 go back to it
     :param holds_rows: whether the log has its commits' rows itself; 0.1.0 had not
     :param sha256: of the rows behind the line, hexadecimal; None when there are none
     :param written: seconds since the epoch
@@ -78,6 +80,7 @@ class LogRecord:
     entry: SinkEntry | None = None
     attempt: str | None = None
     files: tuple[DataFile, ...] = ()
+    snapshot: int = 0
     holds_rows: bool = False
     sha256: str | None = None
     written: float = field(default_factory=time.time)

@@ -131,6 +131,7 @@ def test_the_committed_rows_are_a_table_for_every_reader_and_the_sink_goes_on(
     assert convert(files, home) == 0
     assert {name: name.read_bytes() for name in before} == before, "the old files stay"
     expected = [row_of(number) for number in range(40)]
+    assert seen(OldLog(files, PIPELINE).rows()) == expected, "readers of 0.1.0 see the same as before"
     assert seen(DeltaTable(files).to_pyarrow_table().to_pylist()) == expected
     assert seen(polars.scan_delta(str(files)).collect().to_dicts()) == expected
     with duckdb.connect() as database:

@@ -43,4 +43,4 @@ class FileSink(DeltaSink):
 
         :param pipeline: the pipeline's name
         """
-        return FileTable(self.path, pipeline=pipeline, sink=self.name)
+        return FileTable(self.path, pipeline=pipeline, sink=self.name, storage_options=self.options)

@@ -58,6 +58,15 @@ def test_a_log_record_that_is_sent_again_and_cannot_be_read_back_is_there_once(
         of_log.TestWriteAheadLog().rehearse(tmp_path, str(call), [fault])
 
 
+def test_a_run_that_was_frozen_in_its_claim_of_a_log_takes_no_successors_commit_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty_targets.write_ahead_logs(monkeypatch)
+    for call in (1, 2, 3, 4):
+        fault = Fault(step="storage.names", call=call, kind=Kind.FROZEN_LONG)
+        of_log.TestWriteAheadLog().rehearse(tmp_path, str(call), [fault])
+
+
 class StrangeError(OSError):
     """What a sink of a user's own may raise: none of the project's errors."""
 

@@ -23,6 +23,8 @@ from airflow_provider_exactlyonce.streaming.sinks.delta.log import METADATA, Del
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import TableFiles
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 
+#: In the metadata of the version of a conversion.
+EARLIER_ROWS: Final = "earlier_rows"
 _SCHEMA: Final = 1
 _SUFFIX: Final = ".json"
 
@@ -98,10 +100,13 @@ class SinkLedger:
         """Return the transactions and the metadata of a claim's version."""
         return {f"{self._application}/run": run}, {**self._described, "claim": run}
 
-    def commit_of(self, note: AttemptNote, entry: SinkEntry, rows: int | None) -> tuple[dict[str, int], dict[str, Any]]:
+    def commit_of(
+        self, note: AttemptNote, entry: SinkEntry, rows: int | None, earlier_rows: int | None
+    ) -> tuple[dict[str, int], dict[str, Any]]:
         """Return the transactions and the metadata of a commit's version.
 
         :param rows: how many more rows the table has then, None when nobody knows
+        :param earlier_rows: those of earlier commits among them, which this one takes along; None when it takes none
         """
         transactions = {
             self._application: entry.commit,
@@ -109,7 +114,8 @@ class SinkLedger:
             f"{self._application}/attempt": _identity(note.attempt),
         }
         said = {"attempt": note.attempt, "entry": json.loads(entry.to_json()), "rows": rows}
-        return transactions, {**self._described, **said}
+        along = {} if earlier_rows is None else {EARLIER_ROWS: earlier_rows}
+        return transactions, {**self._described, **said, **along}
 
     def is_mine(self, metadata: Mapping[str, Any]) -> bool:
         """Tell whether a version's metadata is of this sink."""

@@ -17,7 +17,6 @@ from airflow_provider_exactlyonce.streaming.sinks.committer_states import (
     CommitterState,
 )
 from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
-from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileSink
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
 
 STATE, EVENT = CommitterState, CommitterEvent
@@ -36,7 +35,7 @@ ENTRY: Final = SinkEntry(commit=1, run=1, lineage="L", batch=0, source={}, rows=
 class Calls:
     """Calls a committer by the names of its steps."""
 
-    def __init__(self, sink: FileSink | DeltaSink, folder: Path) -> None:
+    def __init__(self, sink: DeltaSink, folder: Path) -> None:
         self.committer: Any = sink.open(SinkContext(pipeline="p", home=folder))
         self.committer.expect_columns(StructType().add("id", LongType()))
 
@@ -61,12 +60,9 @@ class Calls:
         self.committer.abort()
 
 
-@pytest.fixture(params=["files", "delta"])
-def calls(request: pytest.FixtureRequest, tmp_path: Path) -> Calls:
-    path = str(tmp_path)
-    return Calls(
-        FileSink(path=path, name="s") if request.param == "files" else DeltaSink(path=path, name="s"), tmp_path
-    )
+@pytest.fixture
+def calls(tmp_path: Path) -> Calls:
+    return Calls(DeltaSink(path=str(tmp_path), name="s"), tmp_path)
 
 
 @pytest.mark.parametrize("state", STATE)
@@ -99,8 +95,7 @@ def test_an_abort_ends_an_attempt_and_does_nothing_where_there_is_none(calls: Ca
 def test_a_claim_that_fails_leaves_nothing_claimed(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     calls("claim", "begin")
     refuse: Callable[..., object] = lambda *_: (_ for _ in ()).throw(OSError("gone"))  # noqa: E731
-    files = getattr(calls.committer, "_files", None) or calls.committer._storage
-    monkeypatch.setattr(files, "names", refuse)
+    monkeypatch.setattr(calls.committer._files, "names", refuse)
     with pytest.raises(Exception, match="does not answer"):
         calls("claim")
     assert calls() is STATE.UNCLAIMED

@@ -78,7 +78,17 @@ BACKFILL_NAMES: Final = (
     "backfill-step",
     "backfill-done",
 )
-_KNOWN: Final = (*NAMES, *SINK_NAMES, *SAVEPOINT_NAMES, *RESTORE_NAMES, *RESCALE_NAMES, *UPGRADE_NAMES, *BACKFILL_NAMES)
+#: The steps of a conversion of 0.1.0's files. Between the first two it takes that of a sink's claim, and before the
+#: last that of its commit.
+CONVERSION_NAMES: Final = (
+    "convert-closed",
+    "convert-written",
+    "convert-committed",
+)
+_KNOWN: Final = (
+    *(*NAMES, *SINK_NAMES, *SAVEPOINT_NAMES, *RESTORE_NAMES, *RESCALE_NAMES, *UPGRADE_NAMES, *BACKFILL_NAMES),
+    *CONVERSION_NAMES,
+)
 
 _POLL_SECONDS: Final = 0.01
 

@@ -1,4 +1,4 @@
-"""Payments become Parquet files and are told to an HTTP endpoint; then small files are written together."""
+"""Payments go to a Delta table and are told to an HTTP endpoint; then small files are written together."""
 
 # [START dag_payments_archive]
 import pendulum
@@ -6,7 +6,7 @@ from airflow.sdk import DAG, task
 
 from airflow_provider_exactlyonce.operators.streaming import RestartStrategy, StreamingPipelineOperator
 
-with DAG("payments_archive", schedule=None, params={"home": "~/.exactlyonce/payments", "files": "/var/lib/payments"}):
+with DAG("payments_archive", schedule=None, params={"home": "~/.exactlyonce/payments", "table": "/var/lib/payments"}):
     stream = StreamingPipelineOperator(
         task_id="stream",
         application="jobs/payments_archive.py",
@@ -18,11 +18,9 @@ with DAG("payments_archive", schedule=None, params={"home": "~/.exactlyonce/paym
 
     @task
     def compact(path: str) -> int:
-        from airflow_provider_exactlyonce.streaming import FileTable
+        from deltalake import DeltaTable
 
-        table = FileTable(path, pipeline="payments-archive", sink="files")
-        table.clean(grace_hours=24)
-        return table.compact()
+        return int(DeltaTable(path).optimize.compact()["numFilesRemoved"])
 
-    stream >> compact("{{ params.files }}")
+    stream >> compact("{{ params.table }}")
 # [END dag_payments_archive]

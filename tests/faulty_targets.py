@@ -13,11 +13,10 @@ from pyiceberg.catalog.sql import SqlCatalog
 from airflow_provider_exactlyonce.streaming.sinks.delta import committer as delta_committer
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import open_files
-from airflow_provider_exactlyonce.streaming.sinks.files import sink as files
-from airflow_provider_exactlyonce.streaming.sinks.files.storage import open_storage
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import TableFiles
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import sink as write_ahead_log
+from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.storage import open_storage
 from airflow_provider_exactlyonce.testing.fault_injection import InjectedFaultError, target_call
 
 _T = TypeVar("_T")
@@ -26,7 +25,7 @@ _T = TypeVar("_T")
 class FaultyStorage:
     """A storage whose calls can fail, and whose client repeats a request that got no answer."""
 
-    STEPS = ("create", "replace", "remove", "read", "names", "size", "keep")
+    STEPS = ("create", "replace", "remove", "read", "first_line", "names", "size", "keep")
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -53,14 +52,13 @@ class FaultyTable(FaultyStorage):
         return self._inner.open_new(name)
 
 
-def storages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the file sinks' file systems fail."""
+def write_ahead_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the file systems of write-ahead logs fail."""
 
     def opened(path: str, options: Any) -> Any:
         return FaultyStorage(open_storage(path, options))
 
-    for module in (files, write_ahead_log):
-        monkeypatch.setattr(module, "open_storage", opened)
+    monkeypatch.setattr(write_ahead_log, "open_storage", opened)
 
 
 def delta(monkeypatch: pytest.MonkeyPatch) -> None:

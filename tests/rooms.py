@@ -34,12 +34,12 @@ ROOMS: dict[str, set[str]] = {
     "streaming.spark": {"control", "checkpoint", "streaming.settings"},
     "streaming.registry": {"state", "streaming.settings", "streaming.spark"},
     "streaming.sinks.kafka": {"kafka", "streaming.registry"},
-    "streaming.sinks.files": {"streaming.sinks"},
-    "streaming.sinks.delta": {"streaming.settings", "streaming.sinks", "streaming.sinks.files"},
+    "streaming.sinks.delta": {"streaming.settings", "streaming.sinks"},
     "streaming.sinks.iceberg": {"streaming.sinks"},
     "streaming.sinks.postgres": {"streaming.settings", "streaming.sinks", "streaming.spark"},
     "streaming.sinks.upsert": {"streaming.sinks", "streaming.spark"},
-    "streaming.sinks.write_ahead_log": {"streaming.sinks", "streaming.sinks.files"},
+    "streaming.sinks.write_ahead_log": {"streaming.sinks"},
+    "streaming.sinks.files": {"streaming.sinks", "streaming.sinks.delta", "streaming.sinks.write_ahead_log"},
     "streaming.analysis": {"ledger", "checkpoint", "streaming.registry", "streaming.sinks.kafka", "streaming.spark"},
     "streaming.keyed": {"state", "streaming.spark"},
     "streaming.job": {
@@ -89,7 +89,7 @@ ROOMS: dict[str, set[str]] = {
     "cli": {
         *("devkit", "kafka", "policies", "control", "ledger", "audit", "transactions", "checkpoint", "backfill"),
         *("streaming.settings", "streaming.sinks", "streaming.spark", "streaming.analysis", "streaming.job"),
-        *("streaming.replay", "streaming.driver", "doctor", "upgrade"),
+        *("streaming.sinks.files", "streaming.replay", "streaming.driver", "doctor", "upgrade"),
     },
 }
 #: Modules at the top that everybody may import; they import each other only.

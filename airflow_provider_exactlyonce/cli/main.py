@@ -12,6 +12,7 @@ from airflow_provider_exactlyonce.cli import (
     backfill,
     broker,
     check,
+    convert_files,
     doctor,
     explain,
     help,
@@ -36,7 +37,7 @@ from airflow_provider_exactlyonce.ledger import listing
 #: In the order in which ``exactlyonce --help`` has them.
 _COMMANDS: Final = (
     *(run, status, list_pipelines, stop, savepoint, state, restore, rescale, check, explain, upgrade, backfill),
-    *(audit, audit_sinks, doctor, transactions, prepare, broker, help),
+    *(audit, audit_sinks, convert_files, doctor, transactions, prepare, broker, help),
 )
 
 

@@ -1,4 +1,4 @@
-"""Payments become Parquet files, and are told to an HTTP endpoint, which has neither transactions nor keys."""
+"""Payments go to a Delta table, and are told to an HTTP endpoint, which has neither transactions nor keys."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from airflow_provider_exactlyonce.streaming import FileSink, KafkaSource, Target, WriteAheadLogSink, pipeline
+from airflow_provider_exactlyonce.streaming import DeltaSink, KafkaSource, Target, WriteAheadLogSink, pipeline
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class HttpTarget(Target):
         max_offsets_per_trigger=int(os.environ.get("ARCHIVE_BATCH", "100000")),
     ),
     sink=[
-        FileSink(name="files", path=os.environ.get("ARCHIVE_PATH", "/var/lib/payments"), partition_by=["shop"]),
+        DeltaSink(name="files", path=os.environ.get("ARCHIVE_PATH", "/var/lib/payments"), partition_by=["shop"]),
         WriteAheadLogSink(
             name="endpoint",
             path=os.environ.get("ARCHIVE_LOG", "/var/lib/payments-log"),

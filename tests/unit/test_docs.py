@@ -18,6 +18,7 @@ from airflow_provider_exactlyonce.control import supervision
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.failpoints import (
     BACKFILL_NAMES,
+    CONVERSION_NAMES,
     NAMES,
     RESCALE_NAMES,
     RESTORE_NAMES,
@@ -83,6 +84,7 @@ def test_the_steps_of_an_upgrade_are_drawn_from_their_table() -> None:
         ("savepoints", SAVEPOINT_NAMES),
         ("rescale", RESCALE_STEPS),
         ("backfill", (*RESTORE_NAMES[:2], *BACKFILL_NAMES)),
+        ("file-sink", CONVERSION_NAMES),
     ],
 )
 def test_every_fail_point_is_in_its_documents_table(document: str, names: tuple[str, ...]) -> None:

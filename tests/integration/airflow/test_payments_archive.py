@@ -1,4 +1,4 @@
-"""The example of files and an endpoint: ``dag.test()`` with a real driver, which is killed, and a compaction."""
+"""The example of a Delta table and an endpoint: ``dag.test()`` with a real driver that is killed, and a compaction."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
-from airflow_provider_exactlyonce.streaming import FileTable
 from tests.http_target import Server
 from tests.integration.airflow.conftest import ROOT, Airflow
 from tests.integration.streaming.harness import World
@@ -34,23 +34,23 @@ def test_the_stream_goes_through_the_dag_and_its_small_files_become_few(
     tmp_path: Path,
     spark_classes: None,
 ) -> None:
-    source, files = make_topic(partitions=2), tmp_path / "files"
+    source, table = make_topic(partitions=2), tmp_path / "table"
     world = World(config=kafka_config, pipeline="payments-archive", source=source, sink="", home=tmp_path / "home")
     world.send(400)
     with Server.running() as server:
         environment = {
             "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
             "ARCHIVE_SOURCE": source,
-            "ARCHIVE_PATH": str(files),
+            "ARCHIVE_PATH": str(table),
             "ARCHIVE_LOG": str(tmp_path / "log"),
             "ARCHIVE_URL": server.url,
             "ARCHIVE_BATCH": "100",
             FAILPOINTS: "after-sink-commit:run=1:batch=1",
         }
-        conf = json.dumps({"home": str(world.home), "files": str(files)})
+        conf = json.dumps({"home": str(world.home), "table": str(table)})
         airflow.run([sys.executable, "-c", RUN, str(ROOT / "dags" / "payments_archive.py"), conf], environment, 300)
         assert sorted(server.ids) == list(range(400))
-    table = FileTable(str(files), pipeline="payments-archive", sink="files")
-    assert sorted(table.to_table()["id"].to_pylist()) == list(range(400))
-    assert len(table.paths()) == 4, "one for each value of partition_by"
+    found = DeltaTable(table)
+    assert sorted(found.to_pyarrow_table()["id"].to_pylist()) == list(range(400))
+    assert len(found.file_uris()) == 4, "one for each value of partition_by"
     assert [run.run for run in world.ledger()[1]] == [1, 2]

@@ -25,7 +25,6 @@ from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformanc
 from tests.integration.postgres import test_conformance as of_postgres
 from tests.integration.streaming.sinks import test_own_sink as of_own
 from tests.integration.streaming.sinks.delta import test_conformance as of_delta
-from tests.integration.streaming.sinks.files import test_sink as of_files
 from tests.integration.streaming.sinks.iceberg import test_conformance as of_iceberg
 from tests.integration.streaming.sinks.upsert import test_sink as of_upsert
 from tests.integration.streaming.sinks.write_ahead_log import test_delivery as of_write_ahead_log
@@ -82,7 +81,6 @@ def all_faults_of(tests: type[SinkConformance]) -> type[SinkConformance]:
 TestDelta = all_faults_of(of_delta.TestDeltaSink)
 TestDeltaPartitions = all_faults_of(of_delta.TestDeltaPartitions)
 TestDeltaUpserts = all_faults_of(of_delta.TestDeltaUpserts)
-TestFiles = all_faults_of(of_files.TestLocalFiles)
 TestIceberg = all_faults_of(of_iceberg.TestIcebergSink)
 TestOwnSink = all_faults_of(of_own.TestSqliteSink)
 TestPostgres = all_faults_of(of_postgres.TestPostgresSink)

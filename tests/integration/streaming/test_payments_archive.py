@@ -1,4 +1,4 @@
-"""Files and a write-ahead log in one query without a Kafka sink: killed at each step, read by three readers."""
+"""A Delta table and a write-ahead log in one query without a Kafka sink: killed at each step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.exceptions import AuditFailedError
-from airflow_provider_exactlyonce.streaming import FileTable
+from tests.delta_reader import read_delta
 from tests.http_target import Server
 from tests.integration.streaming.harness import World, check_ledger
 
@@ -36,7 +37,7 @@ def environment(world: World, server: Server, tmp_path: Path) -> Mapping[str, st
     return {
         "ARCHIVE_PIPELINE": world.pipeline,
         "ARCHIVE_SOURCE": world.source,
-        "ARCHIVE_PATH": str(tmp_path / "files"),
+        "ARCHIVE_PATH": str(tmp_path / "table"),
         "ARCHIVE_LOG": str(tmp_path / "log"),
         "ARCHIVE_URL": server.url,
         "ARCHIVE_BATCH": "100",
@@ -44,21 +45,22 @@ def environment(world: World, server: Server, tmp_path: Path) -> Mapping[str, st
 
 
 def rows_of(count: int) -> list[dict[str, Any]]:
-    return [{"id": number, "k": f"k{number % 37}", "v": number / 100, "shop": number % 4} for number in range(count)]
+    """Return what the table has: the values of partitions are texts in Delta's log."""
+    return [{"id": one, "k": f"k{one % 37}", "v": one / 100, "shop": str(one % 4)} for one in range(count)]
 
 
 def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["id"])
 
 
-def check_audits(world: World, given: Mapping[str, str], files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_audits(world: World, given: Mapping[str, str], table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sinks agree with the pipeline's ledger, until a file is changed."""
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     check_ledger(world)
     command = ["audit-sinks", str(JOB), "--bootstrap-servers", world.config["bootstrap.servers"]]
     assert cli.main(command) == 0
-    changed = next(files.rglob("*.parquet"))
+    changed = next(table.rglob("*.parquet"))
     content = changed.read_bytes()
     changed.write_bytes(content[:-1])
     assert cli.main(command) == AuditFailedError.exit_code
@@ -67,8 +69,8 @@ def check_audits(world: World, given: Mapping[str, str], files: Path, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [STEPS[:3], STEPS[3:]], ids=["sinks", "ledger"])
-def test_files_and_endpoint_have_each_record_once_whichever_step_the_driver_dies_at(
-    world: World, server: Server, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, steps: Sequence[str]
+def test_table_and_endpoint_have_each_record_once_whichever_step_the_driver_dies_at(
+    world: World, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[str]
 ) -> None:
     world.job = str(JOB)
     world.send(600)
@@ -78,30 +80,12 @@ def test_files_and_endpoint_have_each_record_once_whichever_step_the_driver_dies
         assert driver.wait() == -signal.SIGKILL, f"{step}: {driver.output()[-3000:]}"
     last = world.start(environment=given)
     assert last.wait() == 0, last.output()[-3000:]
-    table = FileTable(str(tmp_path / "files"), pipeline=world.pipeline, sink="files")
-    assert by_id(table.to_table().to_pylist()) == rows_of(600)
+    table = tmp_path / "table"
+    assert by_id(read_delta(table)) == rows_of(600)
     assert sorted(server.ids) == list(range(600))
-    assert [commit for commit, _ in server.commits] == list(range(1, table.commit + 1))
-    check_audits(world, given, tmp_path / "files", monkeypatch)
-    found = {str(file) for file in (tmp_path / "files").rglob("*.parquet")}
-    assert found == set(table.paths()), "what dead attempts have left is removed"
-    assert table.compact() == len(found) and len(table.paths()) == 4
-    assert by_id([row.asDict() for row in spark.read.parquet(*table.paths()).collect()]) == rows_of(600)
-
-
-def test_duckdb_reads_the_committed_files(tmp_path: Path) -> None:
-    duckdb = pytest.importorskip("duckdb")
-    import pyarrow as pa
-
-    from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileSink
-    from tests.integration.streaming.sinks.files.test_sink import PIPELINE, Live
-
-    rows = rows_of(100)
-    sink = FileSink(name="files", path=str(tmp_path / "files"), partition_by=["shop", "k"])
-    live = Live(sink, tmp_path)
-    for start in range(0, 100, 50):
-        live.commit(pa.RecordBatch.from_pylist(rows[start : start + 50]))
-    live.stage([pa.RecordBatch.from_pylist(rows)])
-    paths = sink.table(PIPELINE).paths()
-    found = duckdb.read_parquet(paths, hive_partitioning=False, union_by_name=True)
-    assert by_id([dict(zip(found.columns, row, strict=True)) for row in found.fetchall()]) == rows
+    newest = DeltaTable(table).transaction_version(f"{world.pipeline}/files")
+    assert newest is not None
+    assert [commit for commit, _ in server.commits] == list(range(1, newest + 1))
+    check_audits(world, given, table, monkeypatch)
+    found = {str(file) for file in (table / "exactlyonce").rglob("*.parquet")}
+    assert found == {name.removeprefix("file://") for name in DeltaTable(table).file_uris()}, "nothing of dead attempts"

@@ -30,10 +30,11 @@ from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
-from airflow_provider_exactlyonce.streaming import FileTable, KafkaSink, KafkaSource, TopicPattern, pipeline
+from airflow_provider_exactlyonce.streaming import KafkaSink, KafkaSource, TopicPattern, pipeline
 from airflow_provider_exactlyonce.streaming.driver.backfill_driver import BackfillDriver
 from airflow_provider_exactlyonce.streaming.driver.driver import Driver
 from airflow_provider_exactlyonce.streaming.driver.options import DriverOptions
+from tests.delta_reader import read_delta
 from tests.integration.streaming.harness import World, read_committed
 from tests.waiting import eventually
 
@@ -361,28 +362,27 @@ def test_a_batch_that_another_sink_has_alone_is_planned_again_with_the_topics_th
     world: World, topics: Topics, tmp_path: Path
 ) -> None:
     world.job, world.source = "topics.py", str(SourceTopics.of(topics.pattern))
-    files = {"TEST_FILES": str(tmp_path / "files")}
+    table = {"TEST_TABLE": str(tmp_path / "table")}
     topics.make("a")
     topics.send(10, "a")
-    first = world.start(environment=files)
+    first = world.start(environment=table)
     assert first.wait() == 0, first.output()[-3000:]
     topics.make("b")
     topics.send(10, "a", "b")
-    second = world.start(environment=files, failpoints="after-sink-commit:batch=1", own_jvm=True)
+    second = world.start(environment=table, failpoints="after-sink-commit:batch=1", own_jvm=True)
     assert second.wait() == -signal.SIGKILL, second.output()[-3000:]
     lineage = Home(world.home).current()
     assert lineage is not None
     Checkpoint(Home(world.home).checkpoint(lineage.id)).remove("offsets", 1)  # as a host's crash leaves it
     topics.make("c")
     topics.send(10, "b", "c")
-    third = world.start(environment=files)
+    third = world.start(environment=table)
     assert third.wait() == 0, third.output()[-3000:]
     assert "batch 1 is planned as run 2 has committed it to a sink" in third.output()
     commits = world.ledger()[0]
     assert [len(commit.source) for commit in commits] == [1, 2, 3]
     check(world.config, world.sink, commits, {topics.name(name): count for name, count in topics.sent.items()})
     assert audit(world.config, world.pipeline, AuditOptions(patience_seconds=10)).is_clean
-    table = FileTable(str(tmp_path / "files"), pipeline=world.pipeline, sink="files")
-    rows = table.to_table().to_pylist()
+    rows = read_delta(tmp_path / "table")
     kafka = [json.loads(record.value or b"") for record in read_committed(world.config, world.sink)]
     assert sorted((row["source"], row["n"]) for row in rows) == sorted((row["source"], row["n"]) for row in kafka)

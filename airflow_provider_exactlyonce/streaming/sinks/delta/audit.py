@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.delta.declaration import APPEND, DeltaDeclaration
-from airflow_provider_exactlyonce.streaming.sinks.delta.ledger import SinkLedger
+from airflow_provider_exactlyonce.streaming.sinks.delta.ledger import EARLIER_ROWS, SinkLedger
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import METADATA, DeltaLog, actions, versions
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import TableFiles
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
@@ -25,12 +25,14 @@ class _History:
     :ivar entries: the sink's commits
     :ivar rows: of each file that was added, by its path, None when nobody has said
     :ivar commits: of each file with rows of the sink only, their commits, or more when others have written it
+    :ivar converted: the commit that took those before it along, 0 when none did
     :ivar findings: what contradicts itself
     """
 
     entries: dict[int, SinkEntry] = field(default_factory=dict)
     rows: dict[str, int | None] = field(default_factory=dict)
     commits: dict[str, frozenset[int]] = field(default_factory=dict)
+    converted: int = 0
     findings: list[str] = field(default_factory=list)
 
 
@@ -57,8 +59,8 @@ def audit(
     entries = history.entries
     if newest is not None and newest.entry is not None:
         entries.setdefault(newest.commit, newest.entry)
-    # What was committed before the oldest version that is left, nobody can tell any more.
-    oldest = 0 if kept[:1] == [0] else min(entries, default=0)
+    # What was committed before the oldest version that is left, or before a conversion, nobody can tell any more.
+    oldest = history.converted if kept[:1] == [0] else min(entries, default=0)
     judged = 0
     for known in commits:
         judged, found = known.commit, entries.get(known.commit)
@@ -91,6 +93,8 @@ def _read(files: TableFiles, ledger: SinkLedger, kept: Iterable[int], *, replace
             history.rows[unquote(body["path"])] = _rows(body)
         if "entry" in metadata and ledger.is_mine(metadata):
             entry = SinkEntry.from_json(json.dumps(metadata["entry"]))
+            if EARLIER_ROWS in metadata:
+                history.converted = entry.commit
             _take(history, version, entry, metadata.get("rows", entry.rows), added, removed)
         elif "entry" not in metadata or not replaces:
             operation = information.get("operation", "an unnamed operation")

@@ -60,11 +60,13 @@ class DeltaCommitter(SinkCommitter):
 
     :param sink: what was declared
     :param pipeline: the pipeline's name
+    :param earlier_rows: those of earlier commits that another format had, and that the first commit takes along
     """
 
-    def __init__(self, sink: DeltaDeclaration, pipeline: str) -> None:
+    def __init__(self, sink: DeltaDeclaration, pipeline: str, *, earlier_rows: int | None = None) -> None:
         self._sink: Final = sink
         self._pipeline: Final = pipeline
+        self._earlier_rows: Final = earlier_rows
         self._options: Final = sink.options
         self._log: Final = DeltaLog(sink.path, self._options)
         self._files: Final = open_files(sink.path, self._options)
@@ -103,6 +105,7 @@ class DeltaCommitter(SinkCommitter):
             failpoints.reach("after-sink-fence")
             self._evolve()
             self._newest = self._ledger.newest()
+            self._keep_newest()
             self._sweep()
         self._phase.move(CommitterEvent.CLAIMED)
         return self._newest.entry if self._newest else None
@@ -156,7 +159,8 @@ class DeltaCommitter(SinkCommitter):
     @override
     def commit(self, entry: SinkEntry) -> None:
         self._phase.check(CommitterEvent.COMMITTED)
-        invariant(self._staged_count == entry.rows, f"{self._staged_count} rows are staged, the entry has {entry.rows}")
+        rows = self._staged_count - (self._earlier_rows or 0)
+        invariant(rows == entry.rows, f"{rows} rows are staged, the entry has {entry.rows}")
         self._write(
             lambda: self._append(entry),
             check=lambda: self._check_next(entry),
@@ -240,6 +244,14 @@ class DeltaCommitter(SinkCommitter):
         )
         self._log.refresh()
 
+    def _keep_newest(self) -> None:
+        """Wait until the newest commit is on disk: the run that wrote it may have been killed before it had waited."""
+        if self._newest is not None and self._log.is_local:
+            version = self._ledger.committed_in()
+            with suppress(FileNotFoundError):  # cleaned up, so it was there long ago
+                if version is not None:
+                    self._log.keep(version)
+
     def _sweep(self) -> None:
         """Remove what attempts have left that are certainly not committed, now that the claim is in the log.
 
@@ -289,7 +301,8 @@ class DeltaCommitter(SinkCommitter):
 
     def _append(self, entry: SinkEntry) -> None:
         failpoints.reach("before-sink-decision")
-        transactions, metadata = self._ledger.commit_of(self._open_attempt(), entry, self._change.rows)
+        note, rows = self._open_attempt(), self._change.rows
+        transactions, metadata = self._ledger.commit_of(note, entry, rows, self._earlier_rows)
         self._log.append(self._change.actions(), transactions, metadata, self._sink.mode == APPEND)
 
     def _write(

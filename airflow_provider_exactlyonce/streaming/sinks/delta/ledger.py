@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -23,6 +23,8 @@ from airflow_provider_exactlyonce.streaming.sinks.delta.log import METADATA, Del
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import TableFiles
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 
+#: In the metadata of the version of a conversion.
+EARLIER_ROWS: Final = "earlier_rows"
 _SCHEMA: Final = 1
 _SUFFIX: Final = ".json"
 
@@ -98,10 +100,13 @@ class SinkLedger:
         """Return the transactions and the metadata of a claim's version."""
         return {f"{self._application}/run": run}, {**self._described, "claim": run}
 
-    def commit_of(self, note: AttemptNote, entry: SinkEntry, rows: int | None) -> tuple[dict[str, int], dict[str, Any]]:
+    def commit_of(
+        self, note: AttemptNote, entry: SinkEntry, rows: int | None, earlier_rows: int | None
+    ) -> tuple[dict[str, int], dict[str, Any]]:
         """Return the transactions and the metadata of a commit's version.
 
         :param rows: how many more rows the table has then, None when nobody knows
+        :param earlier_rows: those of earlier commits among them, which this one takes along; None when it takes none
         """
         transactions = {
             self._application: entry.commit,
@@ -109,7 +114,8 @@ class SinkLedger:
             f"{self._application}/attempt": _identity(note.attempt),
         }
         said = {"attempt": note.attempt, "entry": json.loads(entry.to_json()), "rows": rows}
-        return transactions, {**self._described, **said}
+        along = {} if earlier_rows is None else {EARLIER_ROWS: earlier_rows}
+        return transactions, {**self._described, **said, **along}
 
     def is_mine(self, metadata: Mapping[str, Any]) -> bool:
         """Tell whether a version's metadata is of this sink."""
@@ -122,7 +128,9 @@ class SinkLedger:
         """
         if not self.commit:
             return None
-        found = next((note for note in self.notes() if self.has(note.attempt)), None) or self._noted_in_log()
+        found = next((note for note in self.notes() if self.has(note.attempt)), None)
+        if found is None:
+            found = next((note for _, note in self._noted_in_log()), None)
         if found is None or found.entry is None:
             raise RefusedError(
                 f"the note of commit {self.commit} of {self._application} is missing in "
@@ -130,6 +138,10 @@ class SinkLedger:
                 "table. Put it back from a backup"
             )
         return found
+
+    def committed_in(self) -> int | None:
+        """Return the version with the newest commit, None when it was cleaned up; as of the version last looked at."""
+        return next((version for version, _ in self._noted_in_log()), None)
 
     def notes(self) -> list[AttemptNote]:
         """Return the notes that are there.
@@ -163,8 +175,8 @@ class SinkLedger:
             if name not in note.files:
                 self._files.remove(name)
 
-    def _noted_in_log(self) -> AttemptNote | None:
-        """Return what the log says of the newest commit, if its version is still there."""
+    def _noted_in_log(self) -> Iterator[tuple[int, AttemptNote]]:
+        """Yield the version with the newest commit and what it says of it, if it is still there."""
         for version in reversed(versions(self._files)):
             entry, added = None, []
             attempt = ""
@@ -175,8 +187,11 @@ class SinkLedger:
                 if kind == "add":
                     added.append(unquote(body["path"]))
             if entry is not None:
-                return AttemptNote(attempt=attempt, commit=entry.commit, run=entry.run, entry=entry, files=tuple(added))
-        return None
+                files = tuple(added)
+                yield (
+                    version,
+                    AttemptNote(attempt=attempt, commit=entry.commit, run=entry.run, entry=entry, files=files),
+                )
 
 
 def _identity(attempt: str) -> int:

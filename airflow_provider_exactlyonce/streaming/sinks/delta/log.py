@@ -61,6 +61,11 @@ class DeltaLog:
         return self._table  # type: ignore[return-value]
 
     @property
+    def is_local(self) -> bool:
+        """Whether a version that is written may still be lost with the power."""
+        return local_path(self._path) is not None
+
+    @property
     def version(self) -> int:
         """The version at which it was last looked at."""
         return int(self.table.version())

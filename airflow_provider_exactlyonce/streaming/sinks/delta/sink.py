@@ -79,8 +79,10 @@ class DeltaSink(DeltaDeclaration):
     @override
     def open(self, context: SinkContext) -> SinkCommitter:
         self._check_usable()
+        from airflow_provider_exactlyonce.streaming.sinks.delta import unconverted
         from airflow_provider_exactlyonce.streaming.sinks.delta.committer import DeltaCommitter
 
+        unconverted.check(self.path, self.options)
         return DeltaCommitter(self, context.pipeline)
 
     def _check_keys(self, columns: StructType) -> None:

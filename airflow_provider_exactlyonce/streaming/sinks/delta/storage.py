@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final, Protocol
 
-from airflow_provider_exactlyonce.streaming.sinks.files.storage import LocalStorage
+from airflow_provider_exactlyonce.files import flush, replacing
 
 _LOCAL_URL: Final = "file://"
 _BUFFER_BYTES: Final = 2**20
+_READABLE: Final = 0o644  # for those who audit the table, too
 
 
 class TableFiles(Protocol):
@@ -57,7 +60,7 @@ def open_files(path: str, options: Mapping[str, str]) -> TableFiles:
     :param options: what delta-rs needs to know of the store
     """
     if (local := local_path(path)) is not None:
-        return LocalStorage(local)
+        return LocalFiles(local)
     return RemoteFiles(path, options)
 
 
@@ -66,6 +69,79 @@ def local_path(path: str) -> str | None:
     if path.startswith(_LOCAL_URL):
         return path.removeprefix(_LOCAL_URL)
     return None if "://" in path else path
+
+
+class LocalFiles:
+    """A directory of this machine, or of a network file system."""
+
+    def __init__(self, root: str) -> None:
+        self._root: Final = Path(root)
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Write beside the file, durably, and rename."""
+        path = self._root / name
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._flush_above(path.parent)
+        with replacing(path, mode=_READABLE) as file:
+            file.write(content)
+
+    def read(self, name: str) -> bytes:
+        """Return a file's content."""
+        return (self._root / name).read_bytes()
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a directory, without hidden ones."""
+        try:
+            return sorted(one for one in os.listdir(self._root / folder) if not one.startswith("."))
+        except FileNotFoundError:
+            return []
+
+    def below(self, folder: str) -> list[str]:
+        """Return the files below a directory."""
+        files = (file for file in (self._root / folder).rglob("*") if file.is_file())
+        return sorted(file.relative_to(self._root).as_posix() for file in files)
+
+    def open_new(self, name: str) -> BinaryIO:
+        """Open a file that must not be there."""
+        file = self._root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file.open("xb")
+
+    def keep(self, name: str) -> None:
+        """Flush a file, and the directories that lead to it."""
+        flush(self._root / name)
+        self._flush_above(self._root / name)
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a file to read."""
+        return (self._root / name).open("rb")
+
+    def size(self, name: str) -> int | None:
+        """Return a file's size in bytes, None when there is none."""
+        try:
+            return (self._root / name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a directory with all that is in it."""
+        path = self._root / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)  # a straggler may write into it; the next try finds the rest
+        else:
+            path.unlink(missing_ok=True)
+
+    def place(self, name: str) -> str:
+        """Return the path."""
+        return str(self._root / name)
+
+    def _flush_above(self, path: Path) -> None:
+        """Flush the directories above a path, up to the root."""
+        for folder in path.parents:
+            flush(folder)
+            if folder == self._root:
+                return
 
 
 class RemoteFiles:
@@ -135,4 +211,4 @@ def flush_commit(path: str, version: int) -> None:
     :param path: of the table; in a store there is nothing to do
     """
     if (local := local_path(path)) is not None:
-        LocalStorage(local).keep(f"_delta_log/{version:020d}.json")
+        LocalFiles(local).keep(f"_delta_log/{version:020d}.json")

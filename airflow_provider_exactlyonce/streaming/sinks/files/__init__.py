@@ -1,4 +1,4 @@
-"""The file sink: Parquet files of an attempt, and a log whose next record commits them.
+"""What is left of 0.1's file sink: its names, which mean a Delta table now, and the way of its files into one.
 
-Every file is read and written through ``storage``. ``write_ahead_log`` uses the same log.
+``convert-files`` uses the conversion; everything else is in the room of the Delta sink.
 """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_format
+from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_format, check_name
 from airflow_provider_exactlyonce.streaming.sinks.spi import TWO_PHASE_COMMIT, Sink
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class IcebergDeclaration(Sink):
             raise RefusedError(
                 f"IcebergSink({self.table!r}): name catalog, namespace and table, with dots between them"
             )
-        check_format("IcebergSink", self.name, self.compression, self.max_file_bytes)
+        check_name("IcebergSink", self.name)
+        check_format("IcebergSink", self.compression, self.max_file_bytes)
         if self.schema not in (FIXED, EVOLVE):
             raise RefusedError(f"IcebergSink(schema={self.schema!r}): {FIXED!r} or {EVOLVE!r}")
 

@@ -1,1 +1,1 @@
-"""The write-ahead log sink: a batch is committed to a file log, then delivered to a user's target."""
+"""The write-ahead log sink: a batch is committed as the next file of a log, then delivered to a user's target."""

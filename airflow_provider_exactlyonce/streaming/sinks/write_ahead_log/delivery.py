@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce import codec, failpoints
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, FencedError, invariant
-from airflow_provider_exactlyonce.streaming.sinks.files.log import COMMIT, FileLog, LogRecord
-from airflow_provider_exactlyonce.streaming.sinks.files.storage import Storage
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.log import COMMIT, FileLog, LogRecord
+from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.storage import Storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _NOTES: Final = "delivered"
+_OLD_NOTE: Final = "delivered.json"  # of version 0.1.0
 _NOTE: Final = re.compile(r"(\d{20})-(\d+)\.json")
 
 
@@ -213,7 +214,7 @@ class Delivery:
         if in_doubt:
             log.info("sink %s: the target has commit %d already", self._sink, entry.commit)
         else:
-            self._target.deliver(entry, self._rows(record))
+            self._target.deliver(entry, self._log.rows(record))
             failpoints.reach("after-delivery")
         self._check_superseded(run)
         passed, note = self._note, DeliveryProgress(commit=entry.commit, position=record.position)
@@ -241,13 +242,6 @@ class Delivery:
             raise BatchFailedError(f"the target does not say whether it has commit {entry.commit}")
         return found
 
-    def _rows(self, record: LogRecord) -> Iterator[pa.RecordBatch]:
-        import pyarrow.parquet as pq
-
-        for file in record.files:
-            with self._storage.open(file.name) as opened, pq.ParquetFile(opened) as parquet:
-                yield from parquet.iter_batches()
-
     def _forget(self, passed: DeliveryProgress, before: int) -> None:
         """Remove a note that was passed, and the oldest records with their files as far as they are delivered and old.
 
@@ -258,9 +252,7 @@ class Delivery:
             for record in self._log.following(self._oldest - 1):
                 if record.position >= before or record.written > time.time() - self._keep_seconds:
                     return
-                if record.attempt:
-                    self._storage.remove(f"{self._folder}/data/{record.attempt}")
-                self._log.remove(record.position)
+                self._log.remove(record)
                 self._oldest = record.position + 1
         except OSError as error:  # what is delivered must not be delivered again for this
             log.warning("sink %s: delivered commits could not be removed: %s", self._sink, error)
@@ -277,7 +269,15 @@ def read_note(storage: Storage, folder: str) -> DeliveryProgress:
         for name in names
         if (found := _NOTE.fullmatch(name))
     ]
-    with suppress(FileNotFoundError):  # where version 0.1.0 has noted it
-        body = json.loads(storage.read(f"{folder}/delivered.json"))
-        notes.append(codec.load(DeliveryProgress, body, storage.place(f"{folder}/delivered.json")))
+    with suppress(FileNotFoundError):
+        body = json.loads(storage.first_line(f"{folder}/{_OLD_NOTE}"))
+        notes.append(codec.load(DeliveryProgress, body, storage.place(f"{folder}/{_OLD_NOTE}")))
     return max(notes, key=lambda note: note.commit, default=DeliveryProgress())
+
+
+def has_notes(storage: Storage, folder: str) -> bool:
+    """Tell whether anything was ever delivered from a log.
+
+    :param folder: the sink's directory
+    """
+    return not {_NOTES, _OLD_NOTE}.isdisjoint(storage.names(folder))

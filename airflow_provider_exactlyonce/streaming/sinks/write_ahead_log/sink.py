@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_parquet
-from airflow_provider_exactlyonce.streaming.sinks.files.log import folder_of
-from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileCommitter, FileSink
-from airflow_provider_exactlyonce.streaming.sinks.files.storage import open_storage
+from airflow_provider_exactlyonce.exceptions import CommitUnknownError, RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.file_checks import check_parquet, check_place
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     WRITE_AHEAD_LOG,
     WRITE_AHEAD_LOG_ASKED,
     Sink,
-    SinkCommitter,
     SinkContext,
     SinkEntry,
 )
+from airflow_provider_exactlyonce.streaming.sinks.staged import StagedCommitter
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.delivery import (
     Delivery,
     DeliveryProgress,
     Target,
     read_note,
 )
+from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.log import (
+    CLAIM,
+    COMMIT,
+    FileLog,
+    LogRecord,
+    folder_of,
+)
+from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.storage import open_storage
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.types import StructType
 
 _SECONDS_PER_HOUR: Final = 3600
@@ -40,7 +49,8 @@ class WriteAheadLogSink(Sink):
 
     Exactly once when the target can be asked what it has, at least once otherwise; see :class:`Target`.
 
-    :param path: where the log is, as in :class:`~airflow_provider_exactlyonce.streaming.sinks.files.sink.FileSink`
+    :param path: where the log is: an absolute path that every driver sees, or a URL of fsspec whose store has
+        conditional writes: ``s3://``, ``gs://``, ``abfs://``
     :param target: gets the rows
     :param keep_hours: how long commits stay in the log after they were delivered; at least an hour
     :param wait_seconds: how long a batch waits for its delivery, so that a slow target slows the pipeline down; after
@@ -64,12 +74,8 @@ class WriteAheadLogSink(Sink):
                 f"WriteAheadLogSink(name={self.name!r}, keep_hours={self.keep_hours}): at least 1, or a frozen driver "
                 "could find its place in the log free"
             )
-        object.__setattr__(self, "path", self.files.path)
-
-    @property
-    def files(self) -> FileSink:
-        """The files that the log is made of."""
-        return FileSink(name=self.name, path=self.path, storage_options=self.storage_options)
+        object.__setattr__(self, "path", str(self.path))
+        check_place("WriteAheadLogSink", self.name, self.path)
 
     @property
     @override
@@ -86,8 +92,8 @@ class WriteAheadLogSink(Sink):
         check_parquet(columns, f"sink {self.name}")
 
     @override
-    def open(self, context: SinkContext) -> SinkCommitter:
-        return _WriteAheadLog(self, context.pipeline)
+    def open(self, context: SinkContext) -> WriteAheadLogCommitter:
+        return WriteAheadLogCommitter(self, context)
 
     def delivered(self, pipeline: str) -> DeliveryProgress:
         """Return how far the delivery is.
@@ -97,34 +103,91 @@ class WriteAheadLogSink(Sink):
         return read_note(open_storage(self.path, self.storage_options), folder_of(pipeline, self.name))
 
 
-class _WriteAheadLog(FileCommitter):
-    """Commits files, and has them delivered once the pipeline's ledger has the commit."""
+class WriteAheadLogCommitter(StagedCommitter):
+    """Commits a batch as the next record of the log, and has it delivered once the pipeline's ledger has the commit."""
 
-    def __init__(self, sink: WriteAheadLogSink, pipeline: str) -> None:
-        super().__init__(sink.files, pipeline)
+    def __init__(self, sink: WriteAheadLogSink, context: SinkContext) -> None:
+        super().__init__(sink, context)
         self._settings: Final = sink
+        self._folder_of_log: Final = folder_of(*self.key)
+        self._storage: Final = open_storage(sink.path, sink.storage_options)
+        self._log: Final = FileLog(self._storage, f"{self._folder_of_log}/log")
+        self._last: LogRecord | None = None
         self._delivery: Final = Delivery(
             sink.target,
             self._storage,
             self._log,
             sink=sink.name,
-            folder=self._folder,
+            folder=self._folder_of_log,
             keep_seconds=sink.keep_hours * _SECONDS_PER_HOUR,
         )
 
     @override
+    def entry_of(self, commit: int | None) -> SinkEntry | None:
+        last = self._log.last()  # no other commit is asked for: the audit reads the whole log
+        return last.entry if last else None
+
+    @override
     def claim(self, run: int) -> SinkEntry | None:
-        entry = super().claim(run)
-        with self._answering():
-            self._delivery.start(run)
-        return entry
+        super().claim(run)
+        # Not what is the newest now: a successor may have claimed since, and committed.
+        return self._last.entry if self._last else None
+
+    @override
+    def take_over(self, run: int) -> None:
+        self._last = None
+        self._storage.check_exclusive(self._folder_of_log)
+        while True:
+            last = self._log.last()
+            if last is not None and last.run > run:
+                raise self.superseded(run, last.run)
+            mine = LogRecord(
+                position=last.position + 1 if last else 1,
+                kind=CLAIM,
+                run=run,
+                entry=last.entry if last else None,
+                holds_rows=True,
+            )
+            try:
+                self._log.append(mine)
+            except FileExistsError:
+                continue
+            break
+        self._last = mine
+        self._log.remove_unfinished(mine.position)
+        self._delivery.start(run)
+
+    @override
+    def publish(self, entry: SinkEntry, rows: Iterator[pa.RecordBatch]) -> None:
+        content, attempt = _stream(rows), uuid.uuid4().hex
+        record = LogRecord(
+            position=self._last.position + 1,  # type: ignore[union-attr]  # it is claimed
+            kind=COMMIT,
+            run=entry.run,
+            entry=entry,
+            attempt=attempt,
+            holds_rows=True,
+            sha256=hashlib.sha256(content).hexdigest() if content else None,
+        )
+        try:
+            self._log.append(record, content)
+        except FileExistsError as error:
+            taken = self._log.read(record.position)
+            if taken.run > entry.run:
+                raise self.superseded(entry.run, taken.run) from error
+            if taken.attempt != attempt:  # else an answer was lost on the way, and this was written at the first try
+                raise CommitUnknownError(
+                    f"{self._log.place(taken.position)} is a {taken.kind} of run {taken.run} itself, which its last "
+                    "claim has not seen"
+                ) from error
+        self._last = record
 
     @override
     def settled(self, commit: int) -> None:
-        newest = self._known().entry
+        super().settled(commit)
+        newest = self._last.entry if self._last else None
         if newest is not None:
             self._delivery.up_to(min(commit, newest.commit), self._settings.wait_seconds)
-        super().settled(commit)  # it may fail, and its tidying can wait
 
     @property
     @override
@@ -133,19 +196,56 @@ class _WriteAheadLog(FileCommitter):
 
     @override
     def audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
-        note = read_note(self._storage, self._folder)
-        kept = list(commits)
-        positions = self._log.positions()
-        if positions and positions[0] > 1:
-            first = self._log.read(positions[0]).entry
-            kept = [entry for entry in kept if first is None or entry.commit >= first.commit]
-        yield from super().audit(kept)
-        target = self._settings.target
-        for entry in kept:
-            if entry.commit == note.commit and target.can_be_asked and not target.has(entry):
-                yield f"commit {entry.commit}: it was delivered, and the target does not have it"
+        note, target = read_note(self._storage, self._folder_of_log), self._settings.target
+        records: list[LogRecord] = []
+        for position in self._log.positions():
+            try:
+                records.append(self._log.read(position))
+            except FileNotFoundError:  # delivered, and removed meanwhile; otherwise it is a gap
+                continue
+            except RefusedError as error:
+                yield str(error)
+                return
+        for before, record in pairwise(records):
+            if record.position != before.position + 1:
+                yield f"{self._log.place(record.position)}: the record before it is missing"
+        found = {record.entry.commit: record for record in records if record.kind == COMMIT and record.entry}
+        # What was delivered leaves the log by its age.
+        oldest = records[0].entry.commit if records and records[0].position > 1 and records[0].entry else 0
+        for known in commits:
+            if known.commit < oldest:
+                continue
+            if known.commit not in found:
+                if known.commit > oldest:
+                    yield f"commit {known.commit}: the log has no record of it"
+                continue
+            yield from self._differences(found[known.commit], known)
+            if known.commit == note.commit and target.can_be_asked and not target.has(known):
+                yield f"commit {known.commit}: it was delivered, and the target does not have it"
 
     @override
     def close(self) -> None:
         self._delivery.stop(self._settings.drain_seconds)
-        super().close()
+
+    def _differences(self, record: LogRecord, known: SinkEntry) -> Iterator[str]:
+        place, changed = self._log.place(record.position), list(self._log.changed(record))
+        if record.entry is None or not record.entry.is_same_output(known):
+            yield f"commit {known.commit}: {place} has {record.entry}, the ledger {known}"
+        for name in changed:
+            yield f"commit {known.commit}: {name} is missing, or its rows are not those that were committed"
+        if not changed and (rows := sum(batch.num_rows for batch in self._log.rows(record))) != known.rows:
+            yield f"commit {known.commit}: {place} has {rows} rows, and the ledger says {known.rows}"
+
+
+def _stream(rows: Iterator[pa.RecordBatch]) -> bytes:
+    """Return the rows as a stream of Arrow, none when there are none."""
+    import pyarrow as pa
+
+    buffer, writer = pa.BufferOutputStream(), None
+    for batch in rows:
+        if writer is None:
+            writer = pa.ipc.new_stream(buffer, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd"))
+        writer.write_batch(batch)
+    if writer is not None:
+        writer.close()
+    return bytes(buffer.getvalue())

@@ -1,6 +1,6 @@
 """Per topic: a sum and a count of the records of several topics, or of a pattern's; its names come from the test.
 
-With ``TEST_FILES`` the rows go to files, too.
+With ``TEST_TABLE`` the rows go to a Delta table, too.
 """
 
 import os
@@ -8,9 +8,9 @@ import os
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from airflow_provider_exactlyonce.streaming import FileSink, KafkaSink, KafkaSource, TopicPattern, pipeline
+from airflow_provider_exactlyonce.streaming import DeltaSink, KafkaSink, KafkaSource, TopicPattern, pipeline
 
-asked, files = os.environ["TEST_SOURCE"], os.environ.get("TEST_FILES")
+asked, table = os.environ["TEST_SOURCE"], os.environ.get("TEST_TABLE")
 
 
 @pipeline(
@@ -23,7 +23,7 @@ asked, files = os.environ["TEST_SOURCE"], os.environ.get("TEST_FILES")
     ),
     sink=[
         KafkaSink(os.environ["TEST_SINK"], key="source"),
-        *([FileSink(name="files", path=files)] if files else []),
+        *([DeltaSink(name="lake", path=table)] if table else []),
     ],
     output_mode="update",
 )

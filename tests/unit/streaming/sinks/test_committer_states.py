@@ -17,7 +17,6 @@ from airflow_provider_exactlyonce.streaming.sinks.committer_states import (
     CommitterState,
 )
 from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
-from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileSink
 from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkAttempt, SinkContext, SinkEntry
 
 STATE, EVENT = CommitterState, CommitterEvent
@@ -61,12 +60,9 @@ class Calls:
         self.committer.abort()
 
 
-@pytest.fixture(params=["files", "delta"])
-def calls(request: pytest.FixtureRequest, tmp_path: Path) -> Calls:
-    path = str(tmp_path)
-    return Calls(
-        FileSink(path=path, name="s") if request.param == "files" else DeltaSink(path=path, name="s"), tmp_path
-    )
+@pytest.fixture
+def calls(tmp_path: Path) -> Calls:
+    return Calls(DeltaSink(path=str(tmp_path), name="s"), tmp_path)
 
 
 @pytest.mark.parametrize("state", STATE)
@@ -99,7 +95,7 @@ def test_an_abort_ends_an_attempt_and_does_nothing_where_there_is_none(calls: Ca
 def test_a_claim_that_fails_leaves_nothing_claimed(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     calls("claim", "begin")
     refuse: Callable[..., object] = lambda *_: (_ for _ in ()).throw(OSError("gone"))  # noqa: E731
-    lists = {"_attempts": "notes", "_files": "names", "_storage": "names"}
+    lists = {"_attempts": "notes", "_files": "names"}
     part = next(name for name in lists if hasattr(calls.committer, name))
     monkeypatch.setattr(getattr(calls.committer, part), lists[part], refuse)
     with pytest.raises(Exception, match="does not answer"):

@@ -20,6 +20,7 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
 )
 from airflow_provider_exactlyonce.streaming import DeltaSink
+from airflow_provider_exactlyonce.streaming.sinks.delta import log as delta_log
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext
 from tests.integration.streaming.sinks.delta.runs import (
@@ -176,6 +177,32 @@ def test_a_commit_whose_answer_is_lost_until_a_successor_has_committed_keeps_its
     with pytest.raises(FencedError):
         live.committer.claim(1)
     assert ids(table) == [0, 1, 2, 3]
+
+
+def test_a_commit_that_a_claim_finds_is_on_disk_before_the_claim_says_so(
+    sink: DeltaSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr(delta_log, "flush_commit", lambda path, version: kept.append(version))
+    live = Live(sink, tmp_path)
+    entry, real = live.stage(rows(0, 2)), DeltaLog.append
+
+    def silent(log: DeltaLog) -> None:
+        raise ConnectionError("no answer")
+
+    with monkeypatch.context() as patched:
+
+        def append(log: DeltaLog, *given: Any) -> None:
+            real(log, *given)
+            patched.setattr(DeltaLog, "refresh", silent)
+            raise ConnectionError("the answer was lost")
+
+        patched.setattr(DeltaLog, "append", append)
+        with pytest.raises(CommitUnknownError):
+            live.committer.commit(entry)
+    assert kept == [0, 1], "the table, and the claim"
+    assert live.committer.claim(1) == entry
+    assert kept == [0, 1, 3, 2], "another claim, and the commit before it"
 
 
 def test_a_commit_whose_request_is_lost_is_in_doubt_until_a_claim(

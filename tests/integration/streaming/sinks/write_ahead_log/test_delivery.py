@@ -20,7 +20,7 @@ import pytest
 from pyspark.sql.types import LongType, StructType, VariantType
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.exceptions import CommitUnknownError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkContext, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import delivery
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.delivery import Target
@@ -51,6 +51,10 @@ class FolderTarget(Target):
         return (self.folder / f"{entry.commit}.json").exists()
 
 
+def delivered_rows(sink: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in sink.target.folder.glob("*.json") for line in file.read_text().splitlines()]
+
+
 @dataclass(frozen=True)
 class AppendingTarget(Target):
     """One file that only grows, and nobody knows what is in it."""
@@ -69,7 +73,7 @@ class TestWriteAheadLog(SinkConformance):
 
     @pytest.fixture(autouse=True)
     def calls_can_fail(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        faulty_targets.storages(monkeypatch)
+        faulty_targets.write_ahead_logs(monkeypatch)
 
     def make_sink(self, folder: Path) -> WriteAheadLogSink:
         (folder / "target").mkdir()
@@ -78,14 +82,12 @@ class TestWriteAheadLog(SinkConformance):
         )
 
     def visible(self, sink: Any) -> Iterable[Mapping[str, Any]]:
-        return [
-            json.loads(line) for file in sink.target.folder.glob("*.json") for line in file.read_text().splitlines()
-        ]
+        return delivered_rows(sink)
 
     def staged(self, sink: Any) -> Iterable[str]:
-        known = set(sink.files.table(PIPELINE).paths())
-        found = [str(file) for file in Path(sink.path).rglob("*.parquet")]
-        return [name for name in found if name not in known and "-other." not in name]
+        folder = Path(sink.path)
+        left = [*folder.parent.glob("home/sinks/log/staging/*/*/*"), *folder.rglob("log/.*"), *folder.rglob("probe-*")]
+        return [str(name) for name in left]
 
     def set_back(self, sink: Any, folder: Path) -> Callable[[], None]:
         backup = shutil.copytree(sink.path, folder / "backup", dirs_exist_ok=True)
@@ -123,6 +125,10 @@ def commit(committer: SinkCommitter, number: int, run: int = 1, *, settle: bool 
     committer.commit(entry_of(number, run))
     if settle:
         committer.settled(number)
+
+
+def records_of(sink: WriteAheadLogSink) -> list[Path]:
+    return sorted(Path(sink.path).rglob("log/*.json"))
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -245,15 +251,14 @@ def test_delivered_commits_leave_the_log_by_age_and_the_rest_is_sound(tmp_path: 
     with closing(open_run(sink, tmp_path, 1)) as committer:
         for number in range(1, 6):
             commit(committer, number)
-        for record in list((tmp_path / "wal").rglob("log/*.json"))[:]:
-            body = json.loads(record.read_text())
-            if body["position"] <= 4:
-                record.write_text(json.dumps({**body, "written": body["written"] - 25 * 3600}))
+        for record in records_of(sink)[:4]:
+            line, _, rows = record.read_bytes().partition(b"\n")
+            body = json.loads(line)
+            record.write_bytes(json.dumps({**body, "written": body["written"] - 25 * 3600}).encode() + b"\n" + rows)
         commit(committer, 6)
         entries = [entry_of(number, 1) for number in range(1, 7)]
         assert list(committer.audit(entries)) == []
-        assert [entry.commit for entry in sink.files.table(PIPELINE).history()] == [4, 5, 6]
-        assert len(list((tmp_path / "wal").rglob("*.parquet"))) == 3
+        assert [int(record.stem) for record in records_of(sink)] == [5, 6, 7], "those of commits 4, 5 and 6"
         (target.folder / "6.json").unlink()
         assert list(committer.audit(entries)) == ["commit 6: it was delivered, and the target does not have it"]
     with closing(open_run(sink, tmp_path, 2)) as committer:
@@ -422,3 +427,92 @@ def test_a_note_of_version_0_1_0_is_read(tmp_path: Path) -> None:
     with closing(open_run(unasked, tmp_path, 2)) as committer:
         commit(committer, 3, 2)
     assert (tmp_path / "others").read_text().split() == [str(number) for number in range(30, 40)]
+
+
+@pytest.fixture
+def audited(tmp_path: Path) -> Iterator[tuple[WriteAheadLogSink, SinkCommitter, list[SinkEntry]]]:
+    sink = asked_sink(tmp_path)
+    with closing(open_run(sink, tmp_path, 1)) as committer:
+        for number in (1, 2, 3):
+            commit(committer, number)
+        entries = [entry_of(number, 1) for number in (1, 2, 3)]
+        assert list(committer.audit(entries)) == []
+        yield sink, committer, entries
+
+
+def test_the_audit_names_a_record_whose_rows_are_changed_or_cut(
+    audited: tuple[WriteAheadLogSink, SinkCommitter, list[SinkEntry]],
+) -> None:
+    sink, committer, entries = audited
+    _, first, second, _ = records_of(sink)
+    content = first.read_bytes()
+    first.write_bytes(content[:-40] + bytes([content[-40] ^ 1]) + content[-39:])
+    second.write_bytes(second.read_bytes()[:-1])
+    found = list(committer.audit(entries))
+    assert found == [
+        f"commit 1: {first} is missing, or its rows are not those that were committed",
+        f"commit 2: {second} is missing, or its rows are not those that were committed",
+    ]
+
+
+def test_the_audit_names_a_record_that_is_missing_or_torn(
+    audited: tuple[WriteAheadLogSink, SinkCommitter, list[SinkEntry]],
+) -> None:
+    sink, committer, entries = audited
+    _, first, second, _ = records_of(sink)
+    first.rename(first.with_name(f".{first.name}"))
+    found = list(committer.audit(entries))
+    assert found == [f"{second}: the record before it is missing", "commit 1: the log has no record of it"]
+    second.write_bytes(second.read_bytes()[:20])
+    assert f"{second} is no record of a sink's log" in next(iter(committer.audit(entries)))
+
+
+def test_a_commit_beside_a_record_of_the_same_run_says_what_it_is(tmp_path: Path) -> None:
+    sink = asked_sink(tmp_path)
+    said = "is a claim of run 1 itself, which its last claim has not seen"
+    with (
+        closing(open_run(sink, tmp_path, 1)) as first,
+        closing(open_run(sink, tmp_path, 1)),
+        pytest.raises(CommitUnknownError, match=said),
+    ):
+        commit(first, 1)
+
+
+def test_what_a_killed_process_left_of_a_record_goes_with_the_next_claim(tmp_path: Path) -> None:
+    sink = asked_sink(tmp_path)
+    with closing(open_run(sink, tmp_path, 1)) as committer:
+        commit(committer, 1)
+    log = records_of(sink)[0].parent
+    dead, later = log / f".{2:020d}.json.{'a' * 32}", log / f".{9:020d}.json.{'b' * 32}"
+    dead.touch()
+    later.touch()
+    open_run(sink, tmp_path, 2).close()
+    assert not dead.exists()
+    assert later.exists(), "somebody may be about to create what comes after the claim"
+
+
+RELEASE = Path(__file__).parents[4] / "releases" / "0.1.0" / "write-ahead-log"
+
+
+def test_a_log_of_version_0_1_0_is_gone_on_with_and_what_it_had_not_delivered_is_once(tmp_path: Path) -> None:
+    """Its target has commits 1 and 2; it was killed in commit 5."""
+    shutil.copytree(RELEASE, tmp_path / "wal")
+    for record in (tmp_path / "wal").rglob("log/*.json"):
+        record.write_text(json.dumps({**json.loads(record.read_text()), "written": 0}))
+    (tmp_path / "lines.commits").write_text("1\n2\n")
+    sink = WriteAheadLogSink(
+        name="endpoint", path=str(tmp_path / "wal"), target=AskedTarget(tmp_path / "lines"), wait_seconds=HANG_SECONDS
+    )
+    context = SinkContext(pipeline="shop-archive", home=tmp_path)
+    assert sink.delivered("shop-archive").commit == 2
+    with closing(sink.open(context)) as committer:
+        newest = committer.claim(2)
+        assert newest is not None and (newest.commit, newest.run) == (4, 1)
+        committer.settled(4)
+        commit(committer, 5, 2)
+        assert list(committer.audit([newest, entry_of(5, 2)])) == []
+    assert sink.target.commits() == [1, 2, 3, 4, 5]  # type: ignore[attr-defined]
+    delivered = [int(line) for line in (tmp_path / "lines").read_text().split()]
+    assert delivered == [*range(8, 16), *range(50, 60)]
+    assert [int(record.stem) for record in records_of(sink)] == [6, 7], "what was delivered leaves it by its age"
+    assert sorted(file.parent.name for file in (tmp_path / "wal").rglob("*.parquet")) == ["r1-c5-a1"]

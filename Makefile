@@ -19,7 +19,7 @@ STAMP := .venv/.ready-for-$(notdir $(PYTHON))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test pytest test-all test-registry docs crash-matrix test-cluster durations lint format lock checksums bench-commit bench-gates bench-lakehouse bench-ledger bench-peers bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
+.PHONY: help setup demo check test pytest test-all test-registry docs crash-matrix test-cluster durations lint format lock checksums bench-commit bench-gates bench-iceberg bench-lakehouse bench-ledger bench-peers bench-postgres bench-restart bench-restore bench-savepoint bench-sequencer bench-sink bench-state model wheel clean clean-cache
 
 help: ## list what there is
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -82,6 +82,9 @@ bench-commit: setup ## measure what a commit costs a batch, and how soon a reade
 
 bench-gates: setup ## measure what 500 waiting gates cost a triggerer, and how soon the next task is queued
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/gates.py $(ARGS)
+
+bench-iceberg: setup ## measure the Iceberg sink beside a plain Parquet write of the same rows, and commits into a table that grows
+	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/iceberg.py $(ARGS)
 
 bench-lakehouse: setup ## measure the Delta sink beside a plain Parquet write and Spark's own Delta write of the same rows, and a commit into a large table
 	@PYTHONPATH=. $(VENV_PYTHON) benchmarks/lakehouse.py $(ARGS)

@@ -8,10 +8,13 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 import sqlalchemy as sa
+from pyiceberg.catalog.sql import SqlCatalog
 
 from airflow_provider_exactlyonce.streaming.sinks.delta import committer as delta_committer
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import open_files
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import TableFiles
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import sink as write_ahead_log
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.storage import open_storage
 from airflow_provider_exactlyonce.testing.fault_injection import InjectedFaultError, target_call
@@ -67,6 +70,20 @@ def delta(monkeypatch: pytest.MonkeyPatch) -> None:
     for step in ("open", "refresh", "create", "append"):
         monkeypatch.setattr(DeltaLog, step, faulty(f"log-{step}", getattr(DeltaLog, step)))
     monkeypatch.setattr(delta_committer, "open_files", lambda path, options: FaultyTable(open_files(path, options)))
+
+
+def iceberg(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the catalog and the files of the Iceberg sink's table fail."""
+
+    def faulty(step: str, real: Callable[..., _T]) -> Callable[..., _T]:
+        return lambda *given, **named: target_call(f"storage.{step}", lambda: real(*given, **named))
+
+    for step in ("open", "refresh", "create"):
+        monkeypatch.setattr(IcebergTable, step, faulty(f"catalog-{step}", getattr(IcebergTable, step)))
+    # A client that repeats a request repeats what it requires, too.
+    monkeypatch.setattr(SqlCatalog, "commit_table", faulty("catalog-commit", SqlCatalog.commit_table))
+    for step in ("replace", "remove", "remove_below", "read", "below", "size", "keep"):
+        monkeypatch.setattr(TableFiles, step, faulty(step, getattr(TableFiles, step)))
 
 
 class FaultyPostgres(psycopg.Connection[Any]):

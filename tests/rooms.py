@@ -35,6 +35,7 @@ ROOMS: dict[str, set[str]] = {
     "streaming.registry": {"state", "streaming.settings", "streaming.spark"},
     "streaming.sinks.kafka": {"kafka", "streaming.registry"},
     "streaming.sinks.delta": {"streaming.settings", "streaming.sinks"},
+    "streaming.sinks.iceberg": {"streaming.sinks"},
     "streaming.sinks.postgres": {"streaming.settings", "streaming.sinks", "streaming.spark"},
     "streaming.sinks.upsert": {"streaming.sinks", "streaming.spark"},
     "streaming.sinks.write_ahead_log": {"streaming.sinks"},
@@ -65,7 +66,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "streaming": {
         *("ledger", "checkpoint", "streaming.job", "streaming.keyed", "streaming.declaration", "streaming.sinks"),
-        *(f"streaming.sinks.{name}" for name in ("delta", "files", "kafka", "postgres", "upsert", "write_ahead_log")),
+        *(f"streaming.sinks.{name}" for name in ("delta", "files", "iceberg", "kafka")),
+        *(f"streaming.sinks.{name}" for name in ("postgres", "upsert", "write_ahead_log")),
         "streaming.registry",
     },
     "testing": {

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
     from airflow_provider_exactlyonce.streaming.sinks.files.file_table import FileTable
     from airflow_provider_exactlyonce.streaming.sinks.files.sink import FileSink
+    from airflow_provider_exactlyonce.streaming.sinks.iceberg.sink import IcebergSink
     from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
     from airflow_provider_exactlyonce.streaming.sinks.postgres.sink import PostgresSink
     from airflow_provider_exactlyonce.streaming.sinks.spi import Share, Sink
@@ -38,6 +39,7 @@ __all__ = [
     "DeltaSink",
     "FileSink",
     "FileTable",
+    "IcebergSink",
     "KafkaSink",
     "KafkaSource",
     "KeyedStream",
@@ -67,6 +69,7 @@ _HOMES: Final = {
     "DeltaSink": "sinks.delta.sink",
     "FileSink": "sinks.files.sink",
     "FileTable": "sinks.files.file_table",
+    "IcebergSink": "sinks.iceberg.sink",
     "KafkaSink": "sinks.kafka.sink",
     "KafkaSource": "job.kafka_source",
     "KeyedStream": "keyed.keyed_stream",

@@ -50,6 +50,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = {
         "docs/postgres-sink",
         "docs/delta-sink",
         "docs/lakehouse",
+        "docs/iceberg-sink",
         "docs/file-sink",
         "docs/write-ahead-log",
         "docs/several-sinks",

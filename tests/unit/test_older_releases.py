@@ -38,6 +38,8 @@ from airflow_provider_exactlyonce.ledger import ranges, records
 from airflow_provider_exactlyonce.policies.termination import Bound, RunTarget
 from airflow_provider_exactlyonce.streaming.driver.stop_condition import Goal
 from airflow_provider_exactlyonce.streaming.sinks.delta.ledger import AttemptNote
+from airflow_provider_exactlyonce.streaming.sinks.iceberg import attempts
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import LedgerProperty
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import delivery
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.log import FileLog
@@ -227,6 +229,14 @@ KINDS: dict[str, Kind] = {
     "sinks/delta-note.json": Kind(
         lambda of: AttemptNote.decoded((of / "sinks/delta-note.json").read_bytes(), "delta-note.json"),
         lambda note: json.loads(note.encoded()),
+    ),
+    "sinks/iceberg-note.json": Kind(
+        lambda of: attempts.AttemptNote.decoded((of / "sinks/iceberg-note.json").read_bytes(), "iceberg-note.json"),
+        lambda note: json.loads(note.encoded()),
+    ),
+    "sinks/iceberg-property.json": Kind(
+        lambda of: LedgerProperty.decoded((of / "sinks/iceberg-property.json").read_text(), "iceberg-property.json"),
+        lambda found: json.loads(found.encoded()),
     ),
     "sinks/delivered.json": Kind(lambda of: delivery.read_note(LocalStorage(str(of)), "sinks"), asdict),
     "assets/range.json": Kind(
@@ -426,7 +436,8 @@ WRITTEN: Mapping[str, str | None] = {
 #: The dataclasses that are made of what was stored, by the part of the fixtures that has them.
 LOADED: Mapping[str, str | None] = {
     "LogRecord": "log-",
-    "AttemptNote": "delta-note",
+    "AttemptNote": "-note.json",
+    "LedgerProperty": "iceberg-property",
     "SinkEntry": "entry.json",
     "DeliveryProgress": "delivered.json",
     "Done": "steps.json",

@@ -22,12 +22,21 @@ _LEAST_FILE_BYTES: Final = 2**20
 
 
 def check_declaration(kind: str, name: str, path: str, compression: str, max_file_bytes: int) -> None:
-    """Check what a user declares.
+    """Check what a user declares of a sink that writes below a path.
 
     :param kind: the sink's class, for messages
     :raises RefusedError: naming the parameter, its value and what is accepted
     """
     check_place(kind, name, path)
+    check_format(kind, compression, max_file_bytes)
+
+
+def check_format(kind: str, compression: str, max_file_bytes: int) -> None:
+    """Check how a sink's files are to be written.
+
+    :param kind: the sink's class, for messages
+    :raises RefusedError: naming the parameter, its value and what is accepted
+    """
     if compression not in CODECS:
         raise RefusedError(f"{kind}(compression={compression!r}): one of {', '.join(CODECS)}")
     if max_file_bytes < _LEAST_FILE_BYTES:
@@ -40,12 +49,21 @@ def check_place(kind: str, name: str, path: str) -> None:
     :param kind: the sink's class, for messages
     :raises RefusedError: naming the parameter, its value and what is accepted
     """
-    if not _NAME.fullmatch(name):
-        raise RefusedError(f"{kind}(name={name!r}): lower-case letters, digits, - and _, at most 63")
+    check_name(kind, name)
     if _SECRET_IN_URL.search(path):
         raise RefusedError(f"{kind}(name={name!r}): path has credentials in it; give them in storage_options")
     if not path.startswith("/") and "://" not in path:
         raise RefusedError(f"{kind}(path={path!r}) is neither an absolute path nor a URL")
+
+
+def check_name(kind: str, name: str) -> None:
+    """Check a sink's name.
+
+    :param kind: the sink's class, for messages
+    :raises RefusedError: naming its value and what is accepted
+    """
+    if not _NAME.fullmatch(name):
+        raise RefusedError(f"{kind}(name={name!r}): lower-case letters, digits, - and _, at most 63")
 
 
 def check_partitions(columns: StructType, partition_by: Sequence[str], where: str) -> None:

@@ -25,12 +25,13 @@ from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformanc
 from tests.integration.postgres import test_conformance as of_postgres
 from tests.integration.streaming.sinks import test_own_sink as of_own
 from tests.integration.streaming.sinks.delta import test_conformance as of_delta
+from tests.integration.streaming.sinks.iceberg import test_conformance as of_iceberg
 from tests.integration.streaming.sinks.upsert import test_sink as of_upsert
 from tests.integration.streaming.sinks.write_ahead_log import test_delivery as of_write_ahead_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-forks = of_delta.forks  # a fixture of its sink's tests
+forks = of_delta.forks  # a fixture of its sink's tests, and of the Iceberg sink's
 
 SEED = int(os.environ.get("EXACTLYONCE_FAULT_SEED", "1"))
 TRIPLES = int(os.environ.get("EXACTLYONCE_FAULT_TRIPLES", "300"))
@@ -80,6 +81,7 @@ def all_faults_of(tests: type[SinkConformance]) -> type[SinkConformance]:
 TestDelta = all_faults_of(of_delta.TestDeltaSink)
 TestDeltaPartitions = all_faults_of(of_delta.TestDeltaPartitions)
 TestDeltaUpserts = all_faults_of(of_delta.TestDeltaUpserts)
+TestIceberg = all_faults_of(of_iceberg.TestIcebergSink)
 TestOwnSink = all_faults_of(of_own.TestSqliteSink)
 TestPostgres = all_faults_of(of_postgres.TestPostgresSink)
 TestPostgresUpserts = all_faults_of(of_postgres.TestPostgresUpserts)

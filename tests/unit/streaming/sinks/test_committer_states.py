@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.streaming.sinks.committer_states import (
     CommitterState,
 )
 from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkAttempt, SinkContext, SinkEntry
 
 STATE, EVENT = CommitterState, CommitterEvent
 #: How a committer gets into each state.
@@ -35,7 +35,7 @@ ENTRY: Final = SinkEntry(commit=1, run=1, lineage="L", batch=0, source={}, rows=
 class Calls:
     """Calls a committer by the names of its steps."""
 
-    def __init__(self, sink: DeltaSink, folder: Path) -> None:
+    def __init__(self, sink: Sink, folder: Path) -> None:
         self.committer: Any = sink.open(SinkContext(pipeline="p", home=folder))
         self.committer.expect_columns(StructType().add("id", LongType()))
 
@@ -95,7 +95,9 @@ def test_an_abort_ends_an_attempt_and_does_nothing_where_there_is_none(calls: Ca
 def test_a_claim_that_fails_leaves_nothing_claimed(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     calls("claim", "begin")
     refuse: Callable[..., object] = lambda *_: (_ for _ in ()).throw(OSError("gone"))  # noqa: E731
-    monkeypatch.setattr(calls.committer._files, "names", refuse)
+    lists = {"_attempts": "notes", "_files": "names"}
+    part = next(name for name in lists if hasattr(calls.committer, name))
+    monkeypatch.setattr(getattr(calls.committer, part), lists[part], refuse)
     with pytest.raises(Exception, match="does not answer"):
         calls("claim")
     assert calls() is STATE.UNCLAIMED

@@ -1,0 +1,215 @@
+"""One table of a catalog through pyiceberg: its newest metadata, and the next snapshot, if nobody else has written one.
+
+This is all that knows pyiceberg's transactions. Their own commit is not used: it repeats an append on top of whatever
+others have written, a successor's commit of the same batch among it; and when it is told that an append has failed, it
+deletes the manifests, though a request whose answer was lost may have been carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    NotInstalledError,
+)
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, SetPropertiesUpdate
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import TableFiles
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.io import FileIO
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.table.update import TableRequirement, TableUpdate
+
+    from airflow_provider_exactlyonce.streaming.sinks.iceberg.schema import NewColumn
+
+_MAIN: Final = "main"
+_DATA: Final = "write.data.path"
+#: Manifests are merged when there are many, as Iceberg's own default has it; pyiceberg's has not.
+_MERGE: Final = "commit.manifest-merge.enabled"
+
+#: Properties of the table, by the id and the sequence number of the snapshot that they are written with.
+Properties = Callable[[int, int], Mapping[str, str]]
+
+
+class IcebergTable:
+    """One table, as it was when it was last looked at.
+
+    :param name: the catalog's, the namespace's and the table's, with dots
+    :param properties: of the catalog
+    """
+
+    def __init__(self, name: str, properties: Mapping[str, str]) -> None:
+        self._catalog_name, _, identifier = name.partition(".")
+        self._identifier: Final = tuple(identifier.split("."))
+        self._properties: Final = dict(properties)
+        self._catalog: Catalog | None = None
+        self._table: Table | None = None
+        self._files: TableFiles | None = None
+        self._kept: tuple[TableMetadata | None, dict[int, Snapshot]] = (None, {})
+
+    @property
+    def metadata(self) -> TableMetadata:
+        """The table's metadata as it was when it was last looked at."""
+        return self._opened.metadata
+
+    @property
+    def head(self) -> int | None:
+        """The id of main's newest snapshot, None when there is none; as it was when it was last looked at."""
+        return self.metadata.current_snapshot_id
+
+    @property
+    def io_properties(self) -> dict[str, str]:
+        """What a client of the store needs to know, credentials too."""
+        return dict(self.io.properties)
+
+    @property
+    def io(self) -> FileIO:
+        """Pyiceberg's own client of the store."""
+        return self._opened.io
+
+    @property
+    def files(self) -> TableFiles:
+        """The store of the table."""
+        if self._files is None or self._files.properties != self.io_properties:  # a catalog may give new credentials
+            self._files = TableFiles(self.io_properties)
+        return self._files
+
+    @property
+    def data_location(self) -> str:
+        """Where the table's data files go."""
+        return str(self.metadata.properties.get(_DATA, f"{self.metadata.location}/data")).rstrip("/")
+
+    def open(self) -> bool:
+        """Look at the newest metadata; returns whether there is a table.
+
+        :raises RefusedError: when the catalog's properties make none
+        """
+        if self._catalog is None:
+            self._catalog = self._load_catalog()
+        self._table = None
+        try:
+            self._table = self._catalog.load_table(self._identifier)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return False
+        return True
+
+    def refresh(self) -> None:
+        """Look at the newest metadata of the table, which has to be there.
+
+        :raises NoSuchTableError: when it is not
+        """
+        invariant(self._catalog is not None, "a table is opened before it is looked at again")
+        self._table = self._catalog.load_table(self._identifier)  # type: ignore[union-attr]
+
+    def create(self, schema: Schema, spec: PartitionSpec) -> None:
+        """Create the table, and its namespace; it fails when somebody else has."""
+        invariant(self._catalog is not None, "a table is looked for before it is made")
+        catalog: Catalog = self._catalog  # type: ignore[assignment]
+        if not catalog.namespace_exists(self._identifier[:-1]):
+            with suppress(NamespaceAlreadyExistsError):  # made meanwhile
+                catalog.create_namespace(self._identifier[:-1])
+        catalog.create_table(self._identifier, schema, partition_spec=spec)
+
+    def history(self) -> Iterator[Snapshot]:
+        """Yield main's snapshots from the newest back, as far as they are kept and follow each other."""
+        of, kept = self._kept
+        if of is not self.metadata:
+            kept = {snapshot.snapshot_id: snapshot for snapshot in self.metadata.snapshots}
+            self._kept = (self.metadata, kept)
+        at = self.metadata.current_snapshot_id
+        while at is not None and (snapshot := kept.get(at)) is not None:
+            yield snapshot
+            at = snapshot.parent_snapshot_id
+
+    def current_files(self) -> Iterator[DataFile]:
+        """Yield the files of main's newest snapshot."""
+        snapshot = self.metadata.current_snapshot()
+        for manifest in snapshot.manifests(self.io) if snapshot is not None else ():
+            for entry in manifest.fetch_manifest_entry(self.io):
+                yield entry.data_file
+
+    def append(self, files: Sequence[DataFile], summary: Mapping[str, str], properties: Properties) -> None:
+        """Write the snapshot after the one last looked at; it fails when there is another. Nobody knows when it fails.
+
+        :param files: what it adds to the table
+        :param summary: what it says of itself
+        :param properties: of the table, which become visible with it
+        """
+        draft = _Draft(self._opened)
+        append = draft.update_snapshot(snapshot_properties=dict(summary)).merge_append()
+        for file in files:
+            append.append_data_file(file)
+        append.commit()
+        new_properties = properties(append.snapshot_id, self.metadata.next_sequence_number())
+        self._commit((*draft._updates, SetPropertiesUpdate(updates=dict(new_properties))), draft._requirements)
+
+    def add_columns(self, columns: Sequence[NewColumn]) -> None:
+        """Add columns, if main has no other snapshot than the one last looked at; as :meth:`append`."""
+        draft = _Draft(self._opened)
+        update = draft.update_schema()
+        for column in columns:
+            update.add_column(column.name, column.type)
+        update.commit()
+        unmoved = AssertRefSnapshotId(ref=_MAIN, snapshot_id=self.head)  # type: ignore[call-arg]
+        self._commit(draft._updates, (*draft._requirements, unmoved))
+
+    def _load_catalog(self) -> Catalog:
+        try:
+            return load_catalog(self._catalog_name, **self._properties)
+        except (ValueError, ImportError, NotInstalledError) as error:
+            # Pyiceberg puts all properties into its message.
+            names = ", ".join(sorted(self._properties)) or "none"
+            raise RefusedError(
+                f"catalog {self._catalog_name!r} can't be opened ({type(error).__name__}). Type and uri have to "
+                f"be in catalog_properties, which has {names}, or in pyiceberg's configuration; and what pyiceberg "
+                "needs for that type has to be installed"
+            ) from None
+
+    def _commit(self, updates: Sequence[TableUpdate], requirements: Sequence[TableRequirement]) -> None:
+        # What pyiceberg's own commit does once for each try; it would try again, and delete.
+        table = self._opened
+        table._do_commit(
+            updates=tuple(updates), requirements=(*requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
+        )
+        self.files.keep_metadata(table)
+
+    @property
+    def _opened(self) -> Table:
+        invariant(self._table is not None, "a table is opened before it is asked")
+        return self._table  # type: ignore[return-value]
+
+
+class _Draft(Transaction):
+    """Updates that are staged, and committed by somebody else."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
+        properties = {_MERGE: "true", **table.metadata.properties}
+        self._metadata: Final = table.metadata.model_copy(update={"properties": properties})
+
+    @property
+    @override
+    def table_metadata(self) -> TableMetadata:
+        # The base class copies all of it at each look, with every snapshot; nothing here builds on a staged update.
+        return self._metadata
+
+
+def is_refused(error: Exception) -> bool:
+    """Tell whether a catalog has answered that it has not committed, this time."""
+    return isinstance(error, CommitFailedException)

@@ -1,0 +1,193 @@
+"""The sink's own ledger in a table: what its snapshots say, and a property of the table.
+
+Every snapshot of the sink says in its summary which run wrote it, and what the newest commit was then. A property of
+the table, written with each of them, says the same. Snapshots expire, and the property stays; the table is set back to
+an older snapshot, and the property is not. So main's snapshots are asked first, and the property when none of the
+sink's is left among them. That a higher run has claimed is known from whichever says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_exactlyonce import codec
+from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
+
+if TYPE_CHECKING:
+    from pyiceberg.table.snapshots import Snapshot
+
+_SCHEMA: Final = 1
+_PREFIX: Final = "exactlyonce"
+_SINK: Final = f"{_PREFIX}.sink"
+_RUN: Final = f"{_PREFIX}.run"
+_COMMIT: Final = f"{_PREFIX}.commit"
+_ATTEMPT: Final = f"{_PREFIX}.attempt"
+_ENTRY: Final = f"{_PREFIX}.entry"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Committed:
+    """A commit that the table has.
+
+    :param attempt: which made it
+    """
+
+    attempt: str
+    entry: SinkEntry
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """What a snapshot says of it."""
+        return {_ATTEMPT: self.attempt, _ENTRY: self.entry.to_json()}
+
+    @classmethod
+    def from_summary(cls, summary: Mapping[str, str]) -> Committed | None:
+        """Read what :attr:`summary` gave, None when there was no commit yet."""
+        if _ENTRY not in summary:
+            return None
+        return cls(attempt=summary[_ATTEMPT], entry=SinkEntry.from_json(summary[_ENTRY]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerProperty:
+    """What the table's property says.
+
+    :param run: the highest that has claimed
+    :param highest: the highest number that was ever committed; it stays when the table is set back
+    :param snapshot: which the property was written with
+    :param sequence: its sequence number
+    :param newest: the newest commit, None when there was none
+    """
+
+    run: int
+    highest: int
+    snapshot: int
+    sequence: int
+    newest: Committed | None = None
+
+    def encoded(self) -> str:
+        """Return its JSON."""
+        newest = self.newest.summary if self.newest else None
+        return json.dumps({"schema": _SCHEMA, **vars(self), "newest": newest}, separators=(",", ":"))
+
+    @classmethod
+    def decoded(cls, text: str, what: str) -> LedgerProperty:
+        """Read what :meth:`encoded` gave.
+
+        :param what: how people find it
+        :raises RefusedError: when it can't be read
+        """
+        try:
+            body = json.loads(text)
+            codec.check_schema(body, what, (_SCHEMA,))
+            newest = Committed.from_summary(body["newest"]) if body["newest"] else None
+            return codec.load(cls, {**body, "newest": newest}, what)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RefusedError(f"{what} is not what this sink writes: {error}. Put it back from a backup") from error
+
+
+class SinkLedger:
+    """What one sink of one pipeline has in a table.
+
+    :param where: sink and table, for messages
+    """
+
+    def __init__(self, table: IcebergTable, pipeline: str, sink: str, where: str) -> None:
+        self._table: Final = table
+        self._where: Final = where
+        self._name: Final = f"{pipeline}/{sink}"
+        self._property: Final = f"{_PREFIX}.{pipeline}.{sink}"
+
+    @property
+    def record(self) -> LedgerProperty | None:
+        """What the table's property says; as of the metadata last looked at."""
+        text = self._table.metadata.properties.get(self._property)
+        return None if text is None else LedgerProperty.decoded(text, f"property {self._property} of {self._where}")
+
+    @property
+    def claimed(self) -> int:
+        """The highest run that has claimed, 0 when none has; as of the metadata last looked at."""
+        record, snapshot = self.record, self._snapshot()
+        claimed = int(self.summary_of(snapshot)[_RUN]) if snapshot else 0
+        return max(claimed, record.run if record else 0)
+
+    @property
+    def highest(self) -> int:
+        """The highest number that was ever committed; as of the metadata last looked at."""
+        record, newest = self.record, self.newest()
+        return max(record.highest if record else 0, newest.entry.commit if newest else 0)
+
+    def newest(self) -> Committed | None:
+        """Return the newest commit, None when there is none; as of the metadata last looked at.
+
+        :raises RefusedError: when the table was set back so far that nobody knows, or may have been
+        """
+        if (snapshot := self._snapshot()) is not None:
+            return Committed.from_summary(self.summary_of(snapshot))
+        record = self.record
+        if record is None or record.newest is None:
+            return None
+        self._check_was_not_set_back(record, record.newest)
+        return record.newest
+
+    def _check_was_not_set_back(self, record: LedgerProperty, newest: Committed) -> None:
+        """Check that main has no snapshot of the sink because they have expired."""
+        commit, forward = newest.entry.commit, f"CALL catalog.system.set_current_snapshot(table, {record.snapshot})"
+        oldest = next(reversed(list(self._table.history())), None)
+        if oldest is None or (oldest.sequence_number or 0) <= record.sequence:
+            # What is older than the commit is not built on it.
+            raise RefusedError(
+                f"{self._where} was set back behind its commit {commit}, to where no snapshot says which commit is the "
+                f"newest. Set it forward again: {forward}; or to an older one that has {_ENTRY} in its summary"
+            )
+        if any(snapshot.snapshot_id == record.snapshot for snapshot in self._table.metadata.snapshots):
+            raise RefusedError(
+                f"{self._where} has commit {commit} in snapshot {record.snapshot}, and main does not lead there any "
+                f"more: it was set back and written to by others, or what is between has expired. If it was set back, "
+                f"set it forward again: {forward}. If not, drop the tag or branch that keeps it, and expire it"
+            )
+
+    def claim_of(self, run: int) -> tuple[dict[str, str], Any]:
+        """Return the summary of a claim's snapshot, and the properties that are written with it."""
+        return self._told(run, self.newest(), {})
+
+    def commit_of(self, attempt: str, entry: SinkEntry) -> tuple[dict[str, str], Any]:
+        """Return the summary of a commit's snapshot, and the properties that are written with it."""
+        return self._told(entry.run, Committed(attempt=attempt, entry=entry), {_COMMIT: str(entry.commit)})
+
+    def _told(self, run: int, newest: Committed | None, more: Mapping[str, str]) -> tuple[dict[str, str], Any]:
+        summary = {_SINK: self._name, _RUN: str(run), **more, **(newest.summary if newest else {})}
+        highest = max(self.highest, newest.entry.commit if newest else 0)
+
+        def properties(snapshot: int, sequence: int) -> dict[str, str]:
+            record = LedgerProperty(run=run, highest=highest, snapshot=snapshot, sequence=sequence, newest=newest)
+            return {self._property: record.encoded()}
+
+        return summary, properties
+
+    def summary_of(self, snapshot: Snapshot) -> Mapping[str, str]:
+        """Return what a snapshot says beside what Iceberg has it say."""
+        return snapshot.summary.additional_properties if snapshot.summary is not None else {}
+
+    def is_mine(self, snapshot: Snapshot) -> bool:
+        """Tell whether a snapshot is of this sink."""
+        return self.summary_of(snapshot).get(_SINK) == self._name
+
+    def is_first(self, snapshot: Snapshot) -> bool:
+        """Tell whether a snapshot is of this sink, and before all of its commits."""
+        return self.is_mine(snapshot) and _ENTRY not in self.summary_of(snapshot)
+
+    def committed_by(self, snapshot: Snapshot) -> Committed | None:
+        """Return what a snapshot has committed, None for a claim and for others' snapshots."""
+        if self.is_mine(snapshot) and _COMMIT in self.summary_of(snapshot):
+            return Committed.from_summary(self.summary_of(snapshot))
+        return None
+
+    def _snapshot(self) -> Snapshot | None:
+        """Return main's newest snapshot of this sink that is kept."""
+        return next((snapshot for snapshot in self._table.history() if self.is_mine(snapshot)), None)

@@ -1,0 +1,51 @@
+"""What a table asks of those who write to it, and what it forgets: refused, or named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
+
+if TYPE_CHECKING:
+    from pyiceberg.table.metadata import TableMetadata
+
+_FORMAT_VERSION: Final = 2
+_ENCRYPTION: Final = "encryption.key-id"
+_METRICS: Final = "write.metadata.metrics."
+#: With these somebody's maintenance removes snapshots, metadata or refs; none of them can lose a commit.
+_EXPIRING: Final = (
+    "history.expire.max-snapshot-age-ms",
+    "history.expire.min-snapshots-to-keep",
+    "history.expire.max-ref-age-ms",
+    "write.metadata.delete-after-commit.enabled",
+    "write.metadata.previous-versions-max",
+)
+
+
+def check_table(table: TableMetadata, where: str) -> None:
+    """Check that this sink can write to a table.
+
+    :param where: sink and table, for messages
+    :raises RefusedError: naming the property
+    """
+    if table.format_version != _FORMAT_VERSION:
+        raise RefusedError(
+            f"{where} has format version {table.format_version}; this sink writes version {_FORMAT_VERSION}: "
+            + (
+                f"ALTER TABLE … SET TBLPROPERTIES ('format-version'='{_FORMAT_VERSION}')"
+                if table.format_version < _FORMAT_VERSION
+                else "use another table"
+            )
+        )
+    if (key := table.properties.get(_ENCRYPTION)) is not None:
+        raise RefusedError(f"{where} has {_ENCRYPTION}={key!r}, and this sink does not encrypt: use another table")
+
+
+def of_metrics(table: TableMetadata) -> dict[str, str]:
+    """Return the properties by which a table says which statistics its files have."""
+    return {name: value for name, value in table.properties.items() if name.startswith(_METRICS)}
+
+
+def expiring(table: TableMetadata) -> dict[str, str]:
+    """Return the properties by which a table forgets its history."""
+    return {name: table.properties[name] for name in _EXPIRING if name in table.properties}

@@ -1,0 +1,207 @@
+"""The executor's half: a task's rows become Parquet files of an Iceberg table that no snapshot has yet."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    schema_to_pyarrow,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.types import DoubleType, FloatType
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.partitions import Partitioning
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import TableFiles
+from airflow_provider_exactlyonce.streaming.sinks.parquet_files import ParquetFile, PartitionedFiles, refused
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkWriter
+
+_BOUNDS: Final = ("lower_bounds", "upper_bounds")
+_BY_COLUMN: Final = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts", *_BOUNDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFormat:
+    """How files are written.
+
+    :param columns: of the rows, with the table's ids
+    :param spec: what the table is partitioned by
+    :param properties: which statistics the table wants
+    :param compression: Parquet's codec
+    :param max_file_bytes: a file that has reached this size is closed, and another begun
+    """
+
+    columns: Schema
+    spec: PartitionSpec
+    properties: Mapping[str, str]
+    compression: str
+    max_file_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenIcebergWriter:
+    """Opens a task's writer; it is sent to the executors.
+
+    :param io_properties: what a client of the store needs to know
+    :param folder: the location of the sink's attempts
+    """
+
+    io_properties: Mapping[str, str] = field(repr=False)
+    folder: str
+    format: TableFormat
+
+    def __call__(self, attempt: SinkAttempt, task: int) -> SinkWriter:
+        """Open the writer of a task."""
+        return IcebergWriter(TableFiles(self.io_properties), f"{self.folder}/{attempt.name}", task, self.format)
+
+
+class IcebergWriter(SinkWriter):
+    """Writes a task's rows below the location of its attempt.
+
+    :param folder: that location
+    """
+
+    def __init__(self, files: TableFiles, folder: str, task: int, format_: TableFormat) -> None:
+        self._columns: Final = schema_to_pyarrow(format_.columns)
+        self._required: Final = [column.name for column in format_.columns.fields if column.required]
+        self._partitioning: Final = Partitioning(format_.spec, format_.columns)
+        self._files: Final = _Files(files, folder, task, format_, self._partitioning.names)
+
+    @override
+    def write(self, rows: pa.RecordBatch) -> None:
+        for name in self._required:
+            if rows[name].null_count:
+                raise refused(f"column {name!r} is required in the table, and null in {rows[name].null_count} rows")
+        arrays = [rows[column.name].cast(column.type) for column in self._columns]
+        rows = pa.RecordBatch.from_arrays(arrays, schema=self._columns)
+        self._files.write(self._partitioning.values(rows) if self._partitioning.names else rows, rows)
+
+    @override
+    def finish(self) -> Mapping[str, Any]:
+        return {"files": self._files.finish()}
+
+    @override
+    def close(self) -> None:
+        self._files.close()
+
+
+class _Files(PartitionedFiles[dict[str, Any]]):
+    def __init__(
+        self, files: TableFiles, folder: str, task: int, format_: TableFormat, partition_by: tuple[str, ...]
+    ) -> None:
+        super().__init__(folder, task, partition_by, format_.max_file_bytes)
+        self._files: Final = files
+        self._format: Final = format_
+
+    @override
+    def _begin(self, values: tuple[str | None, ...], schema: pa.Schema) -> ParquetFile[dict[str, Any]]:
+        # No directories of values: readers of Iceberg don't look at them, and any value is possible so.
+        name = f"{self._folder}/{self._task:05d}-{uuid.uuid4().hex}.parquet"
+        return self._new(name, schema, dict(zip(self._partition_by, values, strict=True)))
+
+    @override
+    def _new(self, name: str, schema: pa.Schema, partition: Mapping[str, str | None]) -> ParquetFile[dict[str, Any]]:
+        return _OpenFile(self._files, name, schema, self._format, partition)
+
+
+class _OpenFile(ParquetFile[dict[str, Any]]):
+    def __init__(
+        self,
+        files: TableFiles,
+        name: str,
+        schema: pa.Schema,
+        format_: TableFormat,
+        partition: Mapping[str, str | None],
+    ) -> None:
+        super().__init__(files, name, files.open_new(name), schema, format_.compression)
+        self._format: Final = format_
+        self._partition: Final = partition
+        self._unordered: set[str] = set()
+
+    @override
+    def write(self, rows: pa.RecordBatch) -> None:
+        for column in rows.schema:
+            if pa.types.is_floating(column.type) and pc.any(pc.is_nan(rows[column.name])).as_py():
+                self._unordered.add(column.name)
+        super().write(rows)
+
+    @override
+    def _describe(self, size: int, footer: pq.FileMetaData) -> dict[str, Any]:
+        """Return what the file's entry in a manifest says of it, as JSON can have it."""
+        statistics = describe(footer, self._format, self._unordered)
+        for name in _BOUNDS:
+            statistics[name] = {key: base64.b64encode(bound).decode() for key, bound in statistics[name].items()}
+        return {"path": self._name, "size": size, "rows": footer.num_rows, "partition": dict(self._partition)} | {
+            "statistics": statistics
+        }
+
+
+def describe(footer: pq.FileMetaData, format_: TableFormat, unordered: set[str]) -> dict[str, Any]:
+    """Return the statistics of a file.
+
+    :param unordered: columns with a NaN, which Spark takes for greater than all
+    """
+    columns = format_.columns
+    ids = parquet_path_to_id_mapping(columns)
+    statistics = data_file_statistics_from_parquet_metadata(
+        parquet_metadata=footer,
+        stats_columns=compute_statistics_plan(columns, dict(format_.properties)),
+        parquet_column_mapping=ids,
+    ).to_serialized_dict()
+    for key in _unbounded(footer, ids) | {key for key in ids.values() if _may_be_nan(columns, key, unordered)}:
+        for name in _BOUNDS:
+            statistics[name].pop(key, None)
+    return statistics
+
+
+def _unbounded(footer: pq.FileMetaData, ids: Mapping[str, int]) -> set[int]:
+    """Return the columns of which a row group has values and no bounds, which others' must not stand for."""
+    unbounded = set()
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        for position in range(footer.num_columns):
+            column = group.column(position)
+            statistics = column.statistics
+            if statistics is None or (statistics.num_values and not statistics.has_min_max):
+                unbounded.add(ids[column.path_in_schema])
+    return unbounded
+
+
+def _may_be_nan(columns: Schema, key: int, unordered: set[str]) -> bool:
+    """Tell whether a column may have a NaN: within others nobody has looked for one."""
+    return isinstance(columns.find_type(key), FloatType | DoubleType) and (
+        (name := columns.find_column_name(key)) in unordered or name not in [column.name for column in columns.fields]
+    )
+
+
+def data_file(told: Mapping[str, Any], format_: TableFormat) -> DataFile:
+    """Return a file's entry in a manifest, of what its task has told."""
+    statistics = dict(told["statistics"])
+    for name in _BOUNDS:
+        statistics[name] = {key: base64.b64decode(bound) for key, bound in statistics[name].items()}
+    for name in _BY_COLUMN:
+        statistics[name] = {int(key): value for key, value in (statistics[name] or {}).items()}
+    return DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=told["path"],
+        file_format=FileFormat.PARQUET,
+        partition=Partitioning(format_.spec, format_.columns).record(told["partition"]),
+        file_size_in_bytes=told["size"],
+        sort_order_id=None,
+        spec_id=format_.spec.spec_id,
+        equality_ids=None,
+        key_metadata=None,
+        **statistics,
+    )

@@ -1,0 +1,90 @@
+"""The Iceberg sink passes what every sink has to, with calls to the catalog and to the table's files that fail."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+from pyspark.sql.types import LongType, StructType, VariantType
+
+from airflow_provider_exactlyonce.streaming import IcebergSink
+from airflow_provider_exactlyonce.testing import sink_conformance
+from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
+from tests import faulty_targets
+from tests.clean_forks import Forks, clean_forks
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with clean_forks(__name__) as forks:
+        yield forks
+
+
+def catalog_in(folder: Path) -> dict[str, str]:
+    """Return the properties of a SQL catalog."""
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+
+
+def table_of(sink: IcebergSink) -> Table | None:
+    catalog, _, name = sink.table.partition(".")
+    try:
+        return load_catalog(catalog, **sink.catalog_properties).load_table(name)
+    except NoSuchTableError:
+        return None
+
+
+def rows_of(sink: IcebergSink) -> list[dict[str, Any]]:
+    table = table_of(sink)
+    return table.scan().to_arrow().to_pylist() if table is not None else []
+
+
+def unreferenced(sink: IcebergSink, below: Path) -> list[str]:
+    """Return all data files that the table's newest snapshot does not have."""
+    table = table_of(sink)
+    known = {task.file.file_path for task in table.scan().plan_files()} if table is not None else set()
+    return [str(file) for file in below.rglob("*.parquet") if f"file://{file}" not in known]
+
+
+class TestIcebergSink(SinkConformance):
+    kills = 2
+    faults = 3
+    secrets = ("hunter2",)
+    refused_columns = (StructType().add("id", LongType()).add("k", VariantType()), "'k'")
+
+    @pytest.fixture(autouse=True)
+    def calls_can_fail(self, monkeypatch: pytest.MonkeyPatch, forks: Forks) -> None:
+        monkeypatch.setattr(sink_conformance, "_forked", forks)
+        faulty_targets.iceberg(monkeypatch)
+
+    def make_sink(self, folder: Path) -> IcebergSink:
+        properties = {**catalog_in(folder), "s3.secret-access-key": "hunter2"}
+        return IcebergSink("lake.shop.events", name="lake", catalog_properties=properties, partition_by=["k"])
+
+    def visible(self, sink: Any) -> Iterable[Mapping[str, Any]]:
+        return rows_of(sink)
+
+    def staged(self, sink: Any) -> Iterable[str]:
+        warehouse = Path(sink.catalog_properties["warehouse"].removeprefix("file://"))
+        return [name for name in unreferenced(sink, warehouse) if "-other/" not in name]
+
+    def set_back(self, sink: Any, folder: Path) -> Callable[[], None]:
+        backup = folder / "backup"
+        backup.mkdir()
+        with sqlite3.connect(folder / "catalog.db") as source, sqlite3.connect(backup / "catalog.db") as target:
+            source.backup(target)
+        shutil.copytree(folder / "warehouse", backup / "warehouse")
+
+        def put_back() -> None:
+            for name in ("catalog.db", "warehouse"):
+                found = folder / name
+                shutil.rmtree(found) if found.is_dir() else found.unlink()
+                shutil.move(backup / name, found)
+
+        return put_back

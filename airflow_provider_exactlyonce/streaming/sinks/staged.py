@@ -135,7 +135,10 @@ class StagedCommitter(SinkCommitter):
             if folder.name.isdecimal() and int(folder.name) <= run:  # else somebody else made it
                 shutil.rmtree(folder, ignore_errors=True)
         self._run = run
-        return self.tail()
+        newest = self.tail()
+        if newest is not None and newest.run > run:  # a successor has claimed since, and committed
+            raise self.superseded(run, newest.run)
+        return newest
 
     @override
     def open_writer(self) -> OpenWriter:

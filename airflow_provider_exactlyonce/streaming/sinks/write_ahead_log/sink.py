@@ -128,12 +128,6 @@ class WriteAheadLogCommitter(StagedCommitter):
         return last.entry if last else None
 
     @override
-    def claim(self, run: int) -> SinkEntry | None:
-        super().claim(run)
-        # Not what is the newest now: a successor may have claimed since, and committed.
-        return self._last.entry if self._last else None
-
-    @override
     def take_over(self, run: int) -> None:
         self._last = None
         self._storage.check_exclusive(self._folder_of_log)

@@ -9,9 +9,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql.types import DoubleType, LongType, StructType
 
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
+from airflow_provider_exactlyonce.exceptions import FencedError
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkContext, SinkEntry
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from dags.jobs.own_sink import SqliteSink
 
@@ -25,6 +27,28 @@ def test_what_others_have_put_into_the_staging_folder_stops_no_claim_and_stays(t
     with closing(sink.open(SinkContext(pipeline="p", home=tmp_path / "home"))) as committer:
         assert committer.claim(1) is None
     assert {path.name for path in staging.iterdir()} == {"lost+found", ".nfs0001", "2"}
+
+
+def test_a_run_that_was_frozen_in_its_claim_while_a_successor_has_committed_is_superseded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = TestSqliteSink().make_sink(tmp_path)
+    context = SinkContext(pipeline="p", home=tmp_path / "home")
+    entry = SinkEntry(commit=1, run=2, lineage="l", batch=0, source={}, rows=0, digest=0)
+    with closing(sink.open(context)) as frozen, closing(sink.open(context)) as successor:
+        take_over = frozen.take_over
+
+        def take_over_and_freeze(run: int) -> None:
+            take_over(run)
+            successor.claim(2)
+            successor.begin(SinkAttempt(name="a", pipeline="p", commit=1, run=2))
+            successor.pre_commit([])
+            successor.commit(entry)
+
+        monkeypatch.setattr(frozen, "take_over", take_over_and_freeze)
+        with pytest.raises(FencedError, match="superseded by run 2"):
+            frozen.claim(1)
+        assert successor.tail() == entry
 
 
 class TestSqliteSink(SinkConformance):

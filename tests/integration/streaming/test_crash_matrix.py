@@ -27,7 +27,8 @@ WORLDS = {
 }
 
 
-TWO = {WINDOWED: (("during-send", Fault.DRIVER),), STATELESS: (("after-end-transaction", Fault.BROKER),)}
+#: One after the other on one pipeline, which costs one broker.
+TWO = {WINDOWED: (("during-send", Fault.DRIVER), ("after-end-transaction", Fault.BROKER))}
 
 
 def run(worlds: Mapping[str, Sequence[tuple[str, Fault]]], folder: Path) -> list[Case]:

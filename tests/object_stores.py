@@ -60,6 +60,7 @@ def seaweedfs(folder: Path) -> Iterator[str]:
     command = [
         *(str(Path(sys.executable).with_name("weed")), "server", f"-dir={folder}/data", "-ip=127.0.0.1", "-s3"),
         *(f"-{name}.port={port}" for name, port in ports.items()),
+        *("-s3.port.iceberg=0", "-s3.port.lance=0"),  # else two stores of one machine want the same
         *(f"-s3.config={config}", "-master.volumeSizeLimitMB=64", "-volume.max=20"),
     ]
     with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,6 +43,7 @@ from airflow_provider_exactlyonce.streaming.sinks.delta.upsert_writer import Ope
 from airflow_provider_exactlyonce.streaming.sinks.delta.upserts import UpsertedRows, UpsertTarget
 from airflow_provider_exactlyonce.streaming.sinks.delta.writer import OpenDeltaWriter, TableFormat
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkCommitter, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering, claim_unanswered
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,7 +100,7 @@ class DeltaCommitter(SinkCommitter):
     def claim(self, run: int) -> SinkEntry | None:
         self._phase.move(CommitterEvent.CLAIM_BEGUN)
         self._run, self._newest, self._attempt = run, None, None
-        with self._answering(), _claim_unanswered():
+        with self._answering(), claim_unanswered():
             self._open_table()
             self._fence()
             failpoints.reach("after-sink-fence")
@@ -409,24 +410,5 @@ class DeltaCommitter(SinkCommitter):
         invariant(self._columns is not None, f"{self._sink.where} is told its columns before it is claimed")
         return self._columns
 
-    @contextmanager
-    def _answering(self, unanswered: type[ExactlyOnceError] = BatchFailedError) -> Iterator[None]:
-        """Take any other error for a store without an answer.
-
-        :param unanswered: what is raised in its place
-        """
-        try:
-            yield
-        except ExactlyOnceError:
-            raise
-        except Exception as error:
-            raise unanswered(f"{self._sink.where} does not answer: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _claim_unanswered() -> Iterator[None]:
-    """Take a version of a claim that may be written or not for no answer: the claim is repeated."""
-    try:
-        yield
-    except CommitUnknownError as error:
-        raise BatchFailedError(str(error)) from error
+    def _answering(self, unanswered: type[ExactlyOnceError] = BatchFailedError) -> AbstractContextManager[None]:
+        return answering(self._sink.where, unanswered)

@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +35,7 @@ from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import Iceberg
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import Committed, SinkLedger
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.writer import OpenIcebergWriter, TableFormat, data_file
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkCommitter, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering, claim_unanswered
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -84,7 +85,7 @@ class IcebergCommitter(SinkCommitter):
     def claim(self, run: int) -> SinkEntry | None:
         self._phase.move(CommitterEvent.CLAIM_BEGUN)
         self._run, self._newest, self._attempt = run, None, None
-        with self._answering(), _claim_unanswered():
+        with self._answering(), claim_unanswered():
             self._open_table()
             self._fence()
             failpoints.reach("after-sink-fence")
@@ -98,7 +99,7 @@ class IcebergCommitter(SinkCommitter):
         # The tasks need the ids that the table has for the columns, and are told before the claim. So a table that is
         # not there, and columns that it lacks, are made now: whoever is not to claim leaves nothing else behind.
         self._format = None
-        with self._answering(), _claim_unanswered():
+        with self._answering(), claim_unanswered():
             self._open_table()
             self._evolve()
         metadata = self._table.metadata
@@ -354,24 +355,5 @@ class IcebergCommitter(SinkCommitter):
         invariant(self._columns is not None, f"{self._sink.where} is told its columns before it is claimed")
         return self._columns  # type: ignore[return-value]
 
-    @contextmanager
-    def _answering(self, unanswered: type[ExactlyOnceError] = BatchFailedError) -> Iterator[None]:
-        """Take any other error for a catalog or a store without an answer.
-
-        :param unanswered: what is raised in its place
-        """
-        try:
-            yield
-        except ExactlyOnceError:
-            raise
-        except Exception as error:
-            raise unanswered(f"{self._sink.where} does not answer: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _claim_unanswered() -> Iterator[None]:
-    """Take what may be written or not for no answer, where it is repeated."""
-    try:
-        yield
-    except CommitUnknownError as error:
-        raise BatchFailedError(str(error)) from error
+    def _answering(self, unanswered: type[ExactlyOnceError] = BatchFailedError) -> AbstractContextManager[None]:
+        return answering(self._sink.where, unanswered)

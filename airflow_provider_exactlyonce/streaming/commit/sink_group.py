@@ -14,7 +14,6 @@ from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
     CommitUnknownError,
     DivergedError,
-    ExactlyOnceError,
     RefusedError,
     invariant,
 )
@@ -25,6 +24,7 @@ from airflow_provider_exactlyonce.streaming.commit.row_router import ShareAnswer
 from airflow_provider_exactlyonce.streaming.sinks.places import one_place
 from airflow_provider_exactlyonce.streaming.sinks.sink_routes import column_of
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -88,7 +88,7 @@ class SinkGroup:
         self._check_places()
         entries: dict[str, SinkEntry | None] = {}
         for name, committer in self._committers.items():
-            with _answering(name, "reading its ledger"):
+            with answering(f"sink {name}, reading its ledger"):
                 entries[name] = committer.tail()
             self._fits(name, entries[name], newest, first_repeated)
         _owed(entries, newest)
@@ -96,7 +96,7 @@ class SinkGroup:
     def _check_places(self) -> None:
         places: dict[object, str] = {}
         for name, committer in self._committers.items():
-            with _answering(name, "asking where it writes"):
+            with answering(f"sink {name}, asking where it writes"):
                 place = committer.place
             if place is not None and (other := places.setdefault(place, name)) != name:
                 raise RefusedError(one_place(self._pipeline, other, name))
@@ -112,7 +112,7 @@ class SinkGroup:
         """
         self._run, self._claimed, self._attempted, self._forgotten = run, False, None, 0
         for name, committer in self._committers.items():
-            with _answering(name, f"claiming it for run {run}"):
+            with answering(f"sink {name}, claiming it for run {run}"):
                 entry = committer.claim(run)
             failpoints.reach("after-sink-claim")
             self._fits(name, entry, newest, first_repeated)
@@ -146,7 +146,7 @@ class SinkGroup:
                 continue
             attempt = SinkAttempt(name=uuid.uuid4().hex, pipeline=self._pipeline, commit=commit, run=self._run)
             attempted.writing[name], attempted.results[name] = attempt, []
-            with _answering(name, f"beginning commit {commit}"):
+            with answering(f"sink {name}, beginning commit {commit}"):
                 committer.begin(attempt)
 
     @contextmanager
@@ -210,7 +210,7 @@ class SinkGroup:
         if not self._committers:
             return
         for name, results in self._open().results.items():
-            with _answering(name, f"pre-commit of commit {self._open().commit}"):
+            with answering(f"sink {name}, pre-commit of commit {self._open().commit}"):
                 self._committers[name].pre_commit(results)
             failpoints.reach("after-sink-pre-commit")
 
@@ -227,7 +227,7 @@ class SinkGroup:
         for name in list(attempted.writing):
             entry = self._entry(name)
             try:
-                with _answering(name, f"commit {entry.commit}", CommitUnknownError):
+                with answering(f"sink {name}, commit {entry.commit}", CommitUnknownError):
                     self._committers[name].commit(entry)
             except CommitUnknownError:
                 del attempted.writing[name]  # an abort would take back what may be committed
@@ -241,7 +241,7 @@ class SinkGroup:
         """End the open attempts, but for one whose commit may have taken place."""
         if self._attempted is not None:
             for name in list(self._attempted.writing):
-                with _answering(name, "abort"):
+                with answering(f"sink {name}, abort"):
                     self._committers[name].abort()
                 del self._attempted.writing[name]
 
@@ -250,7 +250,7 @@ class SinkGroup:
         forgets = record.before.oldest - self._forgotten >= _FORGOTTEN_AT_ONCE or self._forgotten == 0
         for name, committer in self._committers.items():
             try:
-                with _answering(name, f"after commit {record.commit}"):
+                with answering(f"sink {name}, after commit {record.commit}"):
                     committer.settled(record.commit)
                     if forgets:
                         committer.forget(record.before.oldest)
@@ -339,20 +339,6 @@ def _owed(entries: Mapping[str, SinkEntry | None], newest: CommitRecord | None) 
                 "before, and restore a savepoint"
             )
     return ahead[first]
-
-
-@contextmanager
-def _answering(name: str, what: str, unanswered: type[ExactlyOnceError] = BatchFailedError) -> Iterator[None]:
-    """Take an error that is none of the project's, as a sink of a user's own may raise, for a sink without an answer.
-
-    :param unanswered: what is raised in its place
-    """
-    try:
-        yield
-    except ExactlyOnceError:
-        raise
-    except Exception as error:
-        raise unanswered(f"sink {name}, {what}: {type(error).__name__}: {error}") from error
 
 
 def different(what: str, commit: int, recorded: OtherSink, recomputed: OtherSink) -> str:

@@ -10,7 +10,7 @@ import shutil
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +33,7 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
     SinkEntry,
     SinkWriter,
 )
+from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -198,11 +199,5 @@ class StagedCommitter(SinkCommitter):
         self._told = ()
         shutil.rmtree(self._folder / str(self._run), ignore_errors=True)
 
-    @contextmanager
-    def _answering(self) -> Iterator[None]:
-        try:
-            yield
-        except ExactlyOnceError:
-            raise
-        except Exception as error:
-            raise BatchFailedError(f"sink {self.key[1]} does not answer: {type(error).__name__}: {error}") from error
+    def _answering(self) -> AbstractContextManager[None]:
+        return answering(f"sink {self.key[1]} does not answer")

@@ -9,10 +9,10 @@ from airflow_provider_exactlyonce.exceptions import BatchFailedError, CommitUnkn
 
 
 @contextmanager
-def answering(where: str, unanswered: type[ExactlyOnceError] = BatchFailedError) -> Iterator[None]:
-    """Take any error that is none of ours for a target without an answer.
+def answering(what: str, unanswered: type[ExactlyOnceError] = BatchFailedError) -> Iterator[None]:
+    """Take an error that is none of the project's, as a sink of a user's own may raise, for a target without an answer.
 
-    :param where: the target, for the message
+    :param what: what did not answer, in the words before the error
     :param unanswered: what is raised in its place
     """
     try:
@@ -20,7 +20,7 @@ def answering(where: str, unanswered: type[ExactlyOnceError] = BatchFailedError)
     except ExactlyOnceError:
         raise
     except Exception as error:
-        raise unanswered(f"{where} does not answer: {type(error).__name__}: {error}") from error
+        raise unanswered(f"{what}: {type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -411,4 +411,4 @@ class DeltaCommitter(SinkCommitter):
         return self._columns
 
     def _answering(self, unanswered: type[ExactlyOnceError] = BatchFailedError) -> AbstractContextManager[None]:
-        return answering(self._sink.where, unanswered)
+        return answering(f"{self._sink.where} does not answer", unanswered)

@@ -356,4 +356,4 @@ class IcebergCommitter(SinkCommitter):
         return self._columns  # type: ignore[return-value]
 
     def _answering(self, unanswered: type[ExactlyOnceError] = BatchFailedError) -> AbstractContextManager[None]:
-        return answering(self._sink.where, unanswered)
+        return answering(f"{self._sink.where} does not answer", unanswered)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.streaming.sinks.iceberg.test_sink import Lake
+from tests.integration.streaming.sinks.iceberg.lake import IcebergLake
 from tests.unit.streaming.sinks.test_committer_states import (
     Calls,
     test_a_claim_is_possible_wherever_a_committer_stands,
@@ -28,4 +28,4 @@ __all__ = [
 
 @pytest.fixture
 def calls(tmp_path: Path) -> Calls:
-    return Calls(Lake(tmp_path).sink(name="s"), tmp_path)
+    return Calls(IcebergLake(tmp_path).sink(name="s"), tmp_path)

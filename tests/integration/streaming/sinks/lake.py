@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
@@ -91,6 +91,10 @@ class Lake(ABC):
         """Return the sink's data files that are there, whoever refers to them."""
 
     @abstractmethod
+    def named_files(self) -> set[Path]:
+        """Return the files that a version of the table names."""
+
+    @abstractmethod
     def notes(self) -> list[Path]:
         """Return the notes of attempts."""
 
@@ -109,6 +113,10 @@ class Lake(ABC):
     @abstractmethod
     def expire(self) -> None:
         """Leave nothing of the table's history but the newest version, as retention does."""
+
+    @abstractmethod
+    def keep(self) -> Callable[[], object]:
+        """Return what sets the table back to how it is now."""
 
     def rows(self) -> list[dict[str, Any]]:
         return sorted(self.read(), key=lambda row: (row["id"] is None, row["id"]))

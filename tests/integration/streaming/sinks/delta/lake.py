@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,10 @@ class DeltaLake(Lake):
         return sorted((self.path / "exactlyonce").rglob("*.parquet"))
 
     @override
+    def named_files(self) -> set[Path]:
+        return {file for version in range(self.table.version() + 1) for file in self.files_at(version)}
+
+    @override
     def notes(self) -> list[Path]:
         return sorted((self.path / "_exactlyonce").rglob("*.json"))
 
@@ -69,6 +75,20 @@ class DeltaLake(Lake):
         for file in (self.path / "_delta_log").glob("*.json"):
             if int(file.stem) < handle.version():
                 file.unlink()
+
+    @override
+    def keep(self) -> Callable[[], object]:
+        backup = shutil.copytree(self.path, self.path.with_name("backup"))
+
+        def set_back() -> None:
+            shutil.rmtree(self.path)
+            shutil.move(backup, self.path)
+
+        return set_back
+
+    def files_at(self, version: int) -> set[Path]:
+        uris = DeltaTable(self.path, version=version).file_uris()
+        return {Path(uri.removeprefix("file://")) for uri in uris}
 
     def create(self, *fields: Any, **more: Any) -> DeltaTable:
         return DeltaTable.create(str(self.path), pa.schema(fields), **more)

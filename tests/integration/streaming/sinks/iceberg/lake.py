@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,6 +70,13 @@ class IcebergLake(Lake):
         return sorted((self.folder / "warehouse").rglob("*.parquet"))
 
     @override
+    def named_files(self) -> set[Path]:
+        table = self.table
+        manifests = (manifest for snapshot in table.snapshots() for manifest in snapshot.manifests(table.io))
+        entries = (entry for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io))
+        return {Path(entry.data_file.file_path.removeprefix("file://")) for entry in entries}
+
+    @override
     def notes(self) -> list[Path]:
         return sorted((self.folder / "warehouse").rglob("_exactlyonce/*/*/*.json"))
 
@@ -89,6 +97,12 @@ class IcebergLake(Lake):
     @override
     def expire(self) -> None:
         self.table.maintenance.expire_snapshots().older_than(datetime.datetime(2100, 1, 1)).commit()
+
+    @override
+    def keep(self) -> Callable[[], object]:
+        snapshot = self.table.current_snapshot()
+        assert snapshot is not None
+        return lambda: self.table.manage_snapshots().rollback_to_snapshot(snapshot.snapshot_id).commit()
 
     def create(self, *fields: NestedField, **more: Any) -> Table:
         self.catalog.create_namespace_if_not_exists("shop")

@@ -34,12 +34,15 @@ ROOMS: dict[str, set[str]] = {
     "streaming.spark": {"control", "checkpoint", "streaming.settings"},
     "streaming.registry": {"state", "streaming.settings", "streaming.spark"},
     "streaming.sinks.kafka": {"kafka", "streaming.registry"},
-    "streaming.sinks.delta": {"streaming.settings", "streaming.sinks"},
-    "streaming.sinks.iceberg": {"streaming.sinks"},
+    "streaming.sinks.lakehouse": {"streaming.sinks", "streaming.spark"},
+    "streaming.sinks.delta": {"streaming.settings", "streaming.sinks", "streaming.sinks.lakehouse"},
+    "streaming.sinks.iceberg": {"streaming.sinks", "streaming.sinks.lakehouse"},
     "streaming.sinks.postgres": {"streaming.settings", "streaming.sinks", "streaming.spark"},
     "streaming.sinks.upsert": {"streaming.sinks", "streaming.spark"},
     "streaming.sinks.write_ahead_log": {"streaming.sinks"},
-    "streaming.sinks.files": {"streaming.sinks", "streaming.sinks.delta", "streaming.sinks.write_ahead_log"},
+    "streaming.sinks.files": {
+        *("streaming.sinks", "streaming.sinks.lakehouse", "streaming.sinks.delta", "streaming.sinks.write_ahead_log"),
+    },
     "streaming.analysis": {"ledger", "checkpoint", "streaming.registry", "streaming.sinks.kafka", "streaming.spark"},
     "streaming.keyed": {"state", "streaming.spark"},
     "streaming.job": {

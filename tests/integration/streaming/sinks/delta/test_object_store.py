@@ -14,7 +14,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import TableNotFoundError
 
 from airflow_provider_exactlyonce.streaming import DeltaSink
-from airflow_provider_exactlyonce.streaming.sinks.delta.storage import open_files
+from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
 from airflow_provider_exactlyonce.testing import sink_conformance
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import object_stores
@@ -67,7 +67,7 @@ class TestDeltaOnS3(SinkConformance):
 
     def staged(self, sink: Any) -> Iterable[str]:
         known = set(DeltaTable(sink.path, storage_options=sink.options).file_uris())
-        files = open_files(sink.path, sink.options)
+        files = DeltaFiles(sink.path, sink.options)
         return [place for place in map(files.place, files.below("exactlyonce/conformance.lake")) if place not in known]
 
 

@@ -170,7 +170,7 @@ def test_a_commit_whose_request_is_lost_is_in_doubt_until_a_claim(
     entry = live.stage(rows(0, 2))
     with monkeypatch.context() as patched:
         lose_answers(patched, before=True)
-        with pytest.raises(CommitUnknownError, match=r"version 2 of table .* may be written or not"):
+        with pytest.raises(CommitUnknownError, match=r"the version of table .* after 1 may be written or not"):
             live.committer.commit(entry)
     assert live.committer.claim(1) is None
     assert not list(lake.path.rglob("*/shop.lake/*/*.parquet"))

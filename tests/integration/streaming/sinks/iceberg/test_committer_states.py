@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.streaming.sinks.iceberg.lake import IcebergLake
-from tests.unit.streaming.sinks.test_committer_states import (
+from tests.unit.streaming.sinks.lakehouse.test_committer_states import (
     Calls,
     test_a_claim_is_possible_wherever_a_committer_stands,
     test_a_claim_that_fails_leaves_nothing_claimed,

@@ -75,7 +75,7 @@ def test_a_commit_whose_request_is_lost_is_in_doubt_until_a_claim(
     live = Live(lake.sink(), tmp_path)
     entry = live.stage(rows(0, 2))
     lose_answers(monkeypatch, ConnectionError("the request was lost"), before=True)
-    with pytest.raises(CommitUnknownError, match=r"a snapshot of table .* after \d+ may be written or not"):
+    with pytest.raises(CommitUnknownError, match=r"the snapshot of table .* after \d+ may be written or not"):
         live.committer.commit(entry)
     assert len(lake.files()) == 1, "they may be committed"
     assert live.committer.claim(1) is None

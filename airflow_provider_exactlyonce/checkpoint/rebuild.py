@@ -134,8 +134,8 @@ def halved(planned: BatchOffsets, starts: KafkaOffsets) -> str:
                 total, left = total + end - start, left + (end - start) // 2
                 if end > start and first is None:
                     first = ends[topic], partition
-        found = {topic: of for topic, of in ends.items() if of or len(ends) == 1}
-        lines.append(found if position is not None else None)
+        halved_ends = {topic: of for topic, of in ends.items() if of or len(ends) == 1}
+        lines.append(halved_ends if position is not None else None)
     if total < 2 or first is None:
         raise RefusedError(
             f"the batch has {total} records in the partitions that it goes on in, and can't be cut: give it more time "

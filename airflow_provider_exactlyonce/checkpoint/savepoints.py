@@ -89,23 +89,23 @@ class Savepoints:
 
     def list(self) -> Sequence[Savepoint]:
         """Return all savepoints, oldest commit first."""
-        found = [savepoint for name in self._names() if (savepoint := self._read(name))]
-        return sorted(found, key=lambda one: (one.commit, one.created))
+        savepoints = [savepoint for name in self._names() if (savepoint := self._read(name))]
+        return sorted(savepoints, key=lambda savepoint: (savepoint.commit, savepoint.created))
 
     def get(self, savepoint_id: str) -> Savepoint:
         """Return one savepoint.
 
         :raises RefusedError: when there is none of this id, or its manifest is torn
         """
-        found = self._read(savepoint_id)
-        if found is not None:
-            return found
+        savepoint = self._read(savepoint_id)
+        if savepoint is not None:
+            return savepoint
         if self._has(savepoint_id, "manifest.json"):
             raise RefusedError(
                 f"the manifest of savepoint {savepoint_id} in {self.directory} is torn, was changed by hand, or the "
                 "savepoint is being deleted; use another one"
             )
-        known = ", ".join(one.id for one in self.list()) or "none"
+        known = ", ".join(other.id for other in self.list()) or "none"
         raise RefusedError(f"there is no savepoint {savepoint_id!r} in {self.directory}; there are: {known}")
 
     def oldest_commit(self) -> int | None:
@@ -178,8 +178,8 @@ class Savepoints:
         :raises RefusedError: when there is none of this id
         """
         savepoint = replace(self.get(savepoint_id), pinned=pinned)
-        told = self._manifest(savepoint_id) or encode(savepoint)  # a newer release may have said more than we read
-        json_store.write(self.directory / savepoint_id / "manifest.json", {**told, "pinned": pinned})
+        manifest = self._manifest(savepoint_id) or encode(savepoint)  # a newer release may have said more than we read
+        json_store.write(self.directory / savepoint_id / "manifest.json", {**manifest, "pinned": pinned})
         return savepoint
 
     def delete(self, savepoint_id: str) -> None:
@@ -208,10 +208,10 @@ class Savepoints:
 
     def remove_leftovers(self) -> Sequence[str]:
         """Remove what interrupted saves, reads of the state and deletes have left; returns their names."""
-        found = self.leftovers()
-        for name in found:
+        leftovers = self.leftovers()
+        for name in leftovers:
             self._remove(name)
-        return found
+        return leftovers
 
     def torn(self) -> Sequence[str]:
         """Return the names of those whose manifest is there and not whole: they are savepoints no more."""
@@ -334,7 +334,7 @@ class _KnownSums:
 
     def __init__(self, savepoints: Iterator[Savepoint]) -> None:
         self._older: Final = (
-            {p: facts for p, facts in one.files.items() if _UNIQUE.fullmatch(p)} for one in savepoints
+            {p: facts for p, facts in savepoint.files.items() if _UNIQUE.fullmatch(p)} for savepoint in savepoints
         )
         self.newest: Final = next(self._older, {})
         self._found: dict[str, tuple[int, str]] = {}

@@ -121,10 +121,10 @@ def application(home: Home, version: str) -> Application | None:
 def hash_of(file: Path) -> str | None:
     """Return the SHA-256 of a file, None when it can't be read."""
     try:
-        found = store_of(file).read(file)
+        stored = store_of(file).read(file)
     except OSError:
         return None
-    return None if found is None else hashlib.sha256(found.content).hexdigest()
+    return None if stored is None else hashlib.sha256(stored.content).hexdigest()
 
 
 def application_to_run(home: Home, asked: str) -> str:

@@ -74,9 +74,9 @@ def find_base(home: Home, commits: int, last: int) -> ShadowBase:
                 commit=wanted,
             )
     savepoints = Savepoints(home.savepoints)
-    known = [one for one in savepoints.list() if one.commit < last]
-    nearest = sorted(known, key=lambda one: (one.commit > wanted, abs(one.commit - wanted)))
-    chosen = next((one for one in nearest if not savepoints.verify(one.id)), None)
+    earlier = [savepoint for savepoint in savepoints.list() if savepoint.commit < last]
+    nearest = sorted(earlier, key=lambda savepoint: (savepoint.commit > wanted, abs(savepoint.commit - wanted)))
+    chosen = next((savepoint for savepoint in nearest if not savepoints.verify(savepoint.id)), None)
     if chosen is None:
         raise RefusedError(
             f"there is no state before commit {last} to repeat commits from: no savepoint in {savepoints.directory}, "

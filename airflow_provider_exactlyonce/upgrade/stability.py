@@ -102,7 +102,7 @@ def _open_seconds(pipeline: str, config: Mapping[str, Any]) -> float:
 
     try:
         with WireClient(dict(config)) as client:
-            found = Transactions(client).describe(records.transactional_id(pipeline))
+            transaction = Transactions(client).describe(records.transactional_id(pipeline))
     except UnansweredError as error:
         raise ExactlyOnceError(f"the transactions of {pipeline} can't be seen: {error}") from error
-    return (found.age_seconds() or 0.0) if found is not None and found.is_open else 0.0
+    return (transaction.age_seconds() or 0.0) if transaction is not None and transaction.is_open else 0.0

@@ -183,7 +183,7 @@ class BackfillDriver:
         if written.result is not None:
             return written.result
         last = max((step.commit or 0 for step in steps), default=0)
-        told = BackfillSteps(
+        backfill_steps = BackfillSteps(
             spark,
             Checkpoint(run.home.checkpoint(lineage.id)),
             steps,
@@ -196,10 +196,10 @@ class BackfillDriver:
         )
         try:
             self._lifecycle.report.tell(state=DriverState.RUNNING, progressed=time.time())
-            self._run_steps(run, stream, sink, told)
-            return self._complete(run, begun, told)
+            self._run_steps(run, stream, sink, backfill_steps)
+            return self._complete(run, begun, backfill_steps)
         finally:
-            told.close()
+            backfill_steps.close()
 
     @property
     def _writes(self) -> bool:

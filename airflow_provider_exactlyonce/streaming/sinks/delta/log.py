@@ -88,8 +88,8 @@ class DeltaLog:
 
     def transaction(self, app_id: str) -> int | None:
         """Return the newest version of an application's transaction, which outlives the clean-up of the log."""
-        found = self.table.transaction_version(app_id)
-        return None if found is None else int(found)
+        version = self.table.transaction_version(app_id)
+        return None if version is None else int(version)
 
     def create(self, schema: Schema, partition_by: Sequence[str]) -> None:
         """Create the table; it fails when somebody else has."""
@@ -209,7 +209,7 @@ def _fields(known: pa.Table, name: str) -> dict[str, pa.ChunkedArray]:
 
 def versions(files: TableFiles) -> list[int]:
     """Return the versions whose entries are still in the log, in order."""
-    return [int(found[1]) for name in files.names(_LOG) if (found := _VERSION.fullmatch(name))]
+    return [int(match[1]) for name in files.names(_LOG) if (match := _VERSION.fullmatch(name))]
 
 
 def actions(files: TableFiles, version: int) -> Iterator[tuple[str, dict[str, Any]]]:

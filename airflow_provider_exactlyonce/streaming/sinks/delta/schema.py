@@ -47,9 +47,9 @@ def check_names(columns: Sequence[str], where: str) -> None:
     :raises RefusedError: naming the column
     """
     for name in columns:
-        if found := _NO_NAME.search(name):
+        if match := _NO_NAME.search(name):
             raise RefusedError(
-                f"{where}: column {name!r} has {found[0]!r} in its name, which Delta does not take: give it an alias"
+                f"{where}: column {name!r} has {match[0]!r} in its name, which Delta does not take: give it an alias"
             )
 
 
@@ -117,7 +117,7 @@ def _check_same(name: str, given: Mapping[str, Any], known: Mapping[str, Any], w
 def _nullable(described: Any) -> Any:
     """Return a type or field with every part nullable, and without what describes it further."""
     if isinstance(described, list):
-        return [_nullable(one) for one in described]
+        return [_nullable(part) for part in described]
     if not isinstance(described, dict):
         return described
     changed = {key: True for key in ("nullable", "containsNull", "valueContainsNull") if key in described}

@@ -88,14 +88,14 @@ def find(path: str) -> OldFiles:
     :raises RefusedError: naming what can't be converted, and the way out
     """
     storage = open_storage(path, {})
-    found = {}
+    logs = {}
     for folder in storage.names(_SINKS):
         log = FileLog(storage, f"{_SINKS}/{folder}/log")
         if (last := log.last()) is not None and not last.holds_rows and not has_notes(storage, f"{_SINKS}/{folder}"):
-            found[folder] = (log, last)
-    if len(found) != 1:
-        raise RefusedError(_one_sink(path, list(found)))
-    ((folder, (log, last)),) = found.items()
+            logs[folder] = (log, last)
+    if len(logs) != 1:
+        raise RefusedError(_one_sink(path, list(logs)))
+    ((folder, (log, last)),) = logs.items()
     pipeline, _, sink = folder.rpartition(".")
     if last.entry is None:
         raise RefusedError(f"sink {sink} of pipeline {pipeline} has committed nothing to {path}: remove {folder}")
@@ -237,10 +237,10 @@ def _check_partitions(old: OldFiles, partition_by: Sequence[str]) -> None:
             )
         for file in old.files:
             if file.partition.get(name) in ("", NULL):
-                kept = ",".join(one for one in partition_by if one != name)
+                rest = ",".join(column for column in partition_by if column != name)
                 raise RefusedError(
                     f"column {name!r} of partition_by is the text {file.partition[name]!r} in {file.name}, which "
-                    f"readers of Delta take for null: convert without it, --partition-by '{kept}', and declare the "
+                    f"readers of Delta take for null: convert without it, --partition-by '{rest}', and declare the "
                     "Delta sink so"
                 )
 

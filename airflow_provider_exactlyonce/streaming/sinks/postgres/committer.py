@@ -181,11 +181,11 @@ class PostgresCommitter(SinkCommitter):
             counted = self._rows_by_commit()
         judged = 0
         for commit in commits:
-            judged, found = commit.commit, known.get(commit.commit)
-            if found is None:
+            judged, entry = commit.commit, known.get(commit.commit)
+            if entry is None:
                 yield f"commit {commit.commit}: {staging.SCHEMA}.commits has no entry of it for sink {self._sink.name}"
-            elif not found.is_same_output(commit):
-                yield f"commit {commit.commit}: {staging.SCHEMA}.commits has {found}, the pipeline's ledger {commit}"
+            elif not entry.is_same_output(commit):
+                yield f"commit {commit.commit}: {staging.SCHEMA}.commits has {entry}, the pipeline's ledger {commit}"
             elif counted is not None and counted.get(commit.commit, 0) != commit.rows:
                 yield (
                     f"commit {commit.commit}: table {self._table} has {counted.get(commit.commit, 0)} rows of it, the "
@@ -212,12 +212,12 @@ class PostgresCommitter(SinkCommitter):
         staging.make_tables(connection)
         with connection.transaction():
             claims = f"{staging.SCHEMA}.claims"
-            found = connection.execute(
+            claim = connection.execute(
                 f"SELECT run FROM {claims} WHERE (pipeline, sink) = (%s, %s)", self._key
             ).fetchone()
-            self._check_run(found[0] if found else 0)
+            self._check_run(claim[0] if claim else 0)
             connection.execute("SET LOCAL lock_timeout = '1s'")
-            if found is None:
+            if claim is None:
                 connection.execute(
                     f"INSERT INTO {claims} (pipeline, sink, run) VALUES (%s, %s, 0) ON CONFLICT DO NOTHING", self._key
                 )
@@ -250,10 +250,10 @@ class PostgresCommitter(SinkCommitter):
                 log.info("%s; asking again", error)
             time.sleep(_PAUSE_SECONDS)
 
-    def _check_run(self, found: int) -> None:
-        if found > self._run:
+    def _check_run(self, run: int) -> None:
+        if run > self._run:
             raise FencedError(
-                f"run {self._run} of {self._key[0]} is superseded by run {found}, which has claimed sink {self._key[1]}"
+                f"run {self._run} of {self._key[0]} is superseded by run {run}, which has claimed sink {self._key[1]}"
             )
 
     def _move(
@@ -287,14 +287,14 @@ class PostgresCommitter(SinkCommitter):
     def _ambiguous(self, attempt: SinkAttempt, written: Sequence[Mapping[str, Any]]) -> DataError:
         move, arguments = self._staged(attempt, written)
         with told(f"commit {attempt.commit}", str(self._table)):
-            found = self._session().execute(move.ambiguous(), arguments).fetchone()
-        key = ", ".join(f"{name}={value!r}" for name, value in zip(self._sink.key, found or (), strict=False))
+            row = self._session().execute(move.ambiguous(), arguments).fetchone()
+        key = ", ".join(f"{name}={value!r}" for name, value in zip(self._sink.key, row or (), strict=False))
         order = (
             "rows; name the column that tells which is the last: PostgresSink(order=...)"
             if self._sink.order is None
             else f"rows with its greatest {self._sink.order}; let that column tell them apart"
         )
-        times = found[-1] if found else "several"
+        times = row[-1] if row else "several"
         return RecordRefusedError(f"commit {attempt.commit} has for {key} of table {self._table} {times} {order}")
 
     @property

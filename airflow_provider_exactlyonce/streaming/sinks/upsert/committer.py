@@ -205,11 +205,11 @@ class UpsertCommitter(SinkCommitter):
             rows = connection.execute(sa.select(COMMITS.c.entry).filter_by(**self._key)).scalars()
             known = {entry.commit: entry for entry in map(SinkEntry.from_json, rows)}
         for commit in commits:
-            found = known.get(commit.commit)
-            if found is None:
+            entry = known.get(commit.commit)
+            if entry is None:
                 yield f"commit {commit.commit}: {COMMITS.name} has no entry of it for sink {self._sink.name}"
-            elif not found.is_same_output(commit):
-                yield f"commit {commit.commit}: {COMMITS.name} has {found}, the pipeline's ledger {commit}"
+            elif not entry.is_same_output(commit):
+                yield f"commit {commit.commit}: {COMMITS.name} has {entry}, the pipeline's ledger {commit}"
 
     @override
     def close(self) -> None:
@@ -233,10 +233,10 @@ class UpsertCommitter(SinkCommitter):
             connection.execute(CLAIMS.insert(), {**self._key, "run": 0})
         row = connection.execute(sa.select(CLAIMS).filter_by(**self._key)).mappings().one()
         places.check_exact(row, self._key, CLAIMS)
-        found = row["run"]
-        if found > self._run:
+        run = row["run"]
+        if run > self._run:
             raise FencedError(
-                f"run {self._run} of {self._key['pipeline']} is superseded by run {found}, which has claimed sink "
+                f"run {self._run} of {self._key['pipeline']} is superseded by run {run}, which has claimed sink "
                 f"{self._sink.name}"
             )
 

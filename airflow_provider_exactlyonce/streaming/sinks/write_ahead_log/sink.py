@@ -203,19 +203,21 @@ class WriteAheadLogCommitter(StagedCommitter):
         for before, record in pairwise(records):
             if record.position != before.position + 1:
                 yield f"{self._log.place(record.position)}: the record before it is missing"
-        found = {record.entry.commit: record for record in records if record.kind == COMMIT and record.entry}
+        records_by_commit = {
+            record.entry.commit: record for record in records if record.kind == COMMIT and record.entry
+        }
         # What was delivered leaves the log by its age.
         oldest = records[0].entry.commit if records and records[0].position > 1 and records[0].entry else 0
-        for known in commits:
-            if known.commit < oldest:
+        for expected in commits:
+            if expected.commit < oldest:
                 continue
-            if known.commit not in found:
-                if known.commit > oldest:
-                    yield f"commit {known.commit}: the log has no record of it"
+            if expected.commit not in records_by_commit:
+                if expected.commit > oldest:
+                    yield f"commit {expected.commit}: the log has no record of it"
                 continue
-            yield from self._differences(found[known.commit], known)
-            if known.commit == note.commit and target.can_be_asked and not target.has(known):
-                yield f"commit {known.commit}: it was delivered, and the target does not have it"
+            yield from self._differences(records_by_commit[expected.commit], expected)
+            if expected.commit == note.commit and target.can_be_asked and not target.has(expected):
+                yield f"commit {expected.commit}: it was delivered, and the target does not have it"
 
     @override
     def close(self) -> None:

@@ -76,14 +76,14 @@ def defects_of(checkpoint: Checkpoint, batch: int, seen: dict[str, str | None] |
     seen = {} if seen is None else seen
     needed = files_of(checkpoint, batch)
     defects = list(needed.defects)
-    known = {defect.path for defect in defects}
+    defective = {defect.path for defect in defects}
     try:
         since = (checkpoint.path / "commits" / str(batch)).stat().st_mtime - RECENT_SECONDS
     except FileNotFoundError:
         return defects
     for path in needed.files:
         file = checkpoint.path / path
-        if path in known or file.stat().st_mtime < since:
+        if path in defective or file.stat().st_mtime < since:
             continue
         if path not in seen:
             seen[path] = content_defect(file)

@@ -138,9 +138,9 @@ def remove_unfinished(directory: Path, hold: Hold | None) -> None:
     :raises AlreadyRunningError: when somebody else is
     """
     with hold.sure() if hold is not None else nullcontext():
-        doomed = [_doom(left) for left in unfinished(directory)]
-    for left in doomed:
-        shutil.rmtree(left)
+        doomed = [_doom(leftover) for leftover in unfinished(directory)]
+    for leftover in doomed:
+        shutil.rmtree(leftover)
 
 
 def _rewrite_paths(checkpoint: Path, final: Path) -> None:

@@ -33,8 +33,8 @@ def rebuild(home: Home, pipeline: str, config: Mapping[str, Any], *, cut: bool =
     :raises RefusedError: when the checkpoint does not fit the ledger, or a replay would lack something
     :raises AlreadyRunningError: when a driver lives
     """
-    left, token = leases.check_stopped(home.lease, pipeline), f"rebuild-{uuid.uuid4()}"
-    with leases.holding(home.lease, pipeline, token, left) as hold, LedgerReader(config, pipeline) as reader:
+    old_lease, token = leases.check_stopped(home.lease, pipeline), f"rebuild-{uuid.uuid4()}"
+    with leases.holding(home.lease, pipeline, token, old_lease) as hold, LedgerReader(config, pipeline) as reader:
         tail, old = reader.tail(), home.current()
         if tail is None or tail.claim is None or old is None:
             raise RefusedError(f"{home.path} has no lineage that a run has claimed: there is nothing to make one of")
@@ -149,15 +149,15 @@ def halved(planned: BatchOffsets, starts: KafkaOffsets) -> str:
 
 def set_aside(home: Home, path: Path) -> Path:
     """Move something of the home out of everybody's way; returns where it is now."""
-    kept = _aside(home, path)
-    path.rename(kept)
-    return kept
+    aside = _aside(home, path)
+    path.rename(aside)
+    return aside
 
 
 def keep_copy(home: Home, path: Path) -> Path | None:
     """Keep a copy of a file that is about to be replaced; returns where it is, None when there is no such file."""
-    kept = _aside(home, path)
-    return Path(shutil.copy2(path, kept)) if path.is_file() else None
+    aside = _aside(home, path)
+    return Path(shutil.copy2(path, aside)) if path.is_file() else None
 
 
 def _aside(home: Home, path: Path) -> Path:

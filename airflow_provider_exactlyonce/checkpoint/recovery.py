@@ -85,8 +85,8 @@ def recover(
 
 
 def _holding(home: Home, pipeline: str) -> AbstractContextManager[Hold]:
-    left = leases.check_stopped(home.lease, pipeline)
-    return leases.holding(home.lease, pipeline, f"recovery-{uuid.uuid4()}", left)
+    old_lease = leases.check_stopped(home.lease, pipeline)
+    return leases.holding(home.lease, pipeline, f"recovery-{uuid.uuid4()}", old_lease)
 
 
 def _save(

@@ -89,8 +89,8 @@ def restore(home: Home, pipeline: str, config: Mapping[str, Any], request: Resto
     """
     if request.to is not None and request.to.exists():
         raise RefusedError(f"--to {request.to} exists already; name a directory that doesn't")
-    left, token = leases.check_stopped(home.lease, pipeline), f"restore-{uuid.uuid4()}"
-    with leases.holding(home.lease, pipeline, token, left) as hold, LedgerReader(config, pipeline) as reader:
+    old_lease, token = leases.check_stopped(home.lease, pipeline), f"restore-{uuid.uuid4()}"
+    with leases.holding(home.lease, pipeline, token, old_lease) as hold, LedgerReader(config, pipeline) as reader:
         savepoint, tail, claim, stretch = _examine(home, reader, config, request)
         lineage = _lineage(savepoint, tail, claim, request)
         directory = _make(home, hold, savepoint, lineage, request.to)

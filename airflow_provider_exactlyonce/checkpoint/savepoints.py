@@ -154,10 +154,10 @@ class Savepoints:
         failpoints.reach("before-savepoint")
         json_store.write(directory / "taking.json", _this_process(), durable=False)
         try:
-            known = _KnownSums(self._newest_first())
-            _copy(checkpoint.path, directory / "checkpoint", needed.files, known.newest)
+            known_sums = _KnownSums(self._newest_first())
+            _copy(checkpoint.path, directory / "checkpoint", needed.files, known_sums.newest)
             files = {
-                path: _size_and_sum(checkpoint.path / path, directory / "checkpoint" / path, path, known)
+                path: _size_and_sum(checkpoint.path / path, directory / "checkpoint" / path, path, known_sums)
                 for path in needed.files
             }
             savepoint = describe(Checkpoint(directory / "checkpoint"), batch, files, record, job)
@@ -367,10 +367,10 @@ def _this_process() -> dict[str, Any]:
     return asdict(_Taker(machine=process_identity.this_machine(), pid=pid, process_started=started))
 
 
-def _copy(source: Path, target: Path, paths: Iterable[str], known: Mapping[str, tuple[int, str]]) -> None:
+def _copy(source: Path, target: Path, paths: Iterable[str], known_files: Mapping[str, tuple[int, str]]) -> None:
     """Link or copy files, and flush what the savepoint before has not flushed.
 
-    :param known: what it has
+    :param known_files: those that it has
     """
     store, directories = store_of(target), {target, *((target / path).parent for path in paths)}
     for number, path in enumerate(paths):
@@ -383,19 +383,19 @@ def _copy(source: Path, target: Path, paths: Iterable[str], known: Mapping[str, 
             ) from error
         if number == 0:
             failpoints.reach("during-savepoint")
-    store.flush([*(target / path for path in paths if path not in known), *directories])
+    store.flush([*(target / path for path in paths if path not in known_files), *directories])
 
 
-def _size_and_sum(source: Path, copy: Path, path: str, known: _KnownSums) -> tuple[int, str]:
+def _size_and_sum(source: Path, copy: Path, path: str, known_sums: _KnownSums) -> tuple[int, str]:
     """Return size and checksum of a file, read only where nobody has left a checksum of it."""
     there = store_of(copy).facts(copy)
     if there is None:
         raise FileNotFoundError(f"{copy} was copied, and is gone")
     size = there.size
-    facts = known.newest.get(path)
-    if facts is None and (left := checksums.left_by_writers(source, size)):
-        return size, left
-    facts = facts or known.older(path)
+    facts = known_sums.newest.get(path)
+    if facts is None and (checksum := checksums.left_by_writers(source, size)):
+        return size, checksum
+    facts = facts or known_sums.older(path)
     return facts if facts is not None and facts[0] == size else (size, checksums.read(copy))
 
 

@@ -161,7 +161,7 @@ class StateDirectory:
         place = f"state/{operator}/_metadata"
         v2 = self._checkpoint / place / "v2"
         batches = [int(file.name) for file in v2.iterdir() if file.name.isdecimal()] if v2.is_dir() else []
-        started = max((known for known in batches if known <= batch), default=None)
+        started = max((earlier for earlier in batches if earlier <= batch), default=None)
         if started is not None:
             return f"{place}/v2/{started}"
         return f"{place}/metadata" if (self._checkpoint / place / "metadata").is_file() else None

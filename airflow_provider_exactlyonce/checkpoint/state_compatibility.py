@@ -182,11 +182,11 @@ def _accepts(old: Any, new: Any) -> bool:
     if old["type"] == "struct":
         pairs = list(itertools.zip_longest(old["fields"], new["fields"]))
         return all(
-            before is not None
+            old_field is not None
             and new_field is not None
-            and (before["nullable"] or not new_field["nullable"])
-            and _accepts(before["type"], new_field["type"])
-            for before, new_field in pairs
+            and (old_field["nullable"] or not new_field["nullable"])
+            and _accepts(old_field["type"], new_field["type"])
+            for old_field, new_field in pairs
         )
     if old["type"] == "array":
         return (old["containsNull"] or not new["containsNull"]) and _accepts(old["elementType"], new["elementType"])

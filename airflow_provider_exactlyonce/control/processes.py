@@ -155,10 +155,10 @@ def start(
 
 def members(token: str) -> list[int]:
     """Return the processes of this host and user that carry a start token."""
-    wanted = f"{TOKEN_VARIABLE}={token}".encode()
+    assignment = f"{TOKEN_VARIABLE}={token}".encode()
     # A zombie's environment is empty, so the dead are not counted.
     environments = {pid: _read(pid, "environ") or b"" for pid in process_identity.pids() if pid != os.getpid()}
-    return [pid for pid, environment in environments.items() if wanted in environment.split(b"\0")]
+    return [pid for pid, environment in environments.items() if assignment in environment.split(b"\0")]
 
 
 def _read(pid: int, name: str) -> bytes | None:

@@ -106,14 +106,14 @@ def compare(
     :param function: makes of a row what is compared of it; None leaves the row out
     """
     old, new = _applied(delivered, function), _applied(recomputed, function)
-    known = [sorted({name for row in rows for name in row.content}) for rows in (old, new)]
-    common = set(known[0]) & set(known[1]) if known[0] and known[1] else {*known[0], *known[1]}
+    names = [sorted({name for row in rows for name in row.content}) for rows in (old, new)]
+    common = set(names[0]) & set(names[1]) if names[0] and names[1] else {*names[0], *names[1]}
     compared = list(columns) or sorted(common)
     differences = Differences(
         delivered=len(old),
         recomputed=len(new),
         columns=compared,
-        columns_left_out=sorted({*known[0], *known[1]} - set(compared)),
+        columns_left_out=sorted({*names[0], *names[1]} - set(compared)),
     )
     groups: dict[tuple[str, bytes | None], tuple[list[Row], list[Row]]] = defaultdict(lambda: ([], []))
     for side, rows in enumerate((old, new)):

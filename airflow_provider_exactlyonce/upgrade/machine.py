@@ -377,9 +377,9 @@ class Upgrade:
             log=str(log),
             machine=process_identity.this_machine(),
         )
-        known = intents.read(self._home.intent)
+        last_intent = intents.read(self._home.intent)
         if drivers.is_there(self._home, token) or exit_classification.status_of(self._home, token) is not None:
-            return known.log if known is not None and known.token == token else ""
+            return last_intent.log if last_intent is not None and last_intent.token == token else ""
         arguments = ["--home", str(self._home.path), "--until", "forever", *self._tools.driver_arguments]
         launch = self._tools.launch(application, arguments)
         self._child = launching.start(self._home, launch, intent)

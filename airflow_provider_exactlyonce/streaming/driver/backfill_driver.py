@@ -217,8 +217,8 @@ class BackfillDriver:
                 f"backfill {begun.name} was begun elsewhere meanwhile, as another range of the source. Start it again"
             )
         for record in written.batches:
-            for topic, known in {**record.source_topic_ids, **record.sink_topic_ids}.items():
-                if topic in topics and topics[topic].topic_id != known:
+            for topic, topic_id in {**record.source_topic_ids, **record.sink_topic_ids}.items():
+                if topic in topics and topics[topic].topic_id != topic_id:
                     raise RefusedError(
                         f"topic {topic} was recreated since backfill {begun.name} has written {len(written.batches)} "
                         "batches: what it held is gone. Ask for another topic, or for what is missing by its offsets"

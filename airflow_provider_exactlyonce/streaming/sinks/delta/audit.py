@@ -120,10 +120,10 @@ def _take(
         history.findings.append(f"commit {entry.commit}: version {version} comes after commit {max(history.entries)}")
     gone = [unquote(body["path"]) for body in removed]
     before = [history.rows.get(path) for path in gone]
-    given = sum(_rows(body) or 0 for body in added) - sum(rows or 0 for rows in before)
-    if more is not None and None not in before and given != more:
+    counted = sum(_rows(body) or 0 for body in added) - sum(rows or 0 for rows in before)
+    if more is not None and None not in before and counted != more:
         history.findings.append(
-            f"commit {entry.commit}: version {version} says {more} rows, and its files have {given}"
+            f"commit {entry.commit}: version {version} says {more} rows, and its files have {counted}"
         )
     history.entries[entry.commit] = entry
     _hold(history, added, [frozenset({entry.commit}), *(history.commits.get(path, frozenset()) for path in gone)])

@@ -114,15 +114,15 @@ class DeltaLog:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        known = pa.table(self.table.get_add_actions(flatten=False))
-        parts, least, greatest = (_fields(known, name) for name in ("partition", "min", "max"))
+        added = pa.table(self.table.get_add_actions(flatten=False))
+        parts, least, greatest = (_fields(added, name) for name in ("partition", "min", "max"))
         texts = {name: pc.cast(values, pa.string()).to_pylist() for name, values in parts.items()}
         bounds = {
             name: list(zip(least[name].to_pylist(), greatest[name].to_pylist(), strict=True))
             for name in bounds_of
             if name in least and name in greatest
         }
-        described = zip(*(known[name].to_pylist() for name in ("path", "size_bytes", "num_records")), strict=True)
+        described = zip(*(added[name].to_pylist() for name in ("path", "size_bytes", "num_records")), strict=True)
         return [
             LoggedFile(
                 path=unquote(path),
@@ -198,13 +198,13 @@ class DeltaLog:
         flush_commit(self._path, version)
 
 
-def _fields(known: pa.Table, name: str) -> dict[str, pa.ChunkedArray]:
+def _fields(added: pa.Table, name: str) -> dict[str, pa.ChunkedArray]:
     """Return the parts of a column of structs, none when there is no such column."""
     import pyarrow.compute as pc
 
-    if name not in known.column_names:
+    if name not in added.column_names:
         return {}
-    return {field.name: pc.struct_field(known[name], [field.name]) for field in known.schema.field(name).type}
+    return {field.name: pc.struct_field(added[name], [field.name]) for field in added.schema.field(name).type}
 
 
 def versions(files: TableFiles) -> list[int]:

@@ -182,9 +182,9 @@ def _check(old: OldFiles) -> None:
     """Check that each record has the rows that it says, in files as they were committed."""
     newest = 0
     for record in old.records:
-        place, given = old.log.place(record.position), sum(file.rows for file in record.files)
-        if record.kind == COMMIT and record.entry is not None and given != record.entry.rows:
-            raise RefusedError(f"{place} says {record.entry.rows} rows, and its files have {given}")
+        place, counted = old.log.place(record.position), sum(file.rows for file in record.files)
+        if record.kind == COMMIT and record.entry is not None and counted != record.entry.rows:
+            raise RefusedError(f"{place} says {record.entry.rows} rows, and its files have {counted}")
         if record.kind == COMMIT and record.entry is not None and newest and record.entry.commit != newest + 1:
             raise RefusedError(f"{place} has commit {record.entry.commit}, and the one before it is {newest}")
         newest = record.entry.commit if record.entry else 0

@@ -177,11 +177,11 @@ class PostgresCommitter(SinkCommitter):
     @override
     def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
         with told("auditing", str(self._table)):
-            known = staging.entries(self._session(), self._key)
+            entries = staging.entries(self._session(), self._key)
             counted = self._rows_by_commit()
         judged = 0
         for commit in commits:
-            judged, entry = commit.commit, known.get(commit.commit)
+            judged, entry = commit.commit, entries.get(commit.commit)
             if entry is None:
                 yield f"commit {commit.commit}: {staging.SCHEMA}.commits has no entry of it for sink {self._sink.name}"
             elif not entry.is_same_output(commit):
@@ -193,7 +193,7 @@ class PostgresCommitter(SinkCommitter):
                 )
         yield from (
             f"commit {number}: {staging.SCHEMA}.commits has it for sink {self._sink.name}, the pipeline's ledger not"
-            for number in sorted(known)
+            for number in sorted(entries)
             if judged and number > judged + 1  # the next one may be under way
         )
 
@@ -309,9 +309,9 @@ class PostgresCommitter(SinkCommitter):
 
     def _drop_stages(self) -> None:
         with told("removing staging tables", str(self._table)):
-            kept = staging.drop_stages(self._session(), self._key, self._run)
-        if kept:
-            log.info("still written to, and dropped later: %s", ", ".join(kept))
+            still_written = staging.drop_stages(self._session(), self._key, self._run)
+        if still_written:
+            log.info("still written to, and dropped later: %s", ", ".join(still_written))
 
     def _open_attempt(self) -> SinkAttempt:
         invariant(self._attempt is not None, "an attempt is open")

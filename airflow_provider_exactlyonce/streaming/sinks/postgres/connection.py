@@ -71,10 +71,10 @@ def connect(parameters: Parameters, application: str) -> psycopg.Connection[Any]
     except psycopg.ProgrammingError as error:
         raise RefusedError(f"PostgreSQL, {parameters.name}: {error}") from error
     except psycopg.Error as error:
-        said = " ".join(str(error).split())  # libpq gives advice in further lines
-        if _REFUSED_USER.search(said):
-            raise RefusedError(f"PostgreSQL, {parameters.name}: {said}") from error
-        raise BatchFailedError(f"PostgreSQL does not answer, {parameters.name}: {said}") from error
+        message = " ".join(str(error).split())  # libpq gives advice in further lines
+        if _REFUSED_USER.search(message):
+            raise RefusedError(f"PostgreSQL, {parameters.name}: {message}") from error
+        raise BatchFailedError(f"PostgreSQL does not answer, {parameters.name}: {message}") from error
 
 
 def for_tasks(parameters: Parameters, connection: psycopg.Connection[Any]) -> Parameters:
@@ -105,9 +105,9 @@ def meaning(error: psycopg.Error, what: str, table: str) -> ExactlyOnceError:
     state = error.sqlstate or ""
     if state[:2] not in _REFUSED_ROW and state != AMBIGUOUS_KEY:
         return BatchFailedError(f"PostgreSQL, {what}: {type(error).__name__}: {error}")
-    said = error.diag
-    parts = [said.message_primary or str(error), said.message_detail, said.context]
-    where = f", constraint {said.constraint_name}" if said.constraint_name else ""
+    diagnosis = error.diag
+    parts = [diagnosis.message_primary or str(error), diagnosis.message_detail, diagnosis.context]
+    where = f", constraint {diagnosis.constraint_name}" if diagnosis.constraint_name else ""
     return RecordRefusedError(
         f"table {table} refuses a row{where}, {what}: {'. '.join(part.rstrip('.') for part in parts if part)}"
     )

@@ -77,9 +77,11 @@ class UpsertWriter(SinkWriter):
         opened = self._opened
         with self._marked():
             connection = self._connection or self._start(rows.schema.names)
-            given = upsert_table.parameters(rows.to_pylist(), opened.key, opened.commit_column, self._attempt.commit)
+            parameters = upsert_table.parameters(
+                rows.to_pylist(), opened.key, opened.commit_column, self._attempt.commit
+            )
             for statement in self._statements:
-                connection.execute(statement, given)
+                connection.execute(statement, parameters)
         self._rows += rows.num_rows
 
     @override
@@ -203,9 +205,9 @@ class UpsertCommitter(SinkCommitter):
         with self._connected("auditing") as connection:
             self._newest(connection)  # which is not another sink's
             rows = connection.execute(sa.select(COMMITS.c.entry).filter_by(**self._key)).scalars()
-            known = {entry.commit: entry for entry in map(SinkEntry.from_json, rows)}
+            entries = {entry.commit: entry for entry in map(SinkEntry.from_json, rows)}
         for commit in commits:
-            entry = known.get(commit.commit)
+            entry = entries.get(commit.commit)
             if entry is None:
                 yield f"commit {commit.commit}: {COMMITS.name} has no entry of it for sink {self._sink.name}"
             elif not entry.is_same_output(commit):

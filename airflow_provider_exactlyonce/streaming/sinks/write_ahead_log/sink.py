@@ -223,14 +223,14 @@ class WriteAheadLogCommitter(StagedCommitter):
     def close(self) -> None:
         self._delivery.stop(self._settings.drain_seconds)
 
-    def _differences(self, record: LogRecord, known: SinkEntry) -> Iterator[str]:
+    def _differences(self, record: LogRecord, expected: SinkEntry) -> Iterator[str]:
         place, changed = self._log.place(record.position), list(self._log.changed(record))
-        if record.entry is None or not record.entry.is_same_output(known):
-            yield f"commit {known.commit}: {place} has {record.entry}, the ledger {known}"
+        if record.entry is None or not record.entry.is_same_output(expected):
+            yield f"commit {expected.commit}: {place} has {record.entry}, the ledger {expected}"
         for name in changed:
-            yield f"commit {known.commit}: {name} is missing, or its rows are not those that were committed"
-        if not changed and (rows := sum(batch.num_rows for batch in self._log.rows(record))) != known.rows:
-            yield f"commit {known.commit}: {place} has {rows} rows, and the ledger says {known.rows}"
+            yield f"commit {expected.commit}: {name} is missing, or its rows are not those that were committed"
+        if not changed and (rows := sum(batch.num_rows for batch in self._log.rows(record))) != expected.rows:
+            yield f"commit {expected.commit}: {place} has {rows} rows, and the ledger says {expected.rows}"
 
 
 def _stream(rows: Iterator[pa.RecordBatch]) -> bytes:

@@ -29,7 +29,7 @@ from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import (
     for_tasks,
     meaning,
     parameters_of,
-    told,
+    translated_errors,
 )
 from airflow_provider_exactlyonce.streaming.sinks.postgres.statements import Move
 from airflow_provider_exactlyonce.streaming.sinks.postgres.table import find
@@ -84,12 +84,12 @@ class PostgresCommitter(SinkCommitter):
     @property
     @override
     def place(self) -> object:
-        with told("asking where it writes", str(self._table)):
+        with translated_errors("asking where it writes", str(self._table)):
             return staging.place_of(self._session(), self._table)
 
     @override
     def tail(self) -> SinkEntry | None:
-        with told("reading the sink's ledger", str(self._table)):
+        with translated_errors("reading the sink's ledger", str(self._table)):
             return staging.newest(self._session(), self._key)
 
     @override
@@ -113,7 +113,7 @@ class PostgresCommitter(SinkCommitter):
     @override
     def begin(self, attempt: SinkAttempt) -> None:
         stage = staging.stage_of(attempt, self._key)
-        with told(f"beginning commit {attempt.commit}", str(self._table)):
+        with translated_errors(f"beginning commit {attempt.commit}", str(self._table)):
             staging.make_stage(self._session(), stage, self._table, self._sink.deleted)
         self._attempt = attempt
 
@@ -171,12 +171,12 @@ class PostgresCommitter(SinkCommitter):
 
     @override
     def forget(self, before: int) -> None:
-        with told("forgetting old commits", str(self._table)):
+        with translated_errors("forgetting old commits", str(self._table)):
             staging.forget(self._session(), self._key, before)
 
     @override
     def audit(self, commits: Iterable[SinkEntry]) -> Iterable[str]:
-        with told("auditing", str(self._table)):
+        with translated_errors("auditing", str(self._table)):
             entries = staging.entries(self._session(), self._key)
             counted = self._rows_by_commit()
         judged = 0
@@ -237,7 +237,7 @@ class PostgresCommitter(SinkCommitter):
         deadline = time.monotonic() + self._patience_seconds
         while True:
             try:
-                with told(f"claiming {self._table} for run {self._run}", str(self._table)):
+                with translated_errors(f"claiming {self._table} for run {self._run}", str(self._table)):
                     try:
                         return claim()
                     except psycopg.errors.LockNotAvailable:
@@ -286,7 +286,7 @@ class PostgresCommitter(SinkCommitter):
 
     def _ambiguous(self, attempt: SinkAttempt, written: Sequence[Mapping[str, Any]]) -> DataError:
         move, arguments = self._staged(attempt, written)
-        with told(f"commit {attempt.commit}", str(self._table)):
+        with translated_errors(f"commit {attempt.commit}", str(self._table)):
             row = self._session().execute(move.ambiguous(), arguments).fetchone()
         key = ", ".join(f"{name}={value!r}" for name, value in zip(self._sink.key, row or (), strict=False))
         order = (
@@ -308,7 +308,7 @@ class PostgresCommitter(SinkCommitter):
         return dict(self._session().execute(Move.rows_by(self._table, self._counted)).fetchall())
 
     def _drop_stages(self) -> None:
-        with told("removing staging tables", str(self._table)):
+        with translated_errors("removing staging tables", str(self._table)):
             still_written = staging.drop_stages(self._session(), self._key, self._run)
         if still_written:
             log.info("still written to, and dropped later: %s", ", ".join(still_written))

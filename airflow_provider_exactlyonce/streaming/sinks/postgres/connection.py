@@ -86,7 +86,7 @@ def for_tasks(parameters: Parameters, connection: psycopg.Connection[Any]) -> Pa
 
 
 @contextmanager
-def told(what: str, table: str) -> Iterator[None]:
+def translated_errors(what: str, table: str) -> Iterator[None]:
     """Turn what psycopg raises into the project's errors, and roll nothing back.
 
     :param what: what is being done, for the message
@@ -101,7 +101,7 @@ def told(what: str, table: str) -> Iterator[None]:
 
 
 def meaning(error: psycopg.Error, what: str, table: str) -> ExactlyOnceError:
-    """Return what an error of PostgreSQL means, see :func:`told`."""
+    """Return what an error of PostgreSQL means, see :func:`translated_errors`."""
     state = error.sqlstate or ""
     if state[:2] not in _REFUSED_ROW and state != AMBIGUOUS_KEY:
         return BatchFailedError(f"PostgreSQL, {what}: {type(error).__name__}: {error}")

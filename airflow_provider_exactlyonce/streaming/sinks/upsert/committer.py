@@ -108,7 +108,7 @@ class UpsertWriter(SinkWriter):
     @contextmanager
     def _marked(self) -> Iterator[None]:
         try:
-            with upsert_table.told(f"commit {self._attempt.commit}", self._opened.table):
+            with upsert_table.translated_errors(f"commit {self._attempt.commit}", self._opened.table):
                 yield
         except RecordRefusedError as error:
             raise RecordRefusedError(mark(RecordRefusedError, str(error))) from error
@@ -220,7 +220,7 @@ class UpsertCommitter(SinkCommitter):
     @contextmanager
     def _connected(self, what: str) -> Iterator[sa.Connection]:
         with (
-            upsert_table.told(what, self._sink.table),
+            upsert_table.translated_errors(what, self._sink.table),
             upsert_table.connect(self._sink.url) as connection,
         ):
             yield connection

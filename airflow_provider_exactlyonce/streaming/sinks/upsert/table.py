@@ -52,7 +52,7 @@ def shown(engine: sa.Engine) -> str:
 
 
 @contextmanager
-def told(what: str, table: str) -> Iterator[None]:
+def translated_errors(what: str, table: str) -> Iterator[None]:
     """Turn what SQLAlchemy raises into the project's errors.
 
     :raises RecordRefusedError: a row is refused for what it is

@@ -169,8 +169,8 @@ def test_airflows_backfill_of_a_day_gives_each_hour_its_truth(
             return [state for (state,) in airflow.query(query)]
 
         def ended() -> bool:
-            found = states()
-            return len(found) == 24 and set(found) <= {"success", "failed"}
+            current = states()
+            return len(current) == 24 and set(current) <= {"success", "failed"}
 
         eventually(ended, "all runs have ended", output, 3000)
         assert set(states()) == {"success"}, airflow.task_logs()

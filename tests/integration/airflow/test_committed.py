@@ -38,7 +38,7 @@ for name in ("export_committed", "export_committed", "publish_hours", "report_ho
 def told(pipeline: HandWrittenPipeline, unit: Unit | None) -> list[dict[str, object]]:
     follower = LedgerFollower(pipeline.config, pipeline.name, unit, None)
     follower.beginning(newest=False)
-    ranges = [found.to_json() for found, _ in follower.ranges(100)]
+    ranges = [committed.to_json() for committed, _ in follower.ranges(100)]
     follower.close()
     return ranges
 
@@ -63,15 +63,16 @@ def test_the_example_exports_each_range_once_and_hands_on_the_hours(
     airflow.run([sys.executable, "-c", RUN, str(file), events], environment)
 
     exports = tmp_path / ".exactlyonce" / "exports"
-    assert {one.name for one in exports.iterdir()} == {f"{one['key']}.jsonl" for one in ranges}
-    exported = [json.loads(line) for one in exports.iterdir() for line in one.read_text().splitlines()]
+    assert {export.name for export in exports.iterdir()} == {f"{committed['key']}.jsonl" for committed in ranges}
+    exported = [json.loads(line) for export in exports.iterdir() for line in export.read_text().splitlines()]
     readable = [
-        [one.partition, one.offset, (one.value or b"").decode()] for one in read_committed(kafka_config, pipeline.sink)
+        [record.partition, record.offset, (record.value or b"").decode()]
+        for record in read_committed(kafka_config, pipeline.sink)
     ]
     assert sorted(exported) == sorted(readable)
     sql = "SELECT run_id, value FROM xcom WHERE dag_id = 'export_committed' AND key = 'return_value' ORDER BY timestamp"
     first, second = (json.loads(value) for _, value in airflow.query(sql))
-    assert first == [f"{one['key']}.jsonl" for one in ranges]
+    assert first == [f"{committed['key']}.jsonl" for committed in ranges]
     assert second == [], "what has been told before is dropped"
     sql = "SELECT e.partition_key FROM asset_event e JOIN asset a ON a.id = e.asset_id WHERE a.name = ?"
     handed_on = {key for (key,) in airflow.query(sql, f"{pipeline.name}-hours")}

@@ -275,8 +275,8 @@ def orders(server: SequencerServer) -> tuple[dict[int, list[int]], dict[int, lis
         return ask(task, topic, partitions, most)
 
     def noted_grant(grants: Sequence[Grant]) -> None:
-        for one in grants:
-            granted[one.place.partition].append(one.task)
+        for granted_place in grants:
+            granted[granted_place.place.partition].append(granted_place.task)
         grant(grants)
 
     server._sequencer.ask, server._grant = noted_ask, noted_grant  # type: ignore[method-assign]

@@ -37,7 +37,7 @@ def follow(pipeline: HandWrittenPipeline, cut: Cut | None, unit: str | None = No
 
 
 def told(follower: LedgerFollower, most: int = 100) -> list[tuple[int, int]]:
-    return [(found.first, found.last) for found, _ in follower.ranges(most)]
+    return [(committed.first, committed.last) for committed, _ in follower.ranges(most)]
 
 
 def test_who_begins_is_told_what_comes_or_what_is_kept(pipeline: HandWrittenPipeline) -> None:
@@ -50,10 +50,10 @@ def test_who_begins_is_told_what_comes_or_what_is_kept(pipeline: HandWrittenPipe
     commit(pipeline, 2, first=4)
     assert told(newest, most=1) == [(4, 4)]
     assert told(newest) == [(5, 5)]
-    found = oldest.ranges(100)
-    assert [one.first for one, _ in found] == [4, 5]
-    again = follow(pipeline, Cut.parse(found[0][1].to_json()))
-    assert again.ranges(100) == found[1:]
+    ranges = oldest.ranges(100)
+    assert [committed.first for committed, _ in ranges] == [4, 5]
+    again = follow(pipeline, Cut.parse(ranges[0][1].to_json()))
+    assert again.ranges(100) == ranges[1:]
     for follower in (newest, oldest, again):
         follower.close()
 
@@ -66,8 +66,8 @@ def test_a_range_per_hour_grows_until_the_hour_is_complete(pipeline: HandWritten
     commit(pipeline, 2, first=2)
     assert told(follower) == [(2, 2)]
     commit(pipeline, 1, first=4)
-    [(found, cut)] = follower.ranges(100)
-    assert (found.first, found.last, found.partitions) == (3, 4, ("2026-01-01T01:00:00",))
+    [(committed, cut)] = follower.ranges(100)
+    assert (committed.first, committed.last, committed.partitions) == (3, 4, ("2026-01-01T01:00:00",))
     assert cut.commit == 4
     follower.close()
 
@@ -106,9 +106,9 @@ def test_another_ledger_of_the_same_name_is_told_from_its_beginning_with_other_k
     other.claim()
     commit(other, 1)
     again = follow(other, cut)
-    [(found, _)] = again.ranges(100)
-    assert found.first == first.first == 1
-    assert found.key != first.key
+    [(committed, _)] = again.ranges(100)
+    assert committed.first == first.first == 1
+    assert committed.key != first.key
     again.close()
 
 
@@ -128,14 +128,18 @@ def test_a_stretch_is_read_to_its_end_without_what_was_aborted(
     pipeline.producer.abort_transaction(30)
     pipeline.commit({1: 4, 0: 1}, read_up_to={0: 4}, watermark=NEW_YEAR + 2 * HOUR)
     pipeline.commit({1: 1, 0: 1}, read_up_to={0: 5}, watermark=NEW_YEAR + 2 * HOUR)
-    found = follower.ranges(100)
-    assert [(one.first, one.last, one.rows) for one, _ in found] == [(1, 1, 1), (2, 2, 2), (3, 4, 7)]
-    for one, _ in found:
-        records = list(read_range(kafka_config, one.sink))
-        assert len(records) == one.rows
+    ranges = follower.ranges(100)
+    assert [(committed.first, committed.last, committed.rows) for committed, _ in ranges] == [
+        (1, 1, 1),
+        (2, 2, 2),
+        (3, 4, 7),
+    ]
+    for committed, _ in ranges:
+        records = list(read_range(kafka_config, committed.sink))
+        assert len(records) == committed.rows
         assert {record.key() for record in records} == {b"k"}
         for record in records:
-            first, last = one.sink[str(record.topic())][int(record.partition() or 0)]
+            first, last = committed.sink[str(record.topic())][int(record.partition() or 0)]
             assert first <= int(record.offset() or 0) <= last
     assert list(read_range(kafka_config, {})) == []
     foreign = Producer({**kafka_config, "transactional.id": f"foreign-{uuid.uuid4()}"})

@@ -44,9 +44,9 @@ def raising(error: Exception) -> Callable[[], NoReturn]:
 
 
 def told(path: Path) -> status.Status:
-    found = status.read(Home(path).status)
-    assert found is not None
-    return found
+    driver_status = status.read(Home(path).status)
+    assert driver_status is not None
+    return driver_status
 
 
 def test_work_that_is_done_ends_with_0(lifecycle: DriverLifecycle, tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ def facts(tmp_path: Path) -> Facts:
 
 
 def found(facts: Facts) -> dict[str, str]:
-    return {one.name: one.what for one in examine.judge(facts) if one.name != "transactional-id-expired"}
+    return {
+        finding.name: finding.what for finding in examine.judge(facts) if finding.name != "transactional-id-expired"
+    }
 
 
 def only_savepoint(facts: Facts) -> Savepoint:
@@ -76,8 +78,8 @@ def only_savepoint(facts: Facts) -> Savepoint:
 
 
 def test_a_pipeline_that_was_stopped_for_long_is_told_of_its_expired_id_and_nothing_else(facts: Facts) -> None:
-    (told,) = examine.judge(facts)
-    assert (told.name, told.severity.value, told.fixable) == ("transactional-id-expired", "info", False)
+    (finding,) = examine.judge(facts)
+    assert (finding.name, finding.severity.value, finding.fixable) == ("transactional-id-expired", "info", False)
     assert facts.driver is not None
     facts.in_motion = True
     assert examine.judge(facts) == []
@@ -114,12 +116,12 @@ def test_of_a_home_that_is_gone_it_is_told_where_it_was_and_what_to_do(facts: Fa
     assert facts.home is not None
     path = str(facts.home.home.path)
     facts.home.exists = False
-    (gone,) = [one for one in examine.judge(facts) if one.name == "home-not-here"]
+    (gone,) = [finding for finding in examine.judge(facts) if finding.name == "home-not-here"]
     assert gone.what == f"{path} is not on this machine; run 2 of p started from {path} on host h"
     for way in ("on another machine", "not mounted", "--accept-home", "from a copy", "begin anew"):
         assert way in gone.do
     facts.home = HomeFacts(home=Home(tmp_path / "misspelt"), exists=False)
-    (misspelt,) = [one for one in examine.judge(facts) if one.name == "home-not-here"]
+    (misspelt,) = [finding for finding in examine.judge(facts) if finding.name == "home-not-here"]
     assert misspelt.what.startswith(f"{tmp_path}/misspelt is not on this machine; run 2 of p started from {path}")
     assert misspelt.do == f"pass --home {path}"
 
@@ -165,7 +167,7 @@ def test_a_remedy_that_fails_is_told_and_the_others_are_tried(facts: Facts, monk
     def repair(_: Facts, finding: Finding) -> str:
         if finding.remedy is Remedy.CLEAN_UP:
             raise ExactlyOnceError("disk full")
-        findings[:] = [one for one in findings if one.remedy is not finding.remedy]
+        findings[:] = [other for other in findings if other.remedy is not finding.remedy]
         return "done"
 
     def gather(*_: Any) -> Facts:
@@ -174,7 +176,7 @@ def test_a_remedy_that_fails_is_told_and_the_others_are_tried(facts: Facts, monk
     monkeypatch.setattr(examine, "gather", gather)
     monkeypatch.setattr(examine, "judge", lambda _: list(findings))
     monkeypatch.setattr(examine, "repair", repair)
-    told = examine.examine("p", {}, None, fix=True)
-    assert told.done == [("query-id-lost", "done")], "one lineage repairs both"
-    assert told.refused == [("unfinished-savepoint", "disk full")], "and is not tried again"
-    assert [one.name for one in told.findings] == ["unfinished-savepoint"]
+    examination = examine.examine("p", {}, None, fix=True)
+    assert examination.done == [("query-id-lost", "done")], "one lineage repairs both"
+    assert examination.refused == [("unfinished-savepoint", "disk full")], "and is not tried again"
+    assert [finding.name for finding in examination.findings] == ["unfinished-savepoint"]

@@ -165,7 +165,7 @@ def test_rows_of_a_key_come_in_the_order_that_the_function_asks_for() -> None:
             yield {"i": value.i}
 
     given = [{"k": 1, "ts": ts, "i": i} for ts, i in ((2, 1), (1, 2), (None, 4), (1, 0), (None, 3))]
-    assert [one.i for one in KeyedHarness(Ordered(), "k").process(given)] == [3, 4, 0, 2, 1]
+    assert [row.i for row in KeyedHarness(Ordered(), "k").process(given)] == [3, 4, 0, 2, 1]
 
 
 def declared(**attributes: Any) -> KeyedProcessFunction[Any, Any]:
@@ -243,7 +243,7 @@ def test_a_row_is_late_by_the_microsecond() -> None:
     harness = KeyedHarness(declared(event_time="ts", process_element=lambda *_: iter([(1,)])), "k")
     harness.process(watermark=1000)
     times = [at(1) + dt.timedelta(microseconds=number) for number in (0, 1)]
-    assert len(harness.process([{"k": 1, "ts": one} for one in times])) == 1
+    assert len(harness.process([{"k": 1, "ts": moment} for moment in times])) == 1
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class Steps(KeyedProcessFunction[Any, Any]):
 
     output = "value INT, sum INT, elements ARRAY<INT>, entries MAP<INT, INT>, one INT, has BOOLEAN, empty BOOLEAN"
     value: ValueState[int] = ValueState("INT")
-    sum: ReducingState[int] = ReducingState("INT", reduce=lambda one, other: one + other)
+    sum: ReducingState[int] = ReducingState("INT", reduce=lambda left, right: left + right)
     list: ListState[int] = ListState("INT")
     map: MapState[int, int] = MapState("INT", "INT")
 
@@ -78,13 +78,13 @@ class Steps(KeyedProcessFunction[Any, Any]):
         for step, number in value.steps:
             STEPS[step](self, number)
         if value.look:
-            one, has = self.map.get(3), self.map.contains(4)
+            third, has = self.map.get(3), self.map.contains(4)
             yield (
                 self.value.value(),
                 self.sum.get(),
                 self.list.get(),
                 dict(self.map.items()),
-                one,
+                third,
                 has,
                 self.map.is_empty(),
             )
@@ -189,7 +189,7 @@ def test_merging_without_a_merge_is_refused() -> None:
     class Merging(KeyedProcessFunction[Any, Any]):
         output = "n INT"
         sum: AggregatingState[int, int, int] = AggregatingState(
-            "INT", create=int, add=lambda one, other: one + other, get=int
+            "INT", create=int, add=lambda left, right: left + right, get=int
         )
 
         def process_element(self, value: Any, context: Any) -> None:

@@ -41,12 +41,12 @@ MakeTopic = Callable[..., str]
 
 def descendants() -> list[psutil.Process]:
     """Find what this process started, and what that started, and is still there."""
-    found = []
+    processes = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def told(process: psutil.Process) -> str:
@@ -85,7 +85,7 @@ def orphans_are_reaped() -> Iterator[None]:
     yield
     dead = {child.pid for child in psutil.Process().children()} - {process.pid for process in descendants()}
     if dead:
-        for pid in dead - {one.pid for one in gc.get_objects() if issubclass(type(one), subprocess.Popen)}:
+        for pid in dead - {popen.pid for popen in gc.get_objects() if issubclass(type(popen), subprocess.Popen)}:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 

@@ -49,7 +49,7 @@ def descendants() -> list[psutil.Process]:
     return processes
 
 
-def told(process: psutil.Process) -> str:
+def command_line(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error):
         return f"{process.pid}: {' '.join(process.cmdline())[:300]}"
     return str(process.pid)
@@ -72,7 +72,7 @@ def nothing_left_running() -> Iterator[None]:
     deadline = time.monotonic() + GRACE_SECONDS
     while (left := descendants()) and time.monotonic() < deadline:
         time.sleep(0.2)
-    lines = [told(process) for process in left]
+    lines = [command_line(process) for process in left]
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -90,24 +90,24 @@ def test_list_shows_a_pipeline_without_a_commit_one_without_a_claim_and_tells_ba
 def test_status_says_between_a_death_and_the_restart_that_the_driver_is_gone_and_who_starts_the_next_one(
     crafted: CraftedPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def told() -> dict[str, Any]:
+    def shown() -> dict[str, Any]:
         assert cli.main(["status", crafted.pipeline, "--json"]) == 0
         return dict(json.loads(capsys.readouterr().out))
 
     home = Home(tmp_path / "home")
     crafted.claim(home_path=str(home.path))
-    assert (told()["driver"], told()["state"]) == ("unknown", None)
-    assert told()["next"] == f"{home.path} is not on this machine: nothing is known of the driver"
+    assert (shown()["driver"], shown()["state"]) == ("unknown", None)
+    assert shown()["next"] == f"{home.path} is not on this machine: nothing is known of the driver"
     home.create(crafted.pipeline)
     held = lease.acquire(home.lease, crafted.pipeline, "t", run=1)
     status.write(home.status, Status(pipeline=crafted.pipeline, token="t", state=DriverState.RUNNING, run=1))
-    assert (told()["driver"], told()["state"], told()["next"]) == ("alive", "running", None)
+    assert (shown()["driver"], shown()["state"], shown()["next"]) == ("alive", "running", None)
     json_store.write(home.lease, {**asdict(held), "process_started": 1})  # a process that has ended
     died = Restart(series="t", number=1, token="t", run=1, commit=0, cause="killed", exit_code=-9, died=time.time())
     restarts.append(home.restarts, replace(died, due=time.time() + 600))
-    assert (told()["driver"], told()["state"]) == ("gone", "lost")
-    assert "is gone without an account, and no successor has started" in told()["next"]
-    assert "its supervisor starts the next one at" in told()["next"]
+    assert (shown()["driver"], shown()["state"]) == ("gone", "lost")
+    assert "is gone without an account, and no successor has started" in shown()["next"]
+    assert "its supervisor starts the next one at" in shown()["next"]
 
 
 COMMANDS = [

@@ -21,12 +21,14 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.models.asset import AssetActive, AssetEvent, AssetModel
 from airflow.utils.session import create_session
 with create_session() as session:
-    for uri, told in json.loads(sys.argv[2]).items():
+    for uri, payloads in json.loads(sys.argv[2]).items():
         asset = AssetModel(name=uri, uri=uri)
         session.add(asset)
         session.add(AssetActive.for_asset(asset))
         session.flush()
-        session.add_all(AssetEvent(asset_id=asset.id, extra={"from_trigger": True, "payload": one}) for one in told)
+        session.add_all(
+            AssetEvent(asset_id=asset.id, extra={"from_trigger": True, "payload": payload}) for payload in payloads
+        )
 bag = DagBag(dag_folder=sys.argv[1])
 assert not bag.import_errors, bag.import_errors
 for name in ("export_committed", "export_committed", "publish_hours", "report_hour"):
@@ -35,7 +37,7 @@ for name in ("export_committed", "export_committed", "publish_hours", "report_ho
 """
 
 
-def told(pipeline: HandWrittenPipeline, unit: Unit | None) -> list[dict[str, object]]:
+def ranges_of(pipeline: HandWrittenPipeline, unit: Unit | None) -> list[dict[str, object]]:
     follower = LedgerFollower(pipeline.config, pipeline.name, unit, None)
     follower.beginning(newest=False)
     ranges = [committed.to_json() for committed, _ in follower.ranges(100)]
@@ -55,7 +57,7 @@ def test_the_example_exports_each_range_once_and_hands_on_the_hours(
         pipeline.commit({0: 1, 1: at}, read_up_to={0: at}, watermark=NEW_YEAR + at * 1_800_000)
     file = tmp_path / "shop_committed.py"
     file.write_text((ROOT / "dags" / "shop_committed.py").read_text().replace('"shop-totals"', f'"{pipeline.name}"'))
-    ranges, hours = told(pipeline, None), told(pipeline, "hour")
+    ranges, hours = ranges_of(pipeline, None), ranges_of(pipeline, "hour")
     asset = f"exactlyonce://kafka_default/{pipeline.name}"
     # The third is told twice, and the last one before the others.
     events = json.dumps({asset: [ranges[4], *ranges[:3], *ranges[2:4]], f"{asset}/hour": hours})

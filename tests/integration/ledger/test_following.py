@@ -36,7 +36,7 @@ def follow(pipeline: HandWrittenPipeline, cut: Cut | None, unit: str | None = No
     return LedgerFollower(pipeline.config, pipeline.name, unit, cut)  # type: ignore[arg-type]
 
 
-def told(follower: LedgerFollower, most: int = 100) -> list[tuple[int, int]]:
+def spans(follower: LedgerFollower, most: int = 100) -> list[tuple[int, int]]:
     return [(committed.first, committed.last) for committed, _ in follower.ranges(most)]
 
 
@@ -45,11 +45,11 @@ def test_who_begins_is_told_what_comes_or_what_is_kept(pipeline: HandWrittenPipe
     newest, oldest = follow(pipeline, None), follow(pipeline, None)
     assert newest.beginning(newest=True).commit == 3
     assert oldest.beginning(newest=False).commit == 0
-    assert told(oldest) == [(1, 1), (2, 2), (3, 3)]
-    assert told(newest) == told(oldest) == []
+    assert spans(oldest) == [(1, 1), (2, 2), (3, 3)]
+    assert spans(newest) == spans(oldest) == []
     commit(pipeline, 2, first=4)
-    assert told(newest, most=1) == [(4, 4)]
-    assert told(newest) == [(5, 5)]
+    assert spans(newest, most=1) == [(4, 4)]
+    assert spans(newest) == [(5, 5)]
     ranges = oldest.ranges(100)
     assert [committed.first for committed, _ in ranges] == [4, 5]
     again = follow(pipeline, Cut.parse(ranges[0][1].to_json()))
@@ -62,9 +62,9 @@ def test_a_range_per_hour_grows_until_the_hour_is_complete(pipeline: HandWritten
     follower = follow(pipeline, None, "hour")
     follower.beginning(newest=False)
     commit(pipeline, 1)
-    assert told(follower) == [(1, 1)], "the first watermark completes the hour before it"
+    assert spans(follower) == [(1, 1)], "the first watermark completes the hour before it"
     commit(pipeline, 2, first=2)
-    assert told(follower) == [(2, 2)]
+    assert spans(follower) == [(2, 2)]
     commit(pipeline, 1, first=4)
     [(committed, cut)] = follower.ranges(100)
     assert (committed.first, committed.last, committed.partitions) == (3, 4, ("2026-01-01T01:00:00",))
@@ -83,9 +83,9 @@ def test_a_ledger_that_is_not_there_yet_is_told_from_its_beginning(
     later.claim()
     assert follower.ranges(100) == []
     commit(later, 2)
-    assert told(follower) == [(1, 1), (2, 2)]
+    assert spans(follower) == [(1, 1), (2, 2)]
     again = follow(later, Cut.parse(cut.to_json()))
-    assert told(again) == [(1, 1), (2, 2)], "nobody has stored that it was told"
+    assert spans(again) == [(1, 1), (2, 2)], "nobody has stored that it was told"
     follower.close()
     again.close()
 

@@ -51,7 +51,7 @@ def task(pipeline: CraftedPipeline, folder: Path, monkeypatch: pytest.MonkeyPatc
     return StreamingPipelineOperator(task_id="stream", application="job.py", checkpoint=str(folder / "home"))
 
 
-def told(facets: OperatorLineage[Any, Any], folder: Path) -> dict[str, Any]:
+def emitted(facets: OperatorLineage[Any, Any], folder: Path) -> dict[str, Any]:
     """Send it with OpenLineage's client; gives the event as a consumer would read it."""
     file = folder / "events.json"
     client = OpenLineageClient(transport=FileTransport(FileConfig(log_file_path=str(file), append=True)))
@@ -76,7 +76,7 @@ def test_a_task_that_is_done_tells_the_offsets_that_were_committed_meanwhile(
 ) -> None:
     began = datetime.fromtimestamp(FIRST, UTC)
     operator = task(pipeline, tmp_path, monkeypatch)
-    event = told(operator.get_openlineage_facets_on_complete(SimpleNamespace(start_date=began)), tmp_path)
+    event = emitted(operator.get_openlineage_facets_on_complete(SimpleNamespace(start_date=began)), tmp_path)
     span = {"first": FIRST, "last": COMMITS}
     [read], [written] = event["inputs"], event["outputs"]
     namespace = f"kafka://{pipeline.config['bootstrap.servers'].split(',')[0]}"
@@ -113,7 +113,7 @@ def test_a_task_that_fails_tells_the_same(
 def test_a_task_that_begins_names_the_topics_and_no_offsets(
     pipeline: CraftedPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    event = told(task(pipeline, tmp_path, monkeypatch).get_openlineage_facets_on_start(), tmp_path)
+    event = emitted(task(pipeline, tmp_path, monkeypatch).get_openlineage_facets_on_start(), tmp_path)
     [read] = event["inputs"]
     assert (read["name"], read.get("inputFacets", {})) == ("in", {})
     assert "commits" not in event["run"]["facets"]["exactlyonce_pipeline"]

@@ -409,7 +409,7 @@ def test_a_backfill_is_refused_when_its_ledger_or_its_topic_has_lost_what_was_wr
     eventually(lambda: other not in admin.list_topics(timeout=10).topics, "it is gone")
     admin.create_topics([NewTopic(other, 1, 1)])[other].result(30)
     assert backfill(case, expected=64, **asked) == {}
-    assert "was recreated since backfill" in told(case, **asked)
+    assert "was recreated since backfill" in refusal(case, **asked)
     assert rows(case, other) == Counter()
 
     ledger = ledger_topic(backfill_pipeline(case.name))
@@ -417,11 +417,11 @@ def test_a_backfill_is_refused_when_its_ledger_or_its_topic_has_lost_what_was_wr
     eventually(lambda: ledger not in admin.list_topics(timeout=10).topics, "it is gone")
     again: dict[str, Any] = {"commits": "3..4", "output": f"topic={third}"}
     assert backfill(case, expected=64, **again) == {}
-    assert "what was written would be written again" in told(case, **again)
+    assert "what was written would be written again" in refusal(case, **again)
     assert rows(case, third) == Counter()
 
 
-def told(case: Case, **asked: Any) -> str:
+def refusal(case: Case, **asked: Any) -> str:
     error = status.read(home_of(case, **asked).status).error  # type: ignore[union-attr]
     return error.message if error is not None else ""
 

@@ -25,7 +25,7 @@ def raced(writers: int, write: Callable[[int], object], *refusals: type[Exceptio
     outcomes: Counter[str] = Counter()
     barrier = threading.Barrier(writers)
 
-    def one(number: int) -> None:
+    def race(number: int) -> None:
         barrier.wait()
         try:
             write(number)
@@ -36,7 +36,7 @@ def raced(writers: int, write: Callable[[int], object], *refusals: type[Exceptio
         else:
             outcomes["won"] += 1
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(writers)]
+    threads = [threading.Thread(target=race, args=(number,)) for number in range(writers)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -359,7 +359,7 @@ def test_a_value_that_does_not_fit_reaches_the_driver_as_an_error_of_the_data(
 
 
 @pytest.mark.parametrize(
-    ("key", "function", "told"),
+    ("key", "function", "message"),
     [
         ([], Everything(), r"key_by\(\): none given; the frame's columns are k, i, v, ts"),
         (["z"], Everything(), r"key_by\(\): z; the frame's columns"),
@@ -368,8 +368,8 @@ def test_a_value_that_does_not_fit_reaches_the_driver_as_an_error_of_the_data(
     ],
 )
 def test_a_stream_that_does_not_fit_its_function_is_refused(
-    spark: SparkSession, key: list[str], function: Any, told: str
+    spark: SparkSession, key: list[str], function: Any, message: str
 ) -> None:
     frame = spark.createDataFrame([], SCHEMA + (", many ARRAY<INT>" if "many" in key else ""))
-    with pytest.raises(RefusedError, match=told):
+    with pytest.raises(RefusedError, match=message):
         key_by(frame, *key).process(function)

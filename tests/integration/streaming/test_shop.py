@@ -71,7 +71,7 @@ def produce(config: Mapping[str, str], topic: str, values: Iterable[tuple[str | 
     assert producer.flush(60) == 0
 
 
-def found(config: Mapping[str, str], topic: str, key: Sequence[str]) -> shop.Rows:
+def rows_of(config: Mapping[str, str], topic: str, key: Sequence[str]) -> shop.Rows:
     """Return what a job has written, each key's rows in the order of the topic."""
     rows: shop.Rows = defaultdict(list)
     for record in sorted(read_committed(config, topic), key=lambda record: (record.partition, record.offset)):
@@ -81,7 +81,7 @@ def found(config: Mapping[str, str], topic: str, key: Sequence[str]) -> shop.Row
 
 
 def check(world: World, job: str, events: Sequence[shop.Event]) -> None:
-    assert found(world.config, world.sink, shop.JOBS[job][1]) == plain(shop.EXPECTED[job](events))
+    assert rows_of(world.config, world.sink, shop.JOBS[job][1]) == plain(shop.EXPECTED[job](events))
     report = audit(world.config, world.pipeline, AuditOptions(patience_seconds=10))
     assert report.is_clean, [str(violation) for violation in report.found]
 

@@ -130,7 +130,7 @@ def test_of_one_key_and_one_variable_as_many_rows_as_asked_for(spark: SparkSessi
 
 
 @pytest.mark.parametrize(
-    ("request_", "told"),
+    ("request_", "message"),
     [
         ({"operator": "1"}, r"no operator '1' with state; there are: 0 \(transformWithState"),
         ({"operator": "aggregate"}, "no operator 'aggregate'"),
@@ -139,9 +139,9 @@ def test_of_one_key_and_one_variable_as_many_rows_as_asked_for(spark: SparkSessi
     ],
 )
 def test_what_is_not_there_is_refused_by_name(
-    spark: SparkSession, timed: Home, request_: dict[str, Any], told: str
+    spark: SparkSession, timed: Home, request_: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(RefusedError, match=told):
+    with pytest.raises(RefusedError, match=message):
         shown(spark, checkpoint_of(timed), LAST, **request_)
 
 

@@ -94,15 +94,15 @@ def ledger(commit: int, topic: str = "t") -> LedgerTail:
     )
 
 
-@pytest.mark.parametrize("found", [None, ledger(2), ledger(3, "other")])
+@pytest.mark.parametrize("tail", [None, ledger(2), ledger(3, "other")])
 def test_a_ledger_that_has_lost_what_was_written_is_refused_for_every_request(
-    home: Home, found: LedgerTail | None
+    home: Home, tail: LedgerTail | None
 ) -> None:
-    workspace.check_ledger(made(home, "1..2"), found)
+    workspace.check_ledger(made(home, "1..2"), tail)
     workspace.note_ledger(made(home, "1..2"), ledger(3))
     workspace.check_ledger(made(home, "1..3"), ledger(4))
     with pytest.raises(RefusedError, match="what was written would be written again"):
-        workspace.check_ledger(made(home, "1..3"), found)
+        workspace.check_ledger(made(home, "1..3"), tail)
 
 
 def test_a_directory_that_was_lost_gets_the_identity_that_the_ledger_knows(home: Home) -> None:

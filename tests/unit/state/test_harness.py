@@ -176,7 +176,7 @@ def declared(**attributes: Any) -> KeyedProcessFunction[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (declared(output="BIGINT"), "Declared: output = 'BIGINT' names no columns"),
         (declared(output=None), "Declared declares no output"),
@@ -191,8 +191,8 @@ def declared(**attributes: Any) -> KeyedProcessFunction[Any, Any]:
         ),
     ],
 )
-def test_declarations_that_cannot_be_are_refused_by_name(function: Any, told: str) -> None:
-    with pytest.raises(RefusedError, match=told):
+def test_declarations_that_cannot_be_are_refused_by_name(function: Any, message: str) -> None:
+    with pytest.raises(RefusedError, match=message):
         KeyedHarness(function, "k")
 
 
@@ -247,7 +247,7 @@ def test_a_row_is_late_by_the_microsecond() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "declares", "told"),
+    ("call", "declares", "message"),
     [
         ("register_event_time_timer", {}, 'let its class say event_time = "<column>"'),
         ("register_processing_time_timer", {"event_time": "ts"}, "let its class say processing_time = True"),
@@ -255,11 +255,11 @@ def test_a_row_is_late_by_the_microsecond() -> None:
         ("current_processing_time", {}, "declares neither event_time nor processing_time"),
     ],
 )
-def test_a_clock_that_was_not_declared_is_refused(call: str, declares: dict[str, Any], told: str) -> None:
+def test_a_clock_that_was_not_declared_is_refused(call: str, declares: dict[str, Any], message: str) -> None:
     def process(self: Any, value: Any, context: Context) -> None:
         getattr(context.timer_service, call)(*([1] if "timer" in call else []))
 
-    with pytest.raises(RefusedError, match=told):
+    with pytest.raises(RefusedError, match=message):
         KeyedHarness(declared(process_element=process, **declares), "k").process([{"k": 1, "ts": at(1)}])
 
 

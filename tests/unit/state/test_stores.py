@@ -200,7 +200,7 @@ def test_merging_without_a_merge_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"),
+    ("steps", "message"),
     [
         ([("update", "x")], "state value: 'x' does not fit INT"),
         ([("add", 2**31)], "state sum: 2147483648 does not fit INT: 32 bits"),
@@ -208,11 +208,11 @@ def test_merging_without_a_merge_is_refused() -> None:
         ([("put", 2.5)], "state map: 2.5 does not fit INT"),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_by_the_name_of_its_state(steps: Any, told: str) -> None:
+def test_a_value_that_does_not_fit_is_refused_by_the_name_of_its_state(steps: Any, message: str) -> None:
     harness = KeyedHarness(Steps(), "k")
     with pytest.raises(StateValueError) as raised:
         harness.process([{"k": 1, "look": False, "steps": steps}])
-    assert told == str(raised.value)
+    assert message == str(raised.value)
     assert harness.keys() == set()
 
 

@@ -62,10 +62,10 @@ def recover(
     log.warning("%s is damaged: %s", checkpoint.path, decision.damage)
     if decision.source is RestartSource.NOTHING and not allow_empty_state:
         raise RefusedError(
-            f"the state of pipeline {pipeline} is lost: {decision.damage}. Its ledger is at commit {tail.place.commit}"
-            f", and there is no whole savepoint in {home.savepoints}. Put lineage {lineage.id} back from a copy of the "
-            "home; or start once with --allow-empty-state, which goes on after that commit's source offsets as if "
-            "nothing had been seen before"
+            f"the state of pipeline {pipeline} is lost: {decision.damage}. Its ledger is at commit "
+            f"{tail.place.commit}, and there is no whole savepoint in {home.savepoints}. Put lineage {lineage.id} back "
+            "from a copy of the home; or start once with --allow-empty-state, which goes on after that commit's source "
+            "offsets as if nothing had been seen before"
         )
     if decision.source is RestartSource.NEWEST_AGAIN:
         with _holding(home, pipeline) as hold, hold.sure():

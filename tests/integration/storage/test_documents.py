@@ -111,9 +111,9 @@ def test_a_document_is_written_read_and_removed_there(folder: Path) -> None:
     assert intents.read(folder / "intent.json") == intent
     intents.remove(folder / "intent.json", "t")
     assert intents.read(folder / "intent.json") is None
-    winners = Status(pipeline="shop", token="t", state=DriverState.RUNNING)
-    status.write(folder / "status.json", winners)
-    assert status.read(folder / "status.json") == winners
+    written = Status(pipeline="shop", token="t", state=DriverState.RUNNING)
+    status.write(folder / "status.json", written)
+    assert status.read(folder / "status.json") == written
     died = Restart(series="s", number=1, token="t", run=1, commit=2, cause="it died", exit_code=1, died=3.0)
     restarts.append(folder / "restarts.json", died)
     restarts.relaunched(folder / "restarts.json", "t", 4.0)

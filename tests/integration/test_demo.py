@@ -21,7 +21,7 @@ MARKER = "EXACTLYONCE_DEMO_OF"
 @contextmanager
 def demo(temporary: Path) -> Iterator[subprocess.Popen[str]]:
     """Run the demo as a user does, in a session of its own as a terminal would give it."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "demo"],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(temporary), MARKER: str(temporary)},
@@ -29,12 +29,11 @@ def demo(temporary: Path) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.communicate()
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
 def started_by(temporary: Path) -> dict[int, str]:

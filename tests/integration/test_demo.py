@@ -38,12 +38,12 @@ def demo(temporary: Path) -> Iterator[subprocess.Popen[str]]:
 
 def started_by(temporary: Path) -> dict[int, str]:
     """Return the command lines of the demo's processes."""
-    own, found = f"{MARKER}={temporary}".encode(), {}
+    own, commands = f"{MARKER}={temporary}".encode(), {}
     for folder in Path("/proc").iterdir():
         with suppress(OSError):  # it ended meanwhile, or is another user's
             if folder.name.isdigit() and own in (folder / "environ").read_bytes().split(b"\0"):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return found
+                commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return commands
 
 
 @pytest.mark.slow

@@ -24,15 +24,15 @@ def compare(
     :param check: returns what else is wrong with a commit that both have
     """
     judged = 0
-    for commit in commits:
-        judged, entry = commit.commit, entries.get(commit.commit)
+    for expected in commits:
+        judged, entry = expected.commit, entries.get(expected.commit)
         if entry is None:
-            if commit.commit >= oldest:
-                yield f"commit {commit.commit}: {place} has no entry of it"
-        elif not entry.is_same_output(commit):
-            yield f"commit {commit.commit}: {place} has {entry}, the pipeline's ledger {commit}"
-        elif (finding := check(commit)) is not None:
-            yield f"commit {commit.commit}: {finding}"
+            if expected.commit >= oldest:
+                yield f"commit {expected.commit}: {place} has no entry of it"
+        elif not entry.is_same_output(expected):
+            yield f"commit {expected.commit}: {place} has {entry}, the pipeline's ledger {expected}"
+        elif (finding := check(expected)) is not None:
+            yield f"commit {expected.commit}: {finding}"
     yield from (
         f"commit {number}: {place} has it, the pipeline's ledger not"
         for number in sorted(entries)

@@ -76,19 +76,19 @@ def deaths(
     world = World(kafka_config, f"p-{source}", source, sink, folder / "home", jvm=shared_jvm)
     pipeline = LakePipeline(world, kind, folder / "table")
     world.send(5 * BATCH)
-    found = []
+    recorded = []
     try:
         for step in STEPS:
             driver = pipeline.start(step)
             assert driver.wait() == -signal.SIGKILL, f"{step}: {driver.output()[-3000:]}"
             table = shutil.copytree(pipeline.folder, folder / step.partition(":")[0])
-            found.append(Death(step, table, expected(kind, committed(world, table))))
+            recorded.append(Death(step, table, expected(kind, committed(world, table))))
         pipeline.finish()
-        found.append(Death("the end", pipeline.folder, expected(kind, range(world.sent))))
+        recorded.append(Death("the end", pipeline.folder, expected(kind, range(world.sent))))
     finally:
         world.end()
-    assert len({len(death.expected) for death in found}) > 2
-    return found
+    assert len({len(death.expected) for death in recorded}) > 2
+    return recorded
 
 
 def by_duckdb(paths: list[Path]) -> list[Rows]:
@@ -117,6 +117,6 @@ def by_spark(paths: list[Path]) -> list[Rows]:
 def test_a_reader_sees_the_committed_rows_and_no_others(
     deaths: list[Death], read: Callable[[list[Path]], list[Rows]]
 ) -> None:
-    for death, found in zip(deaths, read([death.table for death in deaths]), strict=True):
-        rows = sorted(found, key=lambda row: row["id"])
+    for death, visible in zip(deaths, read([death.table for death in deaths]), strict=True):
+        rows = sorted(visible, key=lambda row: row["id"])
         assert rows == sorted(death.expected, key=lambda row: row["id"]), death.step

@@ -46,12 +46,12 @@ def _read(files: DeltaFiles, ledger: SinkLedger, *, replaces: bool) -> History:
     :param replaces: whether the sink's rows are there to be replaced, by other pipelines' as well
     """
     history, rows, converted = History(), _Rows(), 0
-    kept = versions(files)
-    for number in kept:
-        found = list(actions(files, number))
-        information = next((body for kind, body in found if kind == "commitInfo"), {})
-        added = [body for kind, body in found if kind == "add"]
-        removed = [body for kind, body in found if kind == "remove"]
+    kept_versions = versions(files)
+    for number in kept_versions:
+        version_actions = list(actions(files, number))
+        information = next((body for kind, body in version_actions if kind == "commitInfo"), {})
+        added = [body for kind, body in version_actions if kind == "add"]
+        removed = [body for kind, body in version_actions if kind == "remove"]
         metadata = information.get(METADATA, {})
         rows.update({unquote(body["path"]): _rows(body) for body in added})
         if "entry" in metadata and ledger.is_mine(metadata):
@@ -60,15 +60,15 @@ def _read(files: DeltaFiles, ledger: SinkLedger, *, replaces: bool) -> History:
                 converted = entry.commit
             history.take(f"version {number}", entry)
             before = [rows.get(path) for path in _paths(removed)]
-            if (said := metadata.get("rows", entry.rows)) is not None and None not in before:
-                given = sum(_rows(body) or 0 for body in added) - sum(filter(None, before))
-                history.count(f"version {number}", entry, said, given)
+            if (more := metadata.get("rows", entry.rows)) is not None and None not in before:
+                counted = sum(_rows(body) or 0 for body in added) - sum(filter(None, before))
+                history.count(f"version {number}", entry, more, counted)
             history.hold(_paths(added), [frozenset({entry.commit}), *history.held(_paths(removed))])
         elif "entry" not in metadata or not replaces:
             name = f"version {number} ({information.get('operation', 'an unnamed operation')})"
             _follow(history, rows, name, added, removed)
     # What was committed before the oldest version that is left, or before a conversion, nobody can tell any more.
-    history.since = converted if kept[:1] == [0] else None
+    history.since = converted if kept_versions[:1] == [0] else None
     return history
 
 

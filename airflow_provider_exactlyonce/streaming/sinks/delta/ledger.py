@@ -77,9 +77,9 @@ class SinkLedger:
             f"{self._application}/run": entry.run,
             f"{self._application}/attempt": _identity(note.attempt),
         }
-        said = {"attempt": note.attempt, "entry": json.loads(entry.to_json()), "rows": rows}
+        facts = {"attempt": note.attempt, "entry": json.loads(entry.to_json()), "rows": rows}
         along = {} if earlier_rows is None else {EARLIER_ROWS: earlier_rows}
-        return transactions, {**self._described, **said, **along}
+        return transactions, {**self._described, **facts, **along}
 
     def is_mine(self, metadata: Mapping[str, Any]) -> bool:
         """Tell whether a version's metadata is of this sink."""

@@ -40,10 +40,10 @@ class History:
             self.findings.append(f"commit {entry.commit}: {version} comes after commit {max(self.entries)}")
         self.entries[entry.commit] = entry
 
-    def count(self, version: str, entry: SinkEntry, said: int, given: int) -> None:
+    def count(self, version: str, entry: SinkEntry, expected: int, counted: int) -> None:
         """Compare the rows that a commit's version says with those of its files."""
-        if given != said:
-            self.findings.append(f"commit {entry.commit}: {version} says {said} rows, and its files have {given}")
+        if counted != expected:
+            self.findings.append(f"commit {entry.commit}: {version} says {expected} rows, and its files have {counted}")
 
     def hold(self, files: Iterable[str], held: Sequence[frozenset[int]]) -> None:
         """Note whose rows are in files, unless rows of others may be among them, too.

@@ -81,21 +81,21 @@ def test_of_many_who_write_the_next_version_one_succeeds(options: dict[str, str]
     path = f"s3://bucket{tmp_path}"
     DeltaTable.create(path, pa.schema([("id", pa.int64())]), storage_options=options)
     for version in range(5):
-        told: list[str] = []
+        outcomes: list[str] = []
         handles = [DeltaTable(path, storage_options=options) for _ in range(6)]
 
-        def write(handle: DeltaTable, version: int = version, told: list[str] = told) -> None:
+        def write(handle: DeltaTable, version: int = version, outcomes: list[str] = outcomes) -> None:
             properties = CommitProperties(app_transactions=[Transaction("a", version)], max_commit_retries=0)
             try:
                 handle.create_write_transaction([], mode="append", schema=handle.schema(), commit_properties=properties)
             except Exception:
-                told.append("taken")
+                outcomes.append("taken")
             else:
-                told.append("won")
+                outcomes.append("won")
 
         threads = [threading.Thread(target=write, args=(handle,)) for handle in handles]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert sorted(told) == [*["taken"] * 5, "won"]
+        assert sorted(outcomes) == [*["taken"] * 5, "won"]

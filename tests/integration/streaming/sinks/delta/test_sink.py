@@ -31,7 +31,7 @@ def test_statistics_leave_out_files_and_no_row(lake: DeltaLake, tmp_path: Path) 
     live = Live(lake.sink(), tmp_path, columns=EVERY_TYPE)
     empty = dict.fromkeys(EVERY_TYPE.names)
     live.commit(VALUES, [{**empty, "id": 10, "double": float("nan"), "text": "z", "amount": Decimal("5.25")}])
-    found = lake.table
+    delta_table = lake.table
     (first, second) = sorted(
         (json.loads(line)["add"] for line in lake.log_entry(2) if '"add"' in line), key=lambda add: add["path"]
     )
@@ -51,7 +51,7 @@ def test_statistics_leave_out_files_and_no_row(lake: DeltaLake, tmp_path: Path) 
         ("local", pa.compute.field("local") <= datetime.datetime(1900, 1, 1, 0, 0, 0, 1), [1]),
         ("date", pa.compute.field("date") < datetime.date(1600, 1, 1), [1]),
     ):
-        assert found.to_pyarrow_dataset().to_table(filter=condition)["id"].to_pylist() == expected, column
+        assert delta_table.to_pyarrow_dataset().to_table(filter=condition)["id"].to_pylist() == expected, column
 
 
 def test_partitions_of_other_types_are_read_as_such(lake: DeltaLake, tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_a_text_in_a_partition_that_readers_take_for_null_is_refused(
     live = Live(lake.sink(partition_by="k"), tmp_path)
     with pytest.raises(RecordRefusedError) as refused:
         live.stage([{"id": 1, "k": value}])
-    told = str(typed_errors.find(str(refused.value)))
-    assert f"column 'k' of partition_by is the text {value!r}, which readers of Delta take for null" in told
+    message = str(typed_errors.find(str(refused.value)))
+    assert f"column 'k' of partition_by is the text {value!r}, which readers of Delta take for null" in message
 
 
 def test_a_text_that_makes_no_directory_is_refused(lake: DeltaLake, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_whatever_others_write_meanwhile_a_commit_follows_it(lake: DeltaLake, tm
             others_change()
         live.decide(entry)
         entries.append(entry)
-    expected = [*range(10), *(100 * (number + 1) + one for number in range(7) for one in range(2)), 2000]
+    expected = [*range(10), *(100 * (number + 1) + offset for number in range(7) for offset in range(2)), 2000]
     assert lake.ids() == sorted(expected)
     assert live.audit(entries) == []
     assert Live(lake.sink(), tmp_path, run=2).number == 9
@@ -158,8 +158,10 @@ def test_the_audit_names_rows_that_were_removed_after_a_compaction(
     live, entries = audited
     lake.compact()
     lake.delete("id = 15")
-    found = live.audit(entries)
-    assert len(found) == 1 and found[0].startswith("commits 1 to 3: version 6 (DELETE) has changed or removed rows")
+    findings = live.audit(entries)
+    assert len(findings) == 1 and findings[0].startswith(
+        "commits 1 to 3: version 6 (DELETE) has changed or removed rows"
+    )
 
 
 def test_the_audit_names_what_a_restore_of_the_table_has_removed(
@@ -167,9 +169,9 @@ def test_the_audit_names_what_a_restore_of_the_table_has_removed(
 ) -> None:
     live, entries = audited
     lake.table.restore(2)
-    found = live.audit(entries)
-    assert sorted(text.partition(":")[0] for text in found) == ["commit 2", "commit 3"]
-    assert "(RESTORE)" in found[0]
+    findings = live.audit(entries)
+    assert sorted(text.partition(":")[0] for text in findings) == ["commit 2", "commit 3"]
+    assert "(RESTORE)" in findings[0]
 
 
 def test_the_audit_passes_a_table_that_others_have_compacted_and_vacuumed(

@@ -10,7 +10,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate, TableRequirement, TableUpdate
 
-from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable, is_refused
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from tests.integration.streaming.sinks.iceberg.lake import LONG, TEXT, IcebergLake
 
 Committed = tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]
@@ -56,7 +56,7 @@ def test_an_append_has_the_updates_and_requirements_of_pyicebergs_own(
         update.snapshot for updates, _ in committed for update in updates if isinstance(update, AddSnapshotUpdate)
     ]
     assert snapshots[0].summary == snapshots[1].summary
-    assert snapshots[0].parent_snapshot_id == snapshots[1].parent_snapshot_id == table.head
+    assert snapshots[0].parent_snapshot_id == snapshots[1].parent_snapshot_id == table.version
     assert [update.ref_name for update in ours if isinstance(update, SetSnapshotRefUpdate)] == ["main"]
     assert sorted(map(str, our_requirements)) == sorted(map(str, own_requirements))
 
@@ -64,17 +64,17 @@ def test_an_append_has_the_updates_and_requirements_of_pyicebergs_own(
 def test_an_append_names_the_snapshot_and_the_sequence_number_that_it_gets(
     lake: IcebergLake, table: IcebergTable
 ) -> None:
-    told: list[tuple[int, int]] = []
+    assigned: list[tuple[int, int]] = []
 
     def properties(snapshot: int, sequence: int) -> dict[str, str]:
-        told.append((snapshot, sequence))
+        assigned.append((snapshot, sequence))
         return {}
 
     table.append([], {}, properties)
     snapshot = lake.table.current_snapshot()
     assert snapshot is not None
-    assert told == [(snapshot.snapshot_id, snapshot.sequence_number)]
-    assert table.head == snapshot.snapshot_id, "it is looked at as it is now"
+    assert assigned == [(snapshot.snapshot_id, snapshot.sequence_number)]
+    assert table.version == snapshot.snapshot_id, "it is looked at as it is now"
 
 
 def test_a_write_that_is_refused_is_not_repeated_and_removes_nothing(lake: IcebergLake, table: IcebergTable) -> None:
@@ -82,6 +82,6 @@ def test_a_write_that_is_refused_is_not_repeated_and_removes_nothing(lake: Icebe
     before = {file for file in lake.folder.rglob("*") if file.is_file()}
     with pytest.raises(CommitFailedException) as refused:
         table.append([], {}, lambda snapshot, sequence: {})
-    assert is_refused(refused.value)
+    assert table.is_refusal(refused.value)
     assert before < {file for file in lake.folder.rglob("*") if file.is_file()}, "its manifest list stays"
     assert lake.ids() == [0, 1, 2, 10]

@@ -70,5 +70,5 @@ class TestIcebergInARestCatalog(SinkConformance):
         )
         root = f"{table.location().removeprefix('s3://')}/data/exactlyonce/conformance"
         listed = system.get_file_info(pafs.FileSelector(root, allow_not_found=True, recursive=True))
-        files = [f"s3://{one.path}" for one in listed if one.type == pafs.FileType.File]
+        files = [f"s3://{info.path}" for info in listed if info.type == pafs.FileType.File]
         return [file for file in files if file not in known]

@@ -60,10 +60,10 @@ def test_a_row_group_whose_values_have_no_bounds_leaves_the_file_without(lake: I
     """Parquet has no bounds of texts that are long: those of the other row groups must not stand for them."""
     live = Live(lake.sink(compression="none"), tmp_path)
     long = [{"id": number, "k": "m" * 1000} for number in range(34_000)]
-    told = live.write(live.begin(), 0, long, [{"id": -1, "k": "z" * 10_000}])
-    assert pq.read_metadata(told["files"][0]["path"].removeprefix("file://")).num_row_groups == 2
+    task = live.write(live.begin(), 0, long, [{"id": -1, "k": "z" * 10_000}])
+    assert pq.read_metadata(task["files"][0]["path"].removeprefix("file://")).num_row_groups == 2
     key = str(lake.table.schema().find_field("k").field_id)
-    assert key not in told["files"][0]["statistics"]["upper_bounds"]
+    assert key not in task["files"][0]["statistics"]["upper_bounds"]
 
 
 MORE_ODD = [*ODD, "", "__HIVE_DEFAULT_PARTITION__", "x" * 300]
@@ -86,7 +86,7 @@ def test_partitions_of_other_types_are_read_as_such(lake: IcebergLake, tmp_path:
         "n": T.ShortType(),
         "amount": T.DecimalType(8, 2),
     }
-    columns = T.StructType([T.StructField("id", T.LongType()), *(T.StructField(*one) for one in kinds.items())])
+    columns = T.StructType([T.StructField("id", T.LongType()), *(T.StructField(*column) for column in kinds.items())])
     given: list[dict[str, Any]] = [
         {"id": 1, "day": datetime.date(1969, 12, 31), "flag": False, "n": -3, "amount": Decimal("-0.01")},
         {"id": 2, **dict.fromkeys(kinds)},
@@ -106,7 +106,7 @@ INSTANTS = [
 
 
 @pytest.mark.parametrize(
-    "transform", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("year", "month", "day")), "hour"]
+    "transform", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("year", "month", "day")), "hour"]
 )
 def test_times_are_partitioned_as_iceberg_has_it(lake: IcebergLake, tmp_path: Path, transform: str) -> None:
     columns = T.StructType().add("id", T.LongType()).add("at", T.TimestampType())
@@ -114,8 +114,8 @@ def test_times_are_partitioned_as_iceberg_has_it(lake: IcebergLake, tmp_path: Pa
     Live(lake.sink(partition_by=f"{transform}(at)"), tmp_path, columns=columns).commit([*given, {"id": 99, "at": None}])
     expected = parse_transform(transform).transform(TimestamptzType())
     micros = [(at - datetime.datetime(1970, 1, 1, tzinfo=UTC)) // datetime.timedelta(microseconds=1) for at in INSTANTS]
-    found = {file.partition[0] for file in lake.current_files()}
-    assert found == {expected(one) for one in micros} | {None}
+    values = {file.partition[0] for file in lake.current_files()}
+    assert values == {expected(moment) for moment in micros} | {None}
     assert lake.rows() == [*given, {"id": 99, "at": None}]
     for row in given:
         assert lake.find(row_filter=f"at = '{row['at'].isoformat()}'") == [row]
@@ -126,8 +126,8 @@ def test_days_of_dates_are_partitioned_as_iceberg_has_it(lake: IcebergLake, tmp_
     days = [datetime.date(1969, 12, 31), datetime.date(1970, 1, 1), datetime.date(1583, 2, 28)]
     given: list[dict[str, Any]] = [{"id": number, "d": day} for number, day in enumerate(days)]
     for transform in ("year", "month", "day"):
-        found = partitions._TRANSFORMS[transform](pa.array(days, pa.date32())).to_pylist()
+        transformed = partitions._TRANSFORMS[transform](pa.array(days, pa.date32())).to_pylist()
         expected = parse_transform(transform).transform(DateType())
-        assert found == [expected((day - datetime.date(1970, 1, 1)).days) for day in days]
+        assert transformed == [expected((day - datetime.date(1970, 1, 1)).days) for day in days]
     Live(lake.sink(partition_by="month(d)"), tmp_path, columns=columns).commit(given)
     assert lake.rows() == given

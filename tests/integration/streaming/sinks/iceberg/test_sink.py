@@ -37,7 +37,7 @@ def test_whatever_others_write_meanwhile_a_commit_follows_it(lake: IcebergLake, 
         entry = live.stage(rows(100 * (number + 1), 2))
         others_change()
         live.decide(entry)
-    expected = [*range(10), *(100 * (number + 1) + one for number in range(8) for one in range(2)), 2000]
+    expected = [*range(10), *(100 * (number + 1) + offset for number in range(8) for offset in range(2)), 2000]
     assert lake.ids() == sorted(expected)
     assert Live(lake.sink(), tmp_path, run=2).number == 10
 
@@ -118,7 +118,7 @@ def test_pipelines_and_others_that_write_at_the_same_time_neither_lose_nor_doubl
     for thread in threads:
         thread.join()
     assert failures == []
-    ours = [1000 * number + one for number in range(len(lives)) for one in range(10 * commits)]
+    ours = [1000 * number + offset for number in range(len(lives)) for offset in range(10 * commits)]
     assert lake.ids() == [*ours, 9000, 9001, 9002]
 
 

@@ -30,7 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "backfill": {"kafka", "storage", "control", "ledger", "checkpoint"},
     "streaming.settings": {"kafka"},
     "streaming.sequencer": {"kafka", "streaming.settings"},
-    "streaming.sinks": {"ledger", "streaming.spark"},
+    "streaming.sinks": {"ledger"},
     "streaming.spark": {"control", "checkpoint", "streaming.settings"},
     "streaming.registry": {"state", "streaming.settings", "streaming.spark"},
     "streaming.sinks.kafka": {"kafka", "streaming.registry"},

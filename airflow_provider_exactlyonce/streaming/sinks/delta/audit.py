@@ -1,4 +1,4 @@
-"""The audit of a Delta sink: the table's log against the pipeline's ledger, and the files against the log."""
+"""What the audit of a Delta sink reads: the table's log, version by version, and its word on each file."""
 
 from __future__ import annotations
 
@@ -7,43 +7,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming.sinks.delta.declaration import APPEND, DeltaDeclaration
 from airflow_provider_exactlyonce.streaming.sinks.delta.ledger import EARLIER_ROWS, SinkLedger
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import METADATA, DeltaLog, actions, is_elsewhere, versions
 from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
-from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile, differences
-from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 
 _Rows = dict[str, int | None]
 
 
-def audit(
-    log: DeltaLog, files: DeltaFiles, ledger: SinkLedger, sink: DeltaDeclaration, commits: Iterable[SinkEntry]
-) -> Iterator[str]:
-    """Yield what contradicts the pipeline's ledger, or the log's word on a file.
-
-    :param log: the table's, as it is now
-    :param commits: what the pipeline's ledger has for the sink, in order
-    """
-    try:
-        newest = ledger.newest()
-        history = _read(files, ledger, replaces=sink.mode != APPEND)
-    except RefusedError as error:
-        yield str(error)
-        return
-    yield from history.findings
-    if newest is not None:
-        history.entries.setdefault(newest.entry.commit, newest.entry)
-    yield from compare(history.entries, commits, sink.where, oldest=history.oldest)
-    yield from differences(files, _listed(log))
-
-
-def _read(files: DeltaFiles, ledger: SinkLedger, *, replaces: bool) -> History:
+def read_history(files: DeltaFiles, ledger: SinkLedger, *, replaces: bool) -> History:
     """Read the log.
 
     :param replaces: whether the sink's rows are there to be replaced, by other pipelines' as well
+    :raises RefusedError: when an entry of it can't be read
     """
     history, rows, converted = History(), _Rows(), 0
     kept_versions = versions(files)
@@ -98,8 +75,8 @@ def _rows(added: Mapping[str, Any]) -> int | None:
     return None if count is None else int(count)
 
 
-def _listed(log: DeltaLog) -> Iterator[ListedFile]:
-    """Yield the table's files."""
+def listed_files(log: DeltaLog) -> Iterator[ListedFile]:
+    """Yield the files of the version last looked at that are the table's own."""
     for file in log.files():
         if not is_elsewhere(file.path):
             yield ListedFile(name=file.path, size=file.size, rows=file.rows)

@@ -6,7 +6,7 @@ fresh.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.delta import schema
-from airflow_provider_exactlyonce.streaming.sinks.delta.audit import audit
+from airflow_provider_exactlyonce.streaming.sinks.delta.audit import listed_files, read_history
 from airflow_provider_exactlyonce.streaming.sinks.delta.changes import (
     AppendedRows,
     Change,
@@ -30,6 +30,7 @@ from airflow_provider_exactlyonce.streaming.sinks.delta.upsert_writer import Ope
 from airflow_provider_exactlyonce.streaming.sinks.delta.upserts import UpsertedRows, UpsertTarget
 from airflow_provider_exactlyonce.streaming.sinks.delta.writer import OpenDeltaWriter, TableFormat
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer import TableCommitter
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkEntry
 
@@ -177,8 +178,12 @@ class DeltaCommitter(TableCommitter):
         self._table.append(self._change.actions(), transactions, metadata, self._sink.mode == APPEND)
 
     @override
-    def _audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
-        return audit(self._table, self._files, self._ledger, self._sink, commits)
+    def _history(self) -> History:
+        return read_history(self._files, self._ledger, replaces=self._sink.mode != APPEND)
+
+    @override
+    def _listed_files(self) -> Iterable[ListedFile]:
+        return listed_files(self._table)
 
     def _row_columns(self) -> pa.Schema:
         return schema.arrow_columns(self._sink.stored(self._known_columns()))

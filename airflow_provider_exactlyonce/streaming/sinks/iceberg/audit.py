@@ -1,4 +1,4 @@
-"""The audit of an Iceberg sink: the table's snapshots against the pipeline's ledger, and the files against both."""
+"""What the audit of an Iceberg sink reads: the table's snapshots, one by one, and its word on each file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Final
 from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestEntryStatus
 from pyiceberg.table.snapshots import Operation
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import SinkLedger
-from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile, differences
-from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -23,27 +20,7 @@ if TYPE_CHECKING:
 _REMOVED_DELETES: Final = "removed-delete-files"
 
 
-def audit(table: IcebergTable, ledger: SinkLedger, where: str, commits: Iterable[SinkEntry]) -> Iterator[str]:
-    """Yield what contradicts the pipeline's ledger, or the table's word on a file.
-
-    :param table: as it is now
-    :param where: the table, for messages
-    :param commits: what the pipeline's ledger has for the sink, in order
-    """
-    try:
-        newest = ledger.newest()
-        history = _read(table, ledger)
-    except RefusedError as error:
-        yield str(error)
-        return
-    yield from history.findings
-    if newest is not None:
-        history.entries.setdefault(newest.entry.commit, newest.entry)
-    yield from compare(history.entries, commits, where, oldest=history.oldest)
-    yield from differences(table.files, _listed(table))
-
-
-def _read(table: IcebergTable, ledger: SinkLedger) -> History:
+def read_history(table: IcebergTable, ledger: SinkLedger) -> History:
     """Read main's snapshots that are still kept."""
     history = History()  # what was committed before the oldest snapshot that is left, nobody can tell any more
     for snapshot in reversed(list(table.history())):
@@ -87,8 +64,8 @@ def _paths(files: Iterable[DataFile]) -> list[str]:
     return [file.file_path for file in files]
 
 
-def _listed(table: IcebergTable) -> Iterator[ListedFile]:
-    """Yield the table's files with rows."""
+def listed_files(table: IcebergTable) -> Iterator[ListedFile]:
+    """Yield the files with rows of main's newest snapshot."""
     for file in table.current_files():
         if file.content == DataFileContent.DATA:
             name = file.file_path

@@ -74,11 +74,6 @@ class IcebergTable:
         return self.metadata.current_snapshot_id
 
     @property
-    def io_properties(self) -> dict[str, str]:
-        """What a client of the store needs to know, credentials too."""
-        return dict(self.io.properties)
-
-    @property
     def io(self) -> FileIO:
         """Pyiceberg's own client of the store."""
         return self._opened.io
@@ -86,8 +81,9 @@ class IcebergTable:
     @property
     def files(self) -> IcebergFiles:
         """The store of the table."""
-        if self._files is None or self._files.properties != self.io_properties:  # a catalog may give new credentials
-            self._files = IcebergFiles(self.io_properties)
+        properties = dict(self.io.properties)
+        if self._files is None or self._files.properties != properties:  # a catalog may give new credentials
+            self._files = IcebergFiles(properties)
         return self._files
 
     @property

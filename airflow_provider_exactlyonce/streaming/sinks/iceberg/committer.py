@@ -8,19 +8,20 @@ before the claim would still be taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.iceberg import partitions, properties, schema
-from airflow_provider_exactlyonce.streaming.sinks.iceberg.audit import audit
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.audit import listed_files, read_history
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import SinkLedger
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import IcebergFiles
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.writer import OpenIcebergWriter, TableFormat, data_file
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer import TableCommitter
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.unanswered import claim_unanswered
@@ -71,7 +72,7 @@ class IcebergCommitter(TableCommitter):
             max_file_bytes=self._sink.max_file_bytes,
         )
         return OpenIcebergWriter(
-            io_properties=self._table.io_properties,
+            io_properties=self._files.properties,
             folder=self._attempts.data,
             format=self._format,
         )
@@ -152,5 +153,9 @@ class IcebergCommitter(TableCommitter):
         self._table.append(self._staged, *self._ledger.commit_of(note.attempt, entry))
 
     @override
-    def _audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
-        return audit(self._table, self._ledger, self._sink.where, commits)
+    def _history(self) -> History:
+        return read_history(self._table, self._ledger)
+
+    @override
+    def _listed_files(self) -> Iterable[ListedFile]:
+        return listed_files(self._table)

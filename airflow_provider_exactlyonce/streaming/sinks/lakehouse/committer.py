@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from typing_extensions import override
 
@@ -27,8 +27,11 @@ from airflow_provider_exactlyonce.exceptions import (
     invariant,
 )
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts, Committed
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile, differences
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer_states import CommitterEvent, CommitterPhase
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.contract import Declaration, Ledger, Table
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.files import TableFiles
+from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering, claim_unanswered
 
@@ -38,66 +41,6 @@ if TYPE_CHECKING:
 #: How often a version is tried for that others take first, and the longest pause before the next try.
 _TRIES: Final = 100
 _PAUSE_SECONDS: Final = 0.5
-
-
-class Table(Protocol):
-    """One table, as it was when it was last looked at."""
-
-    @property
-    def version(self) -> Any:
-        """What tells its newest version from others."""
-
-    def open(self) -> bool:
-        """Look at the newest version; returns whether there is a table."""
-
-    def refresh(self) -> None:
-        """Look at the newest version of the table, which has to be there."""
-
-    def has_passed(self, version: Any) -> bool:
-        """Tell whether another version was written after one, which then is not the newest any more."""
-
-    def keep_after(self, version: Any) -> None:
-        """Make what was written after a version outlive a loss of power."""
-
-    def is_refusal(self, error: Exception) -> bool:
-        """Tell whether an error of a write says that this time it was not carried out."""
-
-
-class Ledger(Protocol):
-    """What one sink of one pipeline has in a table, as it was when it was last looked at."""
-
-    @property
-    def claimed(self) -> int:
-        """The highest run that has claimed, 0 when none has."""
-
-    @property
-    def commit(self) -> int:
-        """The number of the newest commit, 0 when there is none."""
-
-    @property
-    def highest(self) -> int:
-        """The highest number that was ever committed."""
-
-    def has(self, attempt: str) -> bool:
-        """Tell whether the newest commit was made by an attempt."""
-
-    def newest(self) -> Committed | None:
-        """Return the newest commit, None when there is none.
-
-        :raises RefusedError: when nobody knows
-        """
-
-
-class Declaration(Protocol):
-    """What is declared of the sink."""
-
-    @property
-    def name(self) -> str:
-        """The sink's."""
-
-    @property
-    def where(self) -> str:
-        """The table, for messages."""
 
 
 class TableCommitter(SinkCommitter):
@@ -183,8 +126,15 @@ class TableCommitter(SinkCommitter):
         """Write the next version, with the rows that were planned."""
 
     @abstractmethod
-    def _audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
-        """Compare the table, which is there, with the pipeline's ledger."""
+    def _history(self) -> History:
+        """Read what the table's versions say of the sink's commits; it is compared with the pipeline's ledger.
+
+        :raises RefusedError: when they can't be read
+        """
+
+    @abstractmethod
+    def _listed_files(self) -> Iterable[ListedFile]:
+        """Return the files of the table, and what it says of each."""
 
     @override
     def expect_columns(self, columns: StructType) -> None:
@@ -286,6 +236,18 @@ class TableCommitter(SinkCommitter):
     @override
     def close(self) -> None:
         """Nothing is held."""
+
+    def _audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
+        try:
+            newest, history = self._ledger.newest(), self._history()
+        except RefusedError as error:
+            yield str(error)
+            return
+        yield from history.findings
+        if newest is not None:
+            history.entries.setdefault(newest.entry.commit, newest.entry)
+        yield from compare(history.entries, commits, self._sink.where, oldest=history.oldest)
+        yield from differences(self._files, self._listed_files())
 
     def _open_table(self) -> None:
         """Look at the table, which is made if it is not there."""

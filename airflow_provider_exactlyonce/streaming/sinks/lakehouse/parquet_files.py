@@ -185,7 +185,7 @@ class TableWriter(SinkWriter):
     def write(self, rows: pa.RecordBatch) -> None:
         for name in self._required:
             if rows[name].null_count:
-                raise refused(f"column {name!r} must not be null in the table, and is in {rows[name].null_count} rows")
+                raise refused(f"column {name!r} is NOT NULL in the table, and null in {rows[name].null_count} rows")
         arrays = [rows[field.name].cast(field.type) for field in self._columns]
         rows = pa.RecordBatch.from_arrays(arrays, schema=self._columns)
         self._files.write(*self._parted(rows))

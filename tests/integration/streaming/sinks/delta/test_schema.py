@@ -179,5 +179,5 @@ def test_a_null_in_a_column_that_is_not_null_in_the_table_is_refused(lake: Delta
     lake.create(LONG, pa.field("k", pa.string(), nullable=False))
     live = Live(lake.sink(), tmp_path)
     live.commit(rows(0, 3))
-    with pytest.raises(RecordRefusedError, match="column 'k' must not be null in the table, and is in 1 rows"):
+    with pytest.raises(RecordRefusedError, match="column 'k' is NOT NULL in the table, and null in 1 rows"):
         live.stage([{"id": 1, "k": None}])

@@ -52,7 +52,7 @@ def test_a_table_is_made_when_the_tasks_need_it_and_not_before(lake: IcebergLake
         (
             [LONG, TEXT, NestedField(3, "must", LongType(), required=True)],
             {},
-            "column 'must' of table .* is required, and the rows lack it",
+            "column 'must' of table .* is NOT NULL, and the rows lack it",
         ),
         (
             [LONG, TEXT],
@@ -171,5 +171,5 @@ def test_a_null_in_a_column_that_is_required_in_the_table_is_refused(lake: Icebe
     live.commit(rows(0, 3))
     with pytest.raises(RecordRefusedError) as refused:
         live.stage([{"id": 1, "k": None}])
-    assert "column 'k' must not be null in the table, and is in 1 rows" in str(typed_errors.find(str(refused.value)))
+    assert "column 'k' is NOT NULL in the table, and null in 1 rows" in str(typed_errors.find(str(refused.value)))
     assert lake.ids() == [0, 1, 2]

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.streaming.sinks.delta.schema import arrow_columns
@@ -75,6 +76,14 @@ def rows(first: int, count: int) -> list[dict[str, Any]]:
 class Lake(ABC):
     """One table that sinks and others write to."""
 
+    #: The method that asks a store or a catalog for the next version, and the error of one who asks too late.
+    WRITER: ClassVar[tuple[type, str]]
+    REFUSAL: ClassVar[type[Exception]]
+
+    @abstractmethod
+    def handle(self) -> Any:
+        """Return what the method is of, as the table is now."""
+
     @abstractmethod
     def sink(self, **changed: Any) -> Sink: ...
 
@@ -103,6 +112,10 @@ class Lake(ABC):
         """Append :func:`rows` as any other writer does."""
 
     @abstractmethod
+    def widen(self) -> None:
+        """Add a column ``more``, as another writer."""
+
+    @abstractmethod
     def compact(self) -> None:
         """Write all files together, as another writer."""
 
@@ -117,6 +130,18 @@ class Lake(ABC):
     @abstractmethod
     def keep(self) -> Callable[[], object]:
         """Return what sets the table back to how it is now."""
+
+    def at_next_write(self, monkeypatch: pytest.MonkeyPatch, happen: Callable[[Callable[[], None]], None]) -> None:
+        """Let something happen in the place of the next write, which it is given to carry out, late or never."""
+        kind, name = self.WRITER
+        real = getattr(kind, name)
+
+        def write(_: object, *given: Any, **named: Any) -> None:
+            monkeypatch.setattr(kind, name, real)
+            handle = self.handle()
+            happen(lambda: real(handle, *given, **named))
+
+        monkeypatch.setattr(kind, name, write)
 
     def rows(self) -> list[dict[str, Any]]:
         return sorted(self.read(), key=lambda row: (row["id"] is None, row["id"]))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyspark.sql import types as T
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, FencedError
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, CommitUnknownError, FencedError
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext, SinkEntry
 from tests.integration.streaming.sinks.lake import COLUMNS, EVERY_TYPE, ODD, PIPELINE, VALUES, Lake, Live, rows
 
@@ -80,6 +81,98 @@ class TableContract:
         monkeypatch.setattr(kind, "_sweep", sweep)
         Live(lake.sink(), tmp_path, run=1)
         assert lake.ids() == [0, 1]
+
+    @pytest.mark.parametrize(
+        "change", [lambda lake: lake.write(1000, 2), lambda lake: lake.widen()], ids=["rows", "column"]
+    )
+    def test_a_change_between_look_and_write_is_followed(
+        self, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Lake], None]
+    ) -> None:
+        live = Live(lake.sink(), tmp_path)
+        live.commit(rows(0, 2))
+
+        def be_faster(write: Callable[[], None]) -> None:
+            change(lake)
+            write()
+
+        lake.at_next_write(monkeypatch, be_faster)
+        live.commit(rows(10, 2))
+        assert [number for number in lake.ids() if number < 1000] == [0, 1, 10, 11]
+
+    # Outcomes that nobody knows
+
+    def test_a_commit_whose_answer_is_lost_is_found(
+        self, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        live = Live(lake.sink(), tmp_path)
+
+        def lose_the_answer(write: Callable[[], None]) -> None:
+            write()
+            raise ConnectionError("the answer was lost")
+
+        lake.at_next_write(monkeypatch, lose_the_answer)
+        live.commit(rows(0, 2))
+        live.commit(rows(2, 2))
+        assert lake.ids() == [0, 1, 2, 3]
+        assert len(lake.files()) == 2
+
+    def test_a_commit_whose_request_is_lost_is_in_doubt_until_a_claim(
+        self, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        live = Live(lake.sink(), tmp_path)
+        entry = live.stage(rows(0, 2))
+
+        def lose_the_request(_: Callable[[], None]) -> None:
+            raise ConnectionError("the request was lost")
+
+        lake.at_next_write(monkeypatch, lose_the_request)
+        with pytest.raises(CommitUnknownError, match=r"the \w+ of table .* after \d+ may be written or not"):
+            live.committer.commit(entry)
+        assert len(lake.files()) == 1, "they may be committed"
+        assert live.committer.claim(1) is None
+        assert lake.files() == []
+        live.commit(rows(0, 2))
+        assert lake.ids() == [0, 1]
+
+    def test_a_request_that_arrives_after_the_claim_that_decided_is_refused(
+        self, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        live = Live(lake.sink(), tmp_path)
+        entry = live.stage(rows(0, 2))
+        late: list[Callable[[], None]] = []
+
+        def delay(write: Callable[[], None]) -> None:
+            late.append(write)
+            raise ConnectionError("no answer yet")
+
+        lake.at_next_write(monkeypatch, delay)
+        with pytest.raises(CommitUnknownError):
+            live.committer.commit(entry)
+        assert live.committer.claim(1) is None
+        with pytest.raises(lake.REFUSAL):
+            late[0]()
+        live.commit(rows(0, 2))
+        assert lake.ids() == [0, 1]
+
+    def test_a_commit_whose_answer_is_lost_until_a_successor_has_committed_keeps_its_files(
+        self, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        live = Live(lake.sink(), tmp_path)
+        entry = live.stage(rows(0, 2))
+
+        def lose_the_answer(write: Callable[[], None]) -> None:
+            write()
+            successor = Live(lake.sink(), tmp_path, run=2)
+            assert successor.number == 1
+            successor.commit(rows(2, 2))
+            raise ConnectionError("the answer was lost")
+
+        lake.at_next_write(monkeypatch, lose_the_answer)
+        with pytest.raises(CommitUnknownError, match="has commit 2 by another attempt than the one at 1"):
+            live.committer.commit(entry)
+        with pytest.raises(FencedError):
+            live.committer.claim(1)
+        assert lake.ids() == [0, 1, 2, 3]
 
     # What is left over, and what was expired
 

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.exceptions import CommitFailedError
+from deltalake.schema import PrimitiveType
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.streaming import DeltaSink
+from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
 from tests.delta_reader import read_delta
 from tests.integration.streaming.sinks.lake import Lake, rows
 
@@ -25,12 +28,21 @@ class DeltaLake(Lake):
     :ivar path: of the table
     """
 
+    WRITER = (DeltaLog, "append")
+    REFUSAL = CommitFailedError
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def table(self) -> DeltaTable:
         return DeltaTable(self.path)
+
+    @override
+    def handle(self) -> DeltaLog:
+        log = DeltaLog(str(self.path), {})
+        assert log.open()
+        return log
 
     @override
     def sink(self, **changed: Any) -> DeltaSink:
@@ -59,6 +71,10 @@ class DeltaLake(Lake):
     @override
     def write(self, first: int, count: int) -> None:
         write_deltalake(self.path, pa.Table.from_pylist(rows(first, count), pa.schema([LONG, TEXT])), mode="append")
+
+    @override
+    def widen(self) -> None:
+        self.table.alter.add_columns([Field("more", PrimitiveType("string"), nullable=True)])
 
     @override
     def compact(self) -> None:

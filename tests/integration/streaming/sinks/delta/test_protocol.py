@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import DeltaError
 
 from airflow_provider_exactlyonce.exceptions import (
     BatchFailedError,
     CommitUnknownError,
-    FencedError,
     RefusedError,
 )
 from airflow_provider_exactlyonce.streaming.sinks.delta import log as delta_log
@@ -91,52 +89,6 @@ def test_a_table_that_somebody_else_makes_meanwhile_is_used(
 # Unknown outcomes
 
 
-def lose_answers(monkeypatch: pytest.MonkeyPatch, *, before: bool) -> None:
-    real = DeltaLog.append
-
-    def append(log: DeltaLog, *given: Any) -> None:
-        if before:
-            raise ConnectionError("the request was lost")
-        real(log, *given)
-        raise ConnectionError("the answer was lost")
-
-    monkeypatch.setattr(DeltaLog, "append", append)
-
-
-def test_a_commit_whose_answer_is_lost_is_found(
-    lake: DeltaLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live = Live(lake.sink(), tmp_path)
-    with monkeypatch.context() as patched:
-        lose_answers(patched, before=False)
-        live.commit(rows(0, 2))
-    live.commit(rows(2, 2))
-    assert lake.ids() == [0, 1, 2, 3]
-
-
-def test_a_commit_whose_answer_is_lost_until_a_successor_has_committed_keeps_its_files(
-    lake: DeltaLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live = Live(lake.sink(), tmp_path)
-    entry = live.stage(rows(0, 2))
-    real = DeltaLog.append
-
-    def append(log: DeltaLog, *given: Any) -> None:
-        real(log, *given)
-        monkeypatch.setattr(DeltaLog, "append", real)
-        successor = Live(lake.sink(), tmp_path, run=2)
-        assert successor.number == 1
-        successor.commit(rows(2, 2))
-        raise ConnectionError("the answer was lost")
-
-    monkeypatch.setattr(DeltaLog, "append", append)
-    with pytest.raises(CommitUnknownError, match="has commit 2 by another attempt than the one at 1"):
-        live.committer.commit(entry)
-    with pytest.raises(FencedError):
-        live.committer.claim(1)
-    assert lake.ids() == [0, 1, 2, 3]
-
-
 def test_a_commit_that_a_claim_finds_is_on_disk_before_the_claim_says_so(
     lake: DeltaLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,45 +113,6 @@ def test_a_commit_that_a_claim_finds_is_on_disk_before_the_claim_says_so(
     assert kept == [0, 1], "the table, and the claim"
     assert live.committer.claim(1) == entry
     assert kept == [0, 1, 3, 2], "another claim, and the commit before it"
-
-
-def test_a_commit_whose_request_is_lost_is_in_doubt_until_a_claim(
-    lake: DeltaLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live = Live(lake.sink(), tmp_path)
-    entry = live.stage(rows(0, 2))
-    with monkeypatch.context() as patched:
-        lose_answers(patched, before=True)
-        with pytest.raises(CommitUnknownError, match=r"the version of table .* after 1 may be written or not"):
-            live.committer.commit(entry)
-    assert live.committer.claim(1) is None
-    assert not list(lake.path.rglob("*/shop.lake/*/*.parquet"))
-    live.commit(rows(0, 2))
-    assert lake.ids() == [0, 1]
-
-
-def test_a_request_that_arrives_after_the_claim_that_decided_is_refused(
-    lake: DeltaLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live = Live(lake.sink(), tmp_path)
-    entry = live.stage(rows(0, 2))
-    late: list[Callable[[], None]] = []
-
-    def delay(log: DeltaLog, *given: Any) -> None:
-        on_its_way = DeltaLog(str(lake.path), {})
-        assert on_its_way.open() and on_its_way.version == log.version
-        late.append(lambda: on_its_way.append(*given))
-        raise ConnectionError("no answer yet")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(DeltaLog, "append", delay)
-        with pytest.raises(CommitUnknownError):
-            live.committer.commit(entry)
-    assert live.committer.claim(1) is None
-    with pytest.raises(CommitFailedError):
-        late[0]()
-    live.commit(rows(0, 2))
-    assert lake.ids() == [0, 1]
 
 
 def test_a_hook_of_delta_rs_that_fails_after_the_commit_does_not_double_it(lake: DeltaLake, tmp_path: Path) -> None:

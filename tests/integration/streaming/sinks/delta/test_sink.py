@@ -11,8 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import Field
-from deltalake.schema import PrimitiveType
 from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.exceptions import (
@@ -99,7 +97,7 @@ def test_whatever_others_write_meanwhile_a_commit_follows_it(lake: DeltaLake, tm
         lambda: lake.write(1000, 3),
         lambda: lake.compact(),
         lambda: lake.table.create_checkpoint(),
-        lambda: lake.table.alter.add_columns([Field("more", PrimitiveType("string"), nullable=True)]),
+        lambda: lake.widen(),
         lambda: lake.delete("id >= 1000"),
         lambda: lake.merge(2000),
         lambda: lake.vacuum(),

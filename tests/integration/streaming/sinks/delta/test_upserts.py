@@ -11,8 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import Field, write_deltalake
-from deltalake.schema import PrimitiveType
+from deltalake import write_deltalake
 from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.exceptions import (
@@ -139,7 +138,7 @@ def test_a_batch_that_was_staged_for_another_version_is_planned_anew(lake: Delta
         lambda: lake.table.create_checkpoint(),
         merged,
         deleted,
-        lambda: lake.table.alter.add_columns([Field("more", PrimitiveType("string"), nullable=True)]),
+        lambda: lake.widen(),
         lambda: lake.vacuum(),
     ]
     entries: list[SinkEntry] = []

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -33,6 +34,9 @@ def catalog_in(folder: Path) -> dict[str, str]:
 class IcebergLake(Lake):
     """A folder with a catalog, and with the warehouse of its table."""
 
+    WRITER = (Table, "_do_commit")
+    REFUSAL = CommitFailedException
+
     def __init__(self, folder: Path) -> None:
         self.folder, self.properties = folder, catalog_in(folder)
 
@@ -50,6 +54,10 @@ class IcebergLake(Lake):
         table = IcebergTable(f"lake.{NAME}", self.properties)
         assert table.open()
         return table
+
+    @override
+    def handle(self) -> Table:
+        return self.table
 
     @override
     def sink(self, **changed: Any) -> IcebergSink:
@@ -86,6 +94,11 @@ class IcebergLake(Lake):
         self.table.append(pa.Table.from_pylist(rows(first, count), columns))
 
     @override
+    def widen(self) -> None:
+        with self.table.update_schema() as update:
+            update.add_column("more", StringType())
+
+    @override
     def compact(self) -> None:
         table = self.table
         table.overwrite(table.scan().to_arrow())
@@ -107,10 +120,6 @@ class IcebergLake(Lake):
     def create(self, *fields: NestedField, **more: Any) -> Table:
         self.catalog.create_namespace_if_not_exists("shop")
         return self.catalog.create_table(NAME, Schema(*fields), **more)
-
-    def widen(self) -> None:
-        with self.table.update_schema() as update:
-            update.add_column("more", StringType())
 
     def find(self, **scan: Any) -> list[dict[str, Any]]:
         """Return the rows that pyiceberg finds."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.table import Table
 
 from airflow_provider_exactlyonce.exceptions import (
     CommitUnknownError,
-    FencedError,
 )
 from tests.integration.streaming.sinks.iceberg.lake import IcebergLake
 from tests.integration.streaming.sinks.lake import Live, rows
@@ -44,53 +41,21 @@ def test_a_property_alone_does_not_fence(lake: IcebergLake, tmp_path: Path) -> N
 # Unknown outcomes
 
 
-def lose_answers(monkeypatch: pytest.MonkeyPatch, error: Exception, *, before: bool) -> None:
-    """Lose an answer of the catalog's, once."""
-    real = Table._do_commit
-
-    def commit(table: Table, **given: Any) -> None:
-        monkeypatch.setattr(Table, "_do_commit", real)
-        if not before:
-            real(table, **given)
-        raise error
-
-    monkeypatch.setattr(Table, "_do_commit", commit)
-
-
-@pytest.mark.parametrize("error", [ConnectionError("the answer was lost"), CommitFailedException("409, repeated")])
-def test_a_commit_whose_answer_is_lost_is_found(
-    lake: IcebergLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+@pytest.mark.parametrize("arrived", [False, True])
+def test_a_commit_that_is_refused_while_nobody_else_wrote_is_found_or_tried_again(
+    lake: IcebergLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrived: bool
 ) -> None:
     live = Live(lake.sink(), tmp_path)
-    lose_answers(monkeypatch, error, before=False)
-    live.commit(rows(0, 2))
-    live.commit(rows(2, 2))
-    assert lake.ids() == [0, 1, 2, 3]
-    assert len(lake.files()) == 2
 
+    def refuse(write: Callable[[], None]) -> None:
+        if arrived:
+            write()
+        raise CommitFailedException("busy, or a second request for the same")
 
-def test_a_commit_whose_request_is_lost_is_in_doubt_until_a_claim(
-    lake: IcebergLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live = Live(lake.sink(), tmp_path)
-    entry = live.stage(rows(0, 2))
-    lose_answers(monkeypatch, ConnectionError("the request was lost"), before=True)
-    with pytest.raises(CommitUnknownError, match=r"the snapshot of table .* after \d+ may be written or not"):
-        live.committer.commit(entry)
-    assert len(lake.files()) == 1, "they may be committed"
-    assert live.committer.claim(1) is None
-    assert lake.files() == []
+    lake.at_next_write(monkeypatch, refuse)
     live.commit(rows(0, 2))
     assert lake.ids() == [0, 1]
-
-
-def test_a_commit_that_is_refused_while_nobody_else_wrote_is_tried_again(
-    lake: IcebergLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live = Live(lake.sink(), tmp_path)
-    lose_answers(monkeypatch, CommitFailedException("busy"), before=True)
-    live.commit(rows(0, 2))
-    assert lake.ids() == [0, 1]
+    assert len(lake.files()) == 1
 
 
 def test_a_commit_that_was_refused_and_no_longer_fits_keeps_its_files(
@@ -98,62 +63,13 @@ def test_a_commit_that_was_refused_and_no_longer_fits_keeps_its_files(
 ) -> None:
     live = Live(lake.sink(), tmp_path)
     entry = live.stage(rows(0, 2))
-    real = Table._do_commit
 
-    def commit(table: Table, **_: Any) -> None:
-        monkeypatch.setattr(Table, "_do_commit", real)
+    def refuse(_: Callable[[], None]) -> None:
         with lake.table.update_spec() as spec:
             spec.add_identity("k")
         raise CommitFailedException("a second request was refused, and the first one may be carried out")
 
-    monkeypatch.setattr(Table, "_do_commit", commit)
+    lake.at_next_write(monkeypatch, refuse)
     with pytest.raises(CommitUnknownError, match=r"commit 1 is in doubt, and can't .*: .* is partitioned by"):
         live.committer.commit(entry)
     assert len(lake.files()) == 1
-
-
-def test_a_request_that_arrives_after_the_claim_that_decided_is_refused(
-    lake: IcebergLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live = Live(lake.sink(), tmp_path)
-    entry = live.stage(rows(0, 2))
-    late: list[Callable[[], None]] = []
-    real = Table._do_commit
-
-    def delay(table: Table, **given: Any) -> None:
-        on_its_way = lake.table
-        late.append(lambda: real(on_its_way, **given))
-        raise ConnectionError("no answer yet")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Table, "_do_commit", delay)
-        with pytest.raises(CommitUnknownError):
-            live.committer.commit(entry)
-    assert live.committer.claim(1) is None
-    with pytest.raises(CommitFailedException):
-        late[0]()
-    live.commit(rows(0, 2))
-    assert lake.ids() == [0, 1]
-
-
-def test_a_commit_whose_answer_is_lost_until_a_successor_has_committed_keeps_its_files(
-    lake: IcebergLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live = Live(lake.sink(), tmp_path)
-    entry = live.stage(rows(0, 2))
-    real = Table._do_commit
-
-    def commit(table: Table, **given: Any) -> None:
-        real(table, **given)
-        monkeypatch.setattr(Table, "_do_commit", real)
-        successor = Live(lake.sink(), tmp_path, run=2)
-        assert successor.number == 1
-        successor.commit(rows(2, 2))
-        raise ConnectionError("the answer was lost")
-
-    monkeypatch.setattr(Table, "_do_commit", commit)
-    with pytest.raises(CommitUnknownError, match="has commit 2 by another attempt than the one at 1"):
-        live.committer.commit(entry)
-    with pytest.raises(FencedError):
-        live.committer.claim(1)
-    assert lake.ids() == [0, 1, 2, 3]

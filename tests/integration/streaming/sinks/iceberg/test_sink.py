@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyiceberg.types import StringType
@@ -14,7 +13,6 @@ from airflow_provider_exactlyonce.exceptions import (
     CommitUnknownError,
     RefusedError,
 )
-from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
 from tests.integration.streaming.sinks.iceberg.lake import LONG, TEXT, IcebergLake
 from tests.integration.streaming.sinks.lake import Live, rows
 
@@ -40,25 +38,6 @@ def test_whatever_others_write_meanwhile_a_commit_follows_it(lake: IcebergLake, 
     expected = [*range(10), *(100 * (number + 1) + offset for number in range(8) for offset in range(2)), 2000]
     assert lake.ids() == sorted(expected)
     assert Live(lake.sink(), tmp_path, run=2).number == 10
-
-
-def test_a_change_between_look_and_write_is_followed(
-    lake: IcebergLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live = Live(lake.sink(), tmp_path)
-    live.commit(rows(0, 2))
-    real = IcebergTable.append
-    for number, others_change in enumerate((lambda: lake.write(1000, 2), lambda: lake.widen())):
-        entry = live.stage(rows(10 * (number + 1), 2))
-
-        def append(table: IcebergTable, *given: Any, change: Callable[[], object] = others_change) -> None:
-            monkeypatch.setattr(IcebergTable, "append", real)
-            change()
-            real(table, *given)
-
-        monkeypatch.setattr(IcebergTable, "append", append)
-        live.decide(entry)
-    assert lake.ids() == [0, 1, 10, 11, 20, 21, 1000, 1001]
 
 
 @pytest.mark.parametrize("change", ["rename", "replace", "partition"])

@@ -71,7 +71,7 @@ class IcebergLake(Lake):
 
     @override
     def read_by_library(self) -> list[dict[str, Any]]:
-        return self.table.scan().to_arrow().to_pylist()
+        return self.table.scan().to_arrow().to_pylist()  # type: ignore[no-any-return]
 
     @override
     def files(self) -> list[Path]:

@@ -155,6 +155,7 @@ class TableCommitter(SinkCommitter):
             self._fence()
             failpoints.reach("after-sink-fence")
             self._prepare()
+            self._check_claim()  # else what a successor has committed since would be taken for what was there before
             self._newest = self._ledger.newest()
             self._sweep()
         self._phase.move(CommitterEvent.CLAIMED)

@@ -65,6 +65,22 @@ class TableContract:
         successor.commit(rows(0, 2))
         assert lake.ids() == [0, 1]
 
+    def test_a_run_that_was_frozen_in_its_claim_and_was_followed_is_superseded(
+        self, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kind = type(Live(lake.sink(), tmp_path).committer._table)  # type: ignore[attr-defined]
+        real = kind.keep_after
+
+        def keep_after(table: object, version: object) -> None:
+            monkeypatch.setattr(kind, "keep_after", real)
+            Live(lake.sink(), tmp_path, run=3).commit(rows(0, 2))
+            real(table, version)
+
+        monkeypatch.setattr(kind, "keep_after", keep_after)
+        with pytest.raises(FencedError, match="run 2 of pipeline shop is superseded by run 3"):
+            Live(lake.sink(), tmp_path, run=2)
+        assert lake.ids() == [0, 1]
+
     def test_a_run_that_was_frozen_since_its_claim_leaves_a_successors_attempt_alone(
         self, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

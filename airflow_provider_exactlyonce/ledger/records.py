@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka.stable_offsets import by_place
 
 SCHEMA: Final = 2
 
@@ -305,8 +306,7 @@ def shown(source: SourceRanges) -> str:
     """Return source ranges for people, end exclusive."""
     return ", ".join(
         f"{topic}-{partition} {start}..{end}"
-        for topic, ranges in source.items()
-        for partition, (start, end) in ranges.items()
+        for (topic, partition), (start, end) in by_place(source).items()
         if start < end
     )
 

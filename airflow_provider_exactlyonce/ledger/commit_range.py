@@ -59,6 +59,11 @@ class CommitSpan:
     ends: dict[Place, int] = field(init=False, default_factory=dict)
     topics: dict[str, KnownTopic] = field(init=False, default_factory=dict)
 
+    @property
+    def positions(self) -> dict[Place, int]:
+        """The offsets that it reads from."""
+        return {place: start for place, (start, _) in self.starts.items()}
+
     def add(self, record: CommitRecord) -> None:
         """Add the next commit."""
         self.rows += record.rows

@@ -31,7 +31,6 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
 
 if TYPE_CHECKING:
-    from airflow_provider_exactlyonce.audit.findings import Violation
     from airflow_provider_exactlyonce.kafka.wire import WireClient
 
 T = TypeVar("T")
@@ -245,13 +244,14 @@ def _is_there(store: Savepoints, savepoint_id: str) -> bool:
 
 def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
     """Read the ledger once, for all that asks for its past."""
+    from airflow_provider_exactlyonce.audit.findings import Findings
     from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck
 
     if facts.tail is None:
         return None
     newest = facts.newest
-    violations: list[Violation] = []
-    check = LedgerCheck(facts.pipeline, facts.tail.place.oldest, violations.append)
+    findings = Findings()
+    check = LedgerCheck(facts.pipeline, facts.tail.place.oldest, findings)
     stretches = {start: CommitSpan(first=start + 1, last=newest) for start in _starts(facts)}
     expected = {start: start + 1 for start in stretches}
     runs: list[ClaimRecord] = []
@@ -270,7 +270,7 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
                 stretch.add(record)
                 expected[start] += 1
     return HistoryFacts(
-        contradictions=[str(violation) for violation in violations[:_CONTRADICTIONS_KEPT]],
+        contradictions=[str(violation) for violation in findings.kept[:_CONTRADICTIONS_KEPT]],
         stretches=stretches,
         incomplete={start: commit for start, commit in expected.items() if commit <= newest},
         producer_ids=frozenset(check.producer_ids),

@@ -93,7 +93,6 @@ def lineage_of(bootstrap_servers: str, known: Committed | None) -> Lineage:
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
-    """Return the sum, None when a part of it is unknown."""
     total = 0
     for count in counts:
         if count is None:

@@ -282,7 +282,6 @@ def _refuse_oversized(
     order: NDArray[np.int64],
     body_bytes_maximum: int,
 ) -> None:
-    """Raise for rows that don't fit into a batch alone."""
     if int(records.smallest_sizes.max()) + HEADER_BYTES <= body_bytes_maximum:
         return
     alone = np.broadcast_to(records.smallest_sizes + HEADER_BYTES, len(order))

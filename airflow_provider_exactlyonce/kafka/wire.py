@@ -476,7 +476,6 @@ class WireClient:
 
 
 def _by_leader(leaders: Mapping[int, int]) -> dict[int, list[int]]:
-    """Return {leader: its partitions} of {partition: leader}."""
     by_leader: dict[int, list[int]] = {}
     for partition, leader in leaders.items():
         by_leader.setdefault(leader, []).append(partition)

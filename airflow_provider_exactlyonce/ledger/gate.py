@@ -271,7 +271,6 @@ def _read(offsets: StableOffsets, newest: CommitRecord) -> list[Place]:
 
 
 def _resolved(offsets: StableOffsets, newest: CommitRecord, milliseconds: int | None) -> Offsets:
-    """Turn a timestamp, or now, into source offsets."""
     places = _read(offsets, newest)
     # The ends first: a record that arrives in between is then either waited for or behind the moment, never forgotten.
     ends = offsets.ends(places)

@@ -163,7 +163,6 @@ class _Window:
         self.met: dict[str, _Wrote] = {}
 
     def add(self, record: CommitRecord) -> None:
-        """Add the next commit."""
         self.first = self.first or record.commit
         self.topics |= _topics(record)
         self.tells_all_topics = 0 < record.sink_topics_since <= record.before.oldest
@@ -300,7 +299,6 @@ def _untold_topics(record: CommitRecord) -> Collection[str]:
 
 
 def _topics(record: CommitRecord) -> set[str]:
-    """Return the topics that a commit's record names."""
     return {*record.sink, *record.sink_topic_ids, *record.earlier_sink_topics, *record.former_sink_topics}
 
 

@@ -40,7 +40,6 @@ class _Single(State):
         self._store = handle.value_store(self.name, self.state_type, self.ttl_milliseconds)
 
     def begin(self) -> None:
-        """Forget what was read."""
         self._value = _UNREAD
         self._changed = False
         self._was_absent = False
@@ -55,7 +54,6 @@ class _Single(State):
             self._store.clear()
 
     def clear(self) -> None:
-        """Remove the key's value."""
         self._value = None
         self._changed = True
 

@@ -95,7 +95,6 @@ def _sizes(client: WireClient, places: Iterable[Place]) -> dict[Place, int]:
 
 
 def _accepted(facts: Facts, client: WireClient, use: Mapping[str, Any]) -> dict[str, str]:
-    """Return the id of a topic, by its name, which a start would accept."""
     from airflow_provider_exactlyonce.kafka import preflight
 
     accepted = preflight.check_topics(client, **use, user=facts.config.get("sasl.username"), patience_seconds=0)

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
+
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.event_v2 import InputDataset, OutputDataset
@@ -27,8 +29,8 @@ _FIRST_WINDOW: Final = 64
 _OFFSETS_FACET: Final = "exactlyonce_offsets"
 _PIPELINE_FACET: Final = "exactlyonce_pipeline"
 
-#: {(topic, partition): [first offset, offset after the last, rows]}
-_Ranges = dict[tuple[str, int], list[int]]
+#: [first offset, offset after the last, rows]
+_Ranges = dict[Place, list[int]]
 
 
 def committed_since(config: Mapping[str, Any], pipeline: str, since: int | None) -> Committed | None:
@@ -106,20 +108,16 @@ def _inputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord])
     from openlineage.client.generated.base import InputDatasetFacet
 
     read = _merged(
-        ((topic, partition), start, end, end - start)
+        (place, start, end, end - start)
         for record in commits
-        for topic, ranges in record.source.items()
-        for partition, (start, end) in ranges.items()
+        for place, (start, end) in by_place(record.source).items()
     )
-    made = []
+    datasets = []
     for topic in sorted(last.source):
-        facet: Any = InputDatasetFacet().with_additional_properties(
-            commits=_span(commits), partitions=_rows(topic, read)
-        )
-        made.append(
-            InputDataset(namespace=namespace, name=topic, inputFacets={_OFFSETS_FACET: facet} if commits else {})
-        )
-    return made
+        offsets: Any = InputDatasetFacet().with_additional_properties(**_facts(topic, read, commits))
+        facets = {_OFFSETS_FACET: offsets} if commits else {}
+        datasets.append(InputDataset(namespace=namespace, name=topic, inputFacets=facets))
+    return datasets
 
 
 def _outputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]) -> list[OutputDataset]:
@@ -128,26 +126,22 @@ def _outputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]
     from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
 
     written = _merged(
-        ((topic, partition), span.first, span.last + 1, span.rows)
+        (place, span.first, span.last + 1, span.rows)
         for record in commits
-        for topic, ranges in record.sink.items()
-        for partition, span in ranges.items()
+        for place, span in by_place(record.sink).items()
     )
-    made = []
+    datasets = []
     for topic in sorted({topic for topic, _ in written} | set(last.sink)):
+        rows = sum(rows for (name, _), (_, _, rows) in written.items() if name == topic)
         facets: dict[str, Any] = {
-            "outputStatistics": OutputStatisticsOutputDatasetFacet(
-                rowCount=sum(rows for (name, _), (_, _, rows) in written.items() if name == topic)
-            ),
-            _OFFSETS_FACET: OutputDatasetFacet().with_additional_properties(
-                commits=_span(commits), partitions=_rows(topic, written)
-            ),
+            "outputStatistics": OutputStatisticsOutputDatasetFacet(rowCount=rows),
+            _OFFSETS_FACET: OutputDatasetFacet().with_additional_properties(**_facts(topic, written, commits)),
         }
-        made.append(OutputDataset(namespace=namespace, name=topic, outputFacets=facets if commits else {}))
-    return made
+        datasets.append(OutputDataset(namespace=namespace, name=topic, outputFacets=facets if commits else {}))
+    return datasets
 
 
-def _merged(ranges: Iterable[tuple[tuple[str, int], int, int, int]]) -> _Ranges:
+def _merged(ranges: Iterable[tuple[Place, int, int, int]]) -> _Ranges:
     """Add up ranges of offsets, an empty one leaves no trace."""
     spans: _Ranges = {}
     for place, start, end, rows in ranges:
@@ -158,12 +152,13 @@ def _merged(ranges: Iterable[tuple[tuple[str, int], int, int, int]]) -> _Ranges:
     return spans
 
 
-def _rows(topic: str, ranges: _Ranges) -> list[dict[str, int]]:
-    return [
+def _facts(topic: str, ranges: _Ranges, commits: Sequence[CommitRecord]) -> dict[str, Any]:
+    partitions = [
         {"partition": partition, "start": start, "end": end, "rows": rows}
         for (name, partition), (start, end, rows) in sorted(ranges.items())
         if name == topic
     ]
+    return {"commits": _span(commits), "partitions": partitions}
 
 
 def _span(commits: Sequence[CommitRecord]) -> dict[str, int] | None:

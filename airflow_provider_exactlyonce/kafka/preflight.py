@@ -242,17 +242,16 @@ def check_topic_ids(client: WireClient, topic_ids: Mapping[str, str]) -> dict[st
     return {topic["name"]: len(topic["partitions"]) for topic in described}
 
 
-def check_group(
-    client: WireClient, group: str, *, user: str | None = None, patience_seconds: float = _PATIENCE_SECONDS
-) -> None:
+def check_group(client: WireClient, group: str, *, user: str | None = None) -> None:
     """Check that a consumer group, which is to get a pipeline's offsets, is ours to write and has no members.
 
+    A coordinator that isn't there yet is waited for.
+
     :param user: the Kafka user, for messages
-    :param patience_seconds: how long a coordinator that isn't there yet is waited for
     :raises RefusedError: when it has members, or a right is missing
     :raises ExactlyOnceError: when there is no answer
     """
-    deadline = time.monotonic() + patience_seconds
+    deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
             description = client.admin.describe_groups([group])[group]

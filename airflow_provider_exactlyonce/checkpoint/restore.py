@@ -25,7 +25,6 @@ from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
@@ -164,8 +163,7 @@ def _check(
             f"commit {newest}: this is another cluster, or the ledger was lost. What was committed can't be told"
         )
     if savepoint.commit == newest:
-        source = by_place(_newest(tail).source)
-        _check_positions(savepoint, {place: end for place, (_, end) in source.items()})
+        _check_positions(savepoint, _newest(tail).ends)
         return None
     if mode is RestoreMode.FAIL:
         raise RefusedError(
@@ -183,7 +181,7 @@ def _newest(tail: LedgerTail) -> CommitRecord:
     return tail.commit  # type: ignore[return-value]
 
 
-def _check_positions(savepoint: Savepoint, positions: Mapping[Place, int]) -> None:
+def _check_positions(savepoint: Savepoint, positions: Mapping[tuple[str, int], int]) -> None:
     """Check that the ledger goes on where the savepoint ends."""
     for (topic, partition), offset in positions.items():
         saved = savepoint.source.get(topic, {}).get(partition, offset)

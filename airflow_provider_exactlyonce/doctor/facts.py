@@ -14,7 +14,7 @@ from airflow_provider_exactlyonce.control.lease import Lease, Life
 from airflow_provider_exactlyonce.control.status import Status
 from airflow_provider_exactlyonce.doctor.findings import Finding
 from airflow_provider_exactlyonce.exceptions import SettingRefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, MissingInput
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
@@ -225,9 +225,3 @@ class Facts:
     def newest(self) -> int:
         """The ledger's newest commit, 0 for none."""
         return self.tail.place.commit if self.tail else 0
-
-    @property
-    def unread_from(self) -> dict[Place, int]:
-        """Where the newest commit has ended in the source's partitions."""
-        commit = self.tail.commit if self.tail else None
-        return {place: end for place, (_, end) in by_place(commit.source).items()} if commit else {}

@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
-
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.event_v2 import InputDataset, OutputDataset
@@ -29,8 +27,8 @@ _FIRST_WINDOW: Final = 64
 _OFFSETS_FACET: Final = "exactlyonce_offsets"
 _PIPELINE_FACET: Final = "exactlyonce_pipeline"
 
-#: [first offset, offset after the last, rows]
-_Ranges = dict[Place, list[int]]
+#: {(topic, partition): [first offset, offset after the last, rows]}
+_Ranges = dict[tuple[str, int], list[int]]
 
 
 def committed_since(config: Mapping[str, Any], pipeline: str, since: int | None) -> Committed | None:
@@ -108,9 +106,10 @@ def _inputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord])
     from openlineage.client.generated.base import InputDatasetFacet
 
     read = _merged(
-        (place, start, end, end - start)
+        ((topic, partition), start, end, end - start)
         for record in commits
-        for place, (start, end) in by_place(record.source).items()
+        for topic, ranges in record.source.items()
+        for partition, (start, end) in ranges.items()
     )
     datasets = []
     for topic in sorted(last.source):
@@ -126,9 +125,10 @@ def _outputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]
     from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
 
     written = _merged(
-        (place, span.first, span.last + 1, span.rows)
+        ((topic, partition), span.first, span.last + 1, span.rows)
         for record in commits
-        for place, span in by_place(record.sink).items()
+        for topic, ranges in record.sink.items()
+        for partition, span in ranges.items()
     )
     datasets = []
     for topic in sorted({topic for topic, _ in written} | set(last.sink)):
@@ -141,7 +141,7 @@ def _outputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]
     return datasets
 
 
-def _merged(ranges: Iterable[tuple[Place, int, int, int]]) -> _Ranges:
+def _merged(ranges: Iterable[tuple[tuple[str, int], int, int, int]]) -> _Ranges:
     """Add up ranges of offsets, an empty one leaves no trace."""
     spans: _Ranges = {}
     for place, start, end, rows in ranges:

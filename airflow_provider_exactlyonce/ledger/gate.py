@@ -33,7 +33,6 @@ from airflow_provider_exactlyonce.kafka.stable_offsets import (
     MissingPartitionError,
     Place,
     StableOffsets,
-    by_place,
     by_topic,
 )
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget, Offsets, moment
@@ -248,8 +247,8 @@ class Gates:
             return 0.0
         offsets = self._connections.offsets
         ends = offsets.ends(_read(offsets, newest))
-        committed = by_place(newest.source)
-        is_quiet = all(committed.get(place, (0, 0))[1] >= end for place, end in ends.items())
+        committed = newest.ends
+        is_quiet = all(committed.get(place, 0) >= end for place, end in ends.items())
         return seconds if is_quiet else 0.0
 
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import by_place
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
 
 SCHEMA: Final = 2
 
@@ -218,6 +218,11 @@ class CommitRecord:
     late_total: int = 0
     late_topic: str | None = None
     source_patterns: tuple[str, ...] = ()
+
+    @property
+    def ends(self) -> dict[Place, int]:
+        """The offsets after the last that the pipeline has read with it."""
+        return {place: end for place, (_, end) in by_place(self.source).items()}
 
     @property
     def is_untold(self) -> bool:

@@ -35,7 +35,7 @@ def keep_unread_input(facts: Facts) -> Iterator[Finding]:
     topics, commit = facts.topics, facts.tail.commit if facts.tail else None
     if topics is None or commit is None or topics.recreated is not None:
         return
-    for (topic, partition), end in facts.unread_from.items():
+    for (topic, partition), end in commit.ends.items():
         earliest = topics.earliest.get((topic, partition), end)
         if earliest > end:
             yield Finding(
@@ -45,7 +45,7 @@ def keep_unread_input(facts: Facts) -> Iterator[Finding]:
                 "those records are lost to it, and Spark refuses to go on without them; begin a new pipeline "
                 "where the topic begins, and keep its records longer",
             )
-    soon = None if facts.runs else expiry.first(facts, facts.unread_from)
+    soon = None if facts.runs else expiry.first(facts, commit.ends)
     if soon is not None:
         yield Finding(
             "unread-input-expiring",

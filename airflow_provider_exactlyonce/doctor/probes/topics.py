@@ -125,10 +125,12 @@ def _written(facts: Facts, client: WireClient, topics_facts: TopicsFacts) -> dic
     from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 
     ends = client.offsets.last_stable(topics_facts.ends)
-    stretches = facts.history.stretches.values() if facts.history else ()
+    starts = [stretch.positions for stretch in facts.history.stretches.values()] if facts.history else []
+    if facts.tail is not None and facts.tail.commit is not None:
+        starts.append(facts.tail.commit.ends)
     written: dict[tuple[Place, int], int] = {}
     with RangeReader(facts.config, "doctor") as reader:
-        for wanted in (*(stretch.positions for stretch in stretches), facts.unread_from):
+        for wanted in starts:
             spans = {
                 place: (offset, min(ends[place], offset + _SPAN))
                 for place, offset in wanted.items()

@@ -138,9 +138,7 @@ class StableOffsets:
         offsets = self._ask(places, lambda spec: spec.for_timestamp(milliseconds), committed=False)
         return {place: offset if offset >= 0 else None for place, offset in offsets.items()}
 
-    def _ask(
-        self, places: Iterable[Place], spec: Callable[[type[OffsetSpec]], OffsetSpec], *, committed: bool
-    ) -> dict[Place, int]:
+    def _ask(self, places: Iterable[Place], spec: Callable[[Any], OffsetSpec], *, committed: bool) -> dict[Place, int]:
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import OffsetSpec
 

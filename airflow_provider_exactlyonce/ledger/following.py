@@ -75,9 +75,9 @@ class LedgerFollower:
         return ranges
 
     def _begin(self, cut: Cut) -> None:
-        self._end = -1
-        self._cutter = Cutter(self.unit, cut)
-        self._next = cut.offset + 1
+        self._end: int = -1
+        self._cutter: Cutter = Cutter(self.unit, cut)
+        self._next: int = cut.offset + 1
 
     def _commits(self) -> Iterator[tuple[int, CommitRecord]]:
         for offset, record in self._reader.records(self._next):

@@ -28,13 +28,8 @@ class _Single(State):
     _was_absent: bool
 
     def __init__(self, type: str, name: str | None, ttl: timedelta | None) -> None:
-        super().__init__(name, ttl)
         self.state_type = StateType(type)
-
-    @property
-    def state_types(self) -> tuple[StateType, ...]:
-        """What its store is declared with."""
-        return (self.state_type,)
+        super().__init__(name, ttl, self.state_type)
 
     def _open(self, handle: Handle) -> None:
         self._store = handle.value_store(self.name, self.state_type, self.ttl_milliseconds)

@@ -42,7 +42,7 @@ _CONTRADICTIONS_KEPT: Final = 3
 
 
 def gather(
-    pipeline: str, config: Mapping[str, Any], location: str | None, verified: dict[str, Sequence[Defect]] | None = None
+    pipeline: str, config: Mapping[str, Any], location: str | None, verified: dict[str, Sequence[Defect]]
 ) -> Facts:
     """Look at a pipeline.
 
@@ -57,7 +57,7 @@ def gather(
         facts.tail = _tail(facts, reader)
         home = _find_home(facts, location)
         if home is not None:
-            _probe_home(facts, home, {} if verified is None else verified)
+            _probe_home(facts, home, verified)
         if client is not None and reader is not None:
             before, facts.tail = facts.tail, _tail(facts, reader) if facts.tail else None
             grown = before is not None and facts.tail is not None and before.place != facts.tail.place

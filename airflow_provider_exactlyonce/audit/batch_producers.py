@@ -25,13 +25,13 @@ class LogWriters:
         """Return the batch that holds an offset; None when there is none, for compaction or deletion."""
         from airflow_provider_exactlyonce.kafka.batch_headers import read_headers
 
-        known = self._fetched.get(place, [])
-        if not known or not known[0].first <= offset <= known[-1].last:
-            known = list(read_headers(self._client.fetch(*place, offset)))
-        while known and known[0].last < offset:
-            known.pop(0)
-        self._fetched[place] = known
-        return known[0] if known and known[0].first <= offset else None
+        headers = self._fetched.get(place, [])
+        if not headers or not headers[0].first <= offset <= headers[-1].last:
+            headers = list(read_headers(self._client.fetch(*place, offset)))
+        while headers and headers[0].last < offset:
+            headers.pop(0)
+        self._fetched[place] = headers
+        return headers[0] if headers and headers[0].first <= offset else None
 
 
 def writer_of(batch: BatchHeader | None) -> str:

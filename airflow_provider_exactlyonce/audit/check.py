@@ -183,13 +183,13 @@ class _Audit:
         existing = []
         for topic in sorted({topic for topic, _ in ledger.sink_ends}):
             described = self._client.metadata(topic)
-            known = ledger.sink_topic_ids.get(topic)
+            recorded_id = ledger.sink_topic_ids.get(topic)
             if described is None:
-                said = "the sink topic does not exist any more; its rows are lost"
-                self._findings.add("I1", ledger.last, said, (topic, -1))
-            elif known is not None and known != described.topic_id:
-                said = f"the sink topic was recreated: its id is {described.topic_id}, commits went to {known}"
-                self._findings.add("I1", ledger.last, said, (topic, -1))
+                message = "the sink topic does not exist any more; its rows are lost"
+                self._findings.add("I1", ledger.last, message, (topic, -1))
+            elif recorded_id is not None and recorded_id != described.topic_id:
+                message = f"the sink topic was recreated: its id is {described.topic_id}, commits went to {recorded_id}"
+                self._findings.add("I1", ledger.last, message, (topic, -1))
             else:
                 existing.append(topic)
         return existing
@@ -207,15 +207,15 @@ class _Audit:
         for place in open_places:
             offset = stable[place]
             if offset == log_ends[place]:
-                said = f"the log ends here; the ledger has rows up to offset {ends[place] - 1}: they are lost"
-                self._findings.add("I1", 0, said, place, offset)
+                message = f"the log ends here; the ledger has rows up to offset {ends[place] - 1}: they are lost"
+                self._findings.add("I1", 0, message, place, offset)
                 continue
             writer = writer_of(self._writers.batch_at(place, offset))
-            said = (
+            message = (
                 f"an open transaction of {writer} holds back readers from here on, for "
                 f"{self._options.patience_seconds:g} s or longer; what is behind it is not judged"
             )
-            self._findings.add("I6", 0, said, place, offset)
+            self._findings.add("I6", 0, message, place, offset)
         return {place: min(end, stable[place]) for place, end in ends.items()}
 
     def _check_sink(

@@ -37,7 +37,7 @@ class Totals:
 class JudgedRecords:
     """Which records of a sink are judged, and by what.
 
-    :param topics: the sink's topics that can be judged; ranges in others are left out
+    :param topics: the sink's topics that can be judged; ranges in others are found_ranges out
     :param limits: {(topic, partition): offset} up to which everything is decided
     :param producer_ids: that the ledger's commits name
     :param backfill_ids: producer ids of the pipeline's backfills, whose records are judged by their own ledger
@@ -82,7 +82,7 @@ class SinkCheck:
         for record in commits:
             for place, written in by_place(record.sink).items():
                 if place[0] not in self.judged.topics or written.last >= self.judged.limits.get(place, 0):
-                    continue  # said already: the topic is gone, or an open transaction holds it back
+                    continue  # message already: the topic is gone, or an open transaction holds it back
                 found_range = RangeFound(record.commit, written)
                 ranges_of.setdefault(place, []).append(found_range)
                 by_commit.setdefault(record.commit, []).append((place, found_range))
@@ -131,7 +131,7 @@ class SinkCheck:
         ranges: list[tuple[Place, RangeFound]],
         starts: Mapping[Place, int],
     ) -> None:
-        left = []
+        found_ranges = []
         for place, found_range in ranges:
             topic = self.judged.topics[place[0]]
             self.totals.ranges += 1
@@ -140,33 +140,33 @@ class SinkCheck:
             elif found_range.rows < found_range.expected.rows and topic.is_compacted:
                 self.totals.compacted_ranges += 1
             else:
-                left.append((place, found_range))
-        self.totals.rows += sum(found_range.rows for _, found_range in left)
-        short = next((entry for entry in left if entry[1].rows < entry[1].expected.rows), None)
+                found_ranges.append((place, found_range))
+        self.totals.rows += sum(found_range.rows for _, found_range in found_ranges)
+        short = next((entry for entry in found_ranges if entry[1].rows < entry[1].expected.rows), None)
         if short is not None:
             place, found_range = short
-            is_lost = all(found_range.rows == 0 for _, found_range in left)
-            rows = sum(found_range.expected.rows for _, found_range in left)
-            readable = sum(min(found_range.rows, found_range.expected.rows) for _, found_range in left)
-            said = (
+            is_lost = all(found_range.rows == 0 for _, found_range in found_ranges)
+            rows = sum(found_range.expected.rows for _, found_range in found_ranges)
+            readable = sum(min(found_range.rows, found_range.expected.rows) for _, found_range in found_ranges)
+            message = (
                 f"the batch is {'lost' if is_lost else 'torn'}: {readable} of its {rows} rows are readable; "
                 f"{self._what_is_at(place, found_range.missing, starts[place])}"
             )
-            self.findings.add("I1" if is_lost else "I3", commit, said, place, found_range.missing)
-        for place, found_range in left:
+            self.findings.add("I1" if is_lost else "I3", commit, message, place, found_range.missing)
+        for place, found_range in found_ranges:
             expected = found_range.expected
             if found_range.rows > expected.rows:
-                said = (
+                message = (
                     f"{found_range.rows} rows are readable between {expected.first} and {expected.last}, "
                     f"{expected.rows} are its own"
                 )
-                self.findings.add("I1", commit, said, place, expected.first)
+                self.findings.add("I1", commit, message, place, expected.first)
             elif found_range.rows == expected.rows and found_range.digest != expected.digest:
-                said = (
+                message = (
                     f"the digest of its {found_range.rows} rows is {found_range.digest:016x}, the ledger says "
                     f"{expected.digest:016x}"
                 )
-                self.findings.add("I7", commit, said, place, expected.first)
+                self.findings.add("I7", commit, message, place, expected.first)
 
     def _what_is_at(self, place: Place, offset: int, start: int) -> str:
         if offset < start:
@@ -183,11 +183,11 @@ class SinkCheck:
         whose = "this pipeline's" if batch and batch.producer_id in self.judged.producer_ids else "not this pipeline's"
         rows = f"{stray.rows} readable {'row' if stray.rows == 1 else 'rows'} up to offset {stray.last}"
         written = f"written by {writer_of(batch)}, {whose}"
-        known = self._remembered.get((stray.rows, stray.digest))
-        if known is not None:
-            commit, (topic, partition) = known
-            said = f"doubled batch: {rows} repeat what commit {commit} wrote to {topic}-{partition}"
-            self.findings.add("I1", commit, f"{said}; {written}", place, stray.first)
+        remembered = self._remembered.get((stray.rows, stray.digest))
+        if remembered is not None:
+            commit, (topic, partition) = remembered
+            message = f"doubled batch: {rows} repeat what commit {commit} wrote to {topic}-{partition}"
+            self.findings.add("I1", commit, f"{message}; {written}", place, stray.first)
         else:
             self.findings.add("I2", stray.after, f"{rows} are in no commit; {written}", place, stray.first)
 

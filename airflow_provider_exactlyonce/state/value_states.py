@@ -72,9 +72,7 @@ class ValueState(_Single, Generic[T]):
 
     def value(self) -> T | None:
         """Return the key's value, None when there is none."""
-        value = self._value
-        if value is _UNREAD:
-            value = self._read()
+        value = self._read() if self._value is _UNREAD else self._value
         return cast("T | None", self.state_type.coerce(value) if self.state_type.copies else value)
 
     def update(self, value: T | None) -> None:
@@ -113,18 +111,13 @@ class ReducingState(_Single, Generic[T]):
 
         :raises StateValueError: when it does not fit the declared type
         """
-        value = self._value
-        if value is _UNREAD:
-            value = self._read()
+        value = self._read() if self._value is _UNREAD else self._value
         return cast("T | None", self._coerced(self.state_type, value))
 
     def add(self, value: T) -> None:
         """Add a value."""
-        before = self._value
-        if before is _UNREAD:
-            before = self._read()
-        reduce = self._reduce
-        self._value = value if before is None else reduce(before, value)
+        before = self._read() if self._value is _UNREAD else self._value
+        self._value = value if before is None else self._reduce(before, value)
         self._changed = True
 
 
@@ -159,16 +152,12 @@ class AggregatingState(_Single, Generic[IN, ACC, OUT]):
 
         :raises StateValueError: when the accumulator does not fit the declared type
         """
-        value = self._value
-        if value is _UNREAD:
-            value = self._read()
+        value = self._read() if self._value is _UNREAD else self._value
         return None if value is None else self._get(self._coerced(self.state_type, value))
 
     def add(self, value: IN) -> None:
         """Add a value."""
-        before = self._value
-        if before is _UNREAD:
-            before = self._read()
+        before = self._read() if self._value is _UNREAD else self._value
         self._value = self._add(self._create() if before is None else before, value)
         self._changed = True
 
@@ -179,8 +168,6 @@ class AggregatingState(_Single, Generic[IN, ACC, OUT]):
         """
         if self._merge is None:
             raise RefusedError(f"state {self.name}: its AggregatingState was declared without merge=")
-        before = self._value
-        if before is _UNREAD:
-            before = self._read()
+        before = self._read() if self._value is _UNREAD else self._value
         self._value = accumulator if before is None else self._merge(before, accumulator)
         self._changed = True

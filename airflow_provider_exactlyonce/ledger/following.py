@@ -31,7 +31,9 @@ class LedgerFollower:
         self.pipeline, self.unit = pipeline, unit
         self._connections = LedgerConnections(config)
         self._reader = LedgerReader(self._connections, pipeline)
-        self._begin(cut or Cut(topic_id=_NO_TOPIC))
+        self._end = -1
+        self._cutter = Cutter(unit, cut or Cut(topic_id=_NO_TOPIC))
+        self._next = self._cutter.cut.offset + 1
 
     def close(self) -> None:
         """Close the connections."""
@@ -75,9 +77,9 @@ class LedgerFollower:
         return ranges
 
     def _begin(self, cut: Cut) -> None:
-        self._end: int = -1
-        self._cutter: Cutter = Cutter(self.unit, cut)
-        self._next: int = cut.offset + 1
+        self._end = -1
+        self._cutter = Cutter(self.unit, cut)
+        self._next = cut.offset + 1
 
     def _commits(self) -> Iterator[tuple[int, CommitRecord]]:
         for offset, record in self._reader.records(self._next):

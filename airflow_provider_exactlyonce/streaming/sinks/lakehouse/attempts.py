@@ -100,7 +100,8 @@ class Attempts:
         """
         notes = []
         for name in self._files.below(self._notes):
-            if name.endswith(_SUFFIX):
+            is_below = "/" in name.removeprefix(f"{self._notes}/")  # as the log of 0.1.0's file sink is
+            if name.endswith(_SUFFIX) and not is_below:
                 with suppress(FileNotFoundError):  # a run that lives has just removed it
                     notes.append(AttemptNote.decoded(self._files.read(name), self._files.place(name)))
         return notes

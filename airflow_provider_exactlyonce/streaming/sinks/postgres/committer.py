@@ -22,6 +22,7 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
     invariant,
 )
+from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
 from airflow_provider_exactlyonce.streaming.sinks.postgres import staging
 from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import (
     AMBIGUOUS_KEY,
@@ -179,23 +180,14 @@ class PostgresCommitter(SinkCommitter):
         with translated_errors("auditing", str(self._table)):
             entries = staging.entries(self._session(), self._key)
             counted = self._rows_by_commit()
-        judged = 0
-        for commit in commits:
-            judged, entry = commit.commit, entries.get(commit.commit)
-            if entry is None:
-                yield f"commit {commit.commit}: {staging.SCHEMA}.commits has no entry of it for sink {self._sink.name}"
-            elif not entry.is_same_output(commit):
-                yield f"commit {commit.commit}: {staging.SCHEMA}.commits has {entry}, the pipeline's ledger {commit}"
-            elif counted is not None and counted.get(commit.commit, 0) != commit.rows:
-                yield (
-                    f"commit {commit.commit}: table {self._table} has {counted.get(commit.commit, 0)} rows of it, the "
-                    f"pipeline's ledger {commit.rows}"
-                )
-        yield from (
-            f"commit {number}: {staging.SCHEMA}.commits has it for sink {self._sink.name}, the pipeline's ledger not"
-            for number in sorted(entries)
-            if judged and number > judged + 1  # the next one may be under way
-        )
+
+        def count(commit: SinkEntry) -> str | None:
+            rows = commit.rows if counted is None else counted.get(commit.commit, 0)
+            if rows == commit.rows:
+                return None
+            return f"table {self._table} has {rows} rows of it, the pipeline's ledger {commit.rows}"
+
+        return compare(entries, commits, f"{staging.SCHEMA}.commits of sink {self._sink.name}", check=count)
 
     @override
     def close(self) -> None:

@@ -243,15 +243,7 @@ class Run:
             )
 
     def _check_ledger(self, tail: LedgerTail | None) -> None:
-        check_start(
-            pipeline=self.pipeline,
-            home_path=str(self.home.path),
-            home_id=self.home.identity(),
-            home_pipeline=self.home.pipeline(),
-            lineage=self.home.current(),
-            tail=tail,
-            accept_home=self.options.accept_home,
-        )
+        check_start(self.home, self.pipeline, tail, accept_home=self.options.accept_home)
 
     def _claim_until_settled(self, give_up: Callable[[], bool] = lambda: False) -> None:
         for attempt in range(1, _CLAIM_TRIES + 1):

@@ -34,26 +34,17 @@ class HomeMismatch:
         return self.name in ("lineage-abandoned", "lineage-not-current")
 
 
-def check_start(
-    *,
-    pipeline: str,
-    home_path: str,
-    home_id: str | None,
-    home_pipeline: str | None,
-    lineage: Lineage | None,
-    tail: LedgerTail | None,
-    accept_home: bool,
-) -> None:
+def check_start(home: Home, pipeline: str, tail: LedgerTail | None, *, accept_home: bool = False) -> None:
     """Check that this home and this ledger belong together; see :func:`misfit`.
 
     :raises RefusedError: with the reason and what to do
     """
     mismatch = misfit(
         pipeline=pipeline,
-        home_path=home_path,
-        home_id=home_id,
-        home_pipeline=home_pipeline,
-        lineage=lineage,
+        home_path=str(home.path),
+        home_id=home.identity(),
+        home_pipeline=home.pipeline(),
+        lineage=home.current(),
         tail=tail,
         accept_home=accept_home,
     )

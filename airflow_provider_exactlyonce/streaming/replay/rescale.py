@@ -133,15 +133,7 @@ def _ground(home: Home, pipeline: str, config: Mapping[str, Any], reader: Ledger
         raise RefusedError(
             f"pipeline {pipeline} has never been started on this cluster: start it with --conf {PARTITIONS}=N"
         )
-    check_start(
-        pipeline=pipeline,
-        home_path=str(home.path),
-        home_id=home.identity(),
-        home_pipeline=home.pipeline(),
-        lineage=lineage,
-        tail=tail,
-        accept_home=False,
-    )
+    check_start(home, pipeline, tail)
     checkpoint = Checkpoint(home.checkpoint(lineage.id))
     restart = decide(checkpoint, Savepoints(home.savepoints), lineage, tail.place.commit)
     if restart.source is not RestartSource.CHECKPOINT:

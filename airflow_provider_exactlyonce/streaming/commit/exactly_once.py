@@ -15,6 +15,7 @@ from airflow_provider_exactlyonce.exceptions import BatchFailedError, invariant
 from airflow_provider_exactlyonce.kafka.compression import Compression
 from airflow_provider_exactlyonce.ledger.records import SinkRange
 from airflow_provider_exactlyonce.streaming.analysis import logical_plans
+from airflow_provider_exactlyonce.streaming.commit import write_stage
 from airflow_provider_exactlyonce.streaming.commit.arrow_batching import BatchSizer, BatchStats
 from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt
 from airflow_provider_exactlyonce.streaming.commit.batch_writer import BatchWriter, Sums
@@ -27,8 +28,6 @@ from airflow_provider_exactlyonce.streaming.spark import errors, typed_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from airflow_provider_exactlyonce.streaming.commit import write_stage
 
 _GRANT_TIMEOUT_SECONDS: Final = 150.0  # a grant spans two requests, each of which may be repeated for a minute
 
@@ -47,8 +46,6 @@ class TransactionalWriter(BatchWriter):
 
     @override
     def prepare(self, result: DataFrame) -> DataFrame:
-        from airflow_provider_exactlyonce.streaming.commit import write_stage
-
         self._arrow_rows.plan(result.sparkSession, runs_python=logical_plans.runs_python(result))
         rows, tasks = self._attempt.routes.of(result), self._attempt.others.tasks()
         if self._definition is None:
@@ -86,16 +83,15 @@ class TransactionalWriter(BatchWriter):
 
     @override
     def sums(self) -> Sums:
-        aside = {self._attempt.options.late.topic, self._definition.bad_topic if self._definition else None}
-        good = [written for topic, ranges in self._ranges.items() if topic not in aside for written in ranges.values()]
-        bad = [
-            written
-            for topic, ranges in self._ranges.items()
-            if self._attempt.is_bad(topic)
-            for written in ranges.values()
-        ]
-        digest = sum(written.digest for written in good) % 2**64
-        return Sums(rows=sum(written.rows for written in good), digest=digest, bad=sum(written.rows for written in bad))
+        rows = digest = bad = 0
+        for topic, ranges in self._ranges.items():
+            for written in ranges.values():
+                if self._attempt.is_bad(topic):
+                    bad += written.rows
+                elif topic != self._attempt.options.late.topic:
+                    rows += written.rows
+                    digest = (digest + written.digest) % 2**64
+        return Sums(rows=rows, digest=digest, bad=bad)
 
     def _write_to_all(self, frame: DataFrame, tag: str) -> None:
         with SequencerServer(
@@ -113,10 +109,7 @@ class TransactionalWriter(BatchWriter):
         self._check_late_topic()
 
     def _check_late_topic(self) -> None:
-        """Check that as many late rows were written as were left out.
-
-        :raises BatchFailedError: when they are others
-        """
+        """Check that as many late rows were written as were left out."""
         topic, counts = self._attempt.options.late.topic, self._attempt.counts
         if topic is None or counts is None:
             return
@@ -138,9 +131,6 @@ class TransactionalWriter(BatchWriter):
         self._attempt.judge_late_rows()
 
     def _write_task(self, address: Address) -> write_stage.WriteTask:
-        """Return what the tasks of this batch attempt need to know."""
-        from airflow_provider_exactlyonce.streaming.commit import write_stage
-
         invariant(self._definition is not None, "there is a Kafka sink")
         return write_stage.WriteTask(
             settings=self._writer_settings(self._definition),  # type: ignore[arg-type]
@@ -150,8 +140,6 @@ class TransactionalWriter(BatchWriter):
         )
 
     def _writer_settings(self, definition: KafkaSink) -> write_stage.WriterSettings:
-        from airflow_provider_exactlyonce.streaming.commit import write_stage
-
         return write_stage.WriterSettings(
             config=self._attempt.run.options.config,
             sequencer_key=self._attempt.listener.key,
@@ -162,7 +150,6 @@ class TransactionalWriter(BatchWriter):
 
     @override
     def recompute(self, frame: DataFrame) -> tuple[int, int]:
-        """Run the plan without writing to Kafka; returns rows and digest of its share."""
         answers = self._run_job(frame, f"exactlyonce-{uuid.uuid4()}")
         sums = [share for answer in answers for place, share in answer.items() if not self._attempt.is_bad(place.topic)]
         return sum(rows for rows, _ in sums), sum(digest for _, digest in sums) % 2**64
@@ -171,9 +158,6 @@ class TransactionalWriter(BatchWriter):
         frame.sparkSession.sparkContext.cancelJobsWithTag(tag)
 
     def _run_tasks(self, frame: DataFrame, server: SequencerServer, tag: str) -> list[_Answer]:
-        """Run the stage that writes; returns the answer of each task."""
-        from airflow_provider_exactlyonce.streaming.commit import write_stage
-
         def described(task: write_stage.WriteTask) -> str:
             return write_stage.describe(task, server.attempt)
 
@@ -204,8 +188,6 @@ class TransactionalWriter(BatchWriter):
         :param attempt: what they are told of the batch attempt in Kafka, None to write nothing there
         :param reason: why they were cancelled, None when they were not
         """
-        from airflow_provider_exactlyonce.streaming.commit import write_stage
-
         context = stage.sparkSession.sparkContext
         context.addJobTag(tag)
         self._arrow_rows.apply(stage.sparkSession)

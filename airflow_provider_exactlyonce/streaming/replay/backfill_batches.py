@@ -16,7 +16,6 @@ from airflow_provider_exactlyonce.streaming.commit.batch_transaction import Batc
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.commit.run import Run
 from airflow_provider_exactlyonce.streaming.replay.backfill_steps import BackfillSteps
-from airflow_provider_exactlyonce.streaming.spark import typed_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -92,7 +91,7 @@ class BackfillBatches:
             self._coordinator.process(frame, number)
             self._steps.finish(number)
             return
-        rows, digest = self._recompute(frame)
+        rows, digest = self._sink.recompute(frame)
         if written is not None:
             self._check_written(number, written, rows, digest)
         elif step.emits:
@@ -105,15 +104,6 @@ class BackfillBatches:
         newest = self._run.tail.place.commit
         if self._run.lineage.commit_of(number) != newest + 1:
             self._run.rebase(number - 1, newest)
-
-    def _recompute(self, frame: DataFrame) -> tuple[int, int]:
-        try:
-            return self._sink.recompute(frame)
-        except Exception as error:
-            known = typed_errors.find(str(error))
-            if known is not None:
-                raise known from error
-            raise
 
     def _compare(self, number: int, step: BackfillStep, rows: int, digest: int) -> None:
         """Note whether a batch of the range gives what was delivered."""

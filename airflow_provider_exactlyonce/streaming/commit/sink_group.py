@@ -168,8 +168,6 @@ class SinkGroup:
 
         :raises BatchFailedError: when a task has not written what it was asked to
         """
-        if not self._committers:
-            return
         attempted = self._open()
         for name in self._committers:
             parts = [answer[name] for answer in answers]
@@ -207,8 +205,6 @@ class SinkGroup:
 
         :raises BatchFailedError: abort next
         """
-        if not self._committers:
-            return
         for name, results in self._open().results.items():
             with answering(f"sink {name}, pre-commit of commit {self._open().commit}"):
                 self._committers[name].pre_commit(results)
@@ -221,8 +217,6 @@ class SinkGroup:
         :raises BatchFailedError: when one has not committed; those before it have
         :raises CommitUnknownError: nobody knows whether one has; claim next
         """
-        if not self._committers:
-            return
         attempted = self._open()
         for name in list(attempted.writing):
             entry = self._entry(name)

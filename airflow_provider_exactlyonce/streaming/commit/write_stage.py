@@ -322,10 +322,7 @@ def _encode(
 
 
 def _timestamps(rows: pa.RecordBatch, target: TopicFacts) -> int | NDArray[np.int64]:
-    """Return the rows' own timestamps, and the present for those without.
-
-    :raises RecordRefusedError: when the topic takes only timestamps nearer to the present; the text is marked
-    """
+    """Return the rows' own timestamps, and the present for those without."""
     now = int(time.time() * 1000)
     if "timestamp" not in rows.schema.names:
         return now

@@ -15,7 +15,6 @@ from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics, TopicPattern
 from airflow_provider_exactlyonce.state import ddl
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import mark
-from airflow_provider_exactlyonce.streaming.job.json_values import JsonValues
 from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
 
 if TYPE_CHECKING:
@@ -221,6 +220,7 @@ class KafkaSource:
         """
         from pyspark.sql import functions as F
 
+        from airflow_provider_exactlyonce.streaming.job.json_values import JsonValues
         from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import HEADERS_TYPE, origin_headers
 
         if self.value_format is None:
@@ -276,6 +276,8 @@ class KafkaSource:
         :param records: a frame with Spark's Kafka columns
         :param leave_out_bad: leave out records that do not fit, instead of raising
         """
+        from airflow_provider_exactlyonce.streaming.job.json_values import JsonValues
+
         if self.schema is None:
             return records
         if self.value_format is not None:

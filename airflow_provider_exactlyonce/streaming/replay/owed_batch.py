@@ -68,7 +68,7 @@ def plan(
     lines = [json.dumps(source.share(ends), separators=(",", ":")) for source in sources]
     header = {
         "batchWatermarkMs": _watermark(checkpoint, number, owed),
-        "batchTimestampMs": _timestamp(owed),
+        "batchTimestampMs": int(time.time() * 1000) if owed.batch_timestamp is None else owed.batch_timestamp,
         "conf": conf,
     }
     for batch in checkpoint.batches("offsets"):
@@ -125,7 +125,3 @@ def _watermark(checkpoint: Checkpoint, number: int, owed: SinkEntry) -> int:
         return owed.watermark
     done = checkpoint.commit(number - 1)
     return done.next_watermark if done is not None else 0
-
-
-def _timestamp(owed: SinkEntry) -> int:
-    return int(time.time() * 1000) if owed.batch_timestamp is None else owed.batch_timestamp

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError, invariant
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError, required
 from airflow_provider_exactlyonce.kafka.config import for_spark
 from airflow_provider_exactlyonce.ledger.records import SinkRange
 from airflow_provider_exactlyonce.streaming.analysis import feedback
 from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt
 from airflow_provider_exactlyonce.streaming.commit.batch_writer import BatchWriter, Sums
 from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
-from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from airflow_provider_exactlyonce.streaming.spark import typed_errors
 
 if TYPE_CHECKING:
@@ -43,9 +42,7 @@ class AtLeastOnceWriter(BatchWriter):
 
     def __init__(self, attempt: BatchAttempt, before_rows: Callable[[], None] = lambda: None) -> None:
         super().__init__(attempt)
-        definition = attempt.options.definition
-        invariant(definition is not None, "there is a Kafka sink")
-        self._definition: Final[KafkaSink] = definition  # type: ignore[assignment]
+        self._definition: Final = required(attempt.options.definition, "there is a Kafka sink")
         if self._definition.timestamp is not None:
             raise RefusedError(
                 f"KafkaSink(timestamp={self._definition.timestamp!r}): Spark's own sink, which writes with less than "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.exceptions import DivergedError, invariant
+from airflow_provider_exactlyonce.exceptions import DivergedError, required
 from airflow_provider_exactlyonce.kafka.transaction import SessionState
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.commit.at_least_once import AtLeastOnceWriter
@@ -66,8 +66,7 @@ class AtMostOnceSink(BatchTransaction):
 
     @override
     def pre_commit(self, started_milliseconds: int) -> CommitRecord:
-        invariant(self._recorded is not None, "a batch is recorded before it is written")
-        return self._recorded  # type: ignore[return-value]
+        return required(self._recorded, "a batch is recorded before it is written")
 
     @override
     def commit(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, invariant
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, required
 from airflow_provider_exactlyonce.kafka.compression import Compression
 from airflow_provider_exactlyonce.ledger.records import SinkRange
 from airflow_provider_exactlyonce.streaming.analysis import logical_plans
@@ -131,9 +131,8 @@ class TransactionalWriter(BatchWriter):
         self._attempt.judge_late_rows()
 
     def _write_task(self, address: Address) -> write_stage.WriteTask:
-        invariant(self._definition is not None, "there is a Kafka sink")
         return write_stage.WriteTask(
-            settings=self._writer_settings(self._definition),  # type: ignore[arg-type]
+            settings=self._writer_settings(required(self._definition, "there is a Kafka sink")),
             sequencer=address,
             producer=self._attempt.run.session.producer,
             targets=self._attempt.targets,

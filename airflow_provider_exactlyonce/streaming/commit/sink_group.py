@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.exceptions import (
     DivergedError,
     RefusedError,
     invariant,
+    required,
 )
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink
 from airflow_provider_exactlyonce.streaming.commit import row_router
@@ -264,8 +265,7 @@ class SinkGroup:
             committer.close()
 
     def _open(self) -> _Attempted:
-        invariant(self._attempted is not None, "a batch attempt is open")
-        return self._attempted  # type: ignore[return-value]
+        return required(self._attempted, "a batch attempt is open")
 
     def _has(self, name: str, commit: int) -> bool:
         entry = self._newest[name]

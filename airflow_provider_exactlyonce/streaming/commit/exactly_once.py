@@ -19,7 +19,6 @@ from airflow_provider_exactlyonce.streaming.commit import write_stage
 from airflow_provider_exactlyonce.streaming.commit.arrow_batching import BatchSizer, BatchStats
 from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt
 from airflow_provider_exactlyonce.streaming.commit.batch_writer import BatchWriter, Sums
-from airflow_provider_exactlyonce.streaming.sequencer.client import Address
 from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, GrantedRange, TopicPartition
 from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
 from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
@@ -41,6 +40,7 @@ class TransactionalWriter(BatchWriter):
     def __init__(self, attempt: BatchAttempt) -> None:
         super().__init__(attempt)
         self._definition: Final = attempt.options.definition
+        self._settings: Final = None if self._definition is None else _writer_settings(attempt, self._definition)
         self._arrow_rows: Final = BatchSizer()
         self._ranges: dict[str, dict[int, SinkRange]] = {}
 
@@ -57,7 +57,7 @@ class TransactionalWriter(BatchWriter):
         )
         if self._attempt.options.mark is not None:
             records = columns.marked(records, self._attempt.options.mark)
-        return write_stage.write_stage(records, self._writer_settings(self._definition), tasks)
+        return write_stage.write_stage(records, self._settings, tasks)
 
     @override
     def begin(self) -> None:
@@ -130,23 +130,6 @@ class TransactionalWriter(BatchWriter):
             limit.cancel()
         self._attempt.judge_late_rows()
 
-    def _write_task(self, address: Address) -> write_stage.WriteTask:
-        return write_stage.WriteTask(
-            settings=self._writer_settings(required(self._definition, "there is a Kafka sink")),
-            sequencer=address,
-            producer=self._attempt.run.session.producer,
-            targets=self._attempt.targets,
-        )
-
-    def _writer_settings(self, definition: KafkaSink) -> write_stage.WriterSettings:
-        return write_stage.WriterSettings(
-            config=self._attempt.run.options.config,
-            sequencer_key=self._attempt.listener.key,
-            transactional_id=self._attempt.run.session.transactional_id,
-            topic=definition.topic,
-            compression=Compression(definition.compression, definition.compression_level),
-        )
-
     @override
     def recompute(self, frame: DataFrame) -> tuple[int, int]:
         answers = self._run_job(frame, f"exactlyonce-{uuid.uuid4()}")
@@ -160,7 +143,12 @@ class TransactionalWriter(BatchWriter):
         def described(task: write_stage.WriteTask) -> str:
             return write_stage.describe(task, server.attempt)
 
-        task = self._write_task(server.address)
+        task = write_stage.WriteTask(
+            settings=required(self._settings, "there is a Kafka sink"),
+            sequencer=server.address,
+            producer=self._attempt.run.session.producer,
+            targets=self._attempt.targets,
+        )
         answers = self._run_job(frame, tag, described(task), lambda: server.failure)
         self._attempt.count(frame, tag)
         self._attempt.judge_late_rows()
@@ -212,6 +200,16 @@ class TransactionalWriter(BatchWriter):
             {TopicPartition(topic, place): (rows, digest) for topic, place, rows, digest in report["kafka"]}
             for report in reports
         ]
+
+
+def _writer_settings(attempt: BatchAttempt, definition: KafkaSink) -> write_stage.WriterSettings:
+    return write_stage.WriterSettings(
+        config=attempt.run.options.config,
+        sequencer_key=attempt.listener.key,
+        transactional_id=attempt.run.session.transactional_id,
+        topic=definition.topic,
+        compression=Compression(definition.compression, definition.compression_level),
+    )
 
 
 def _agreed(written: Mapping[TopicPartition, GrantedRange], answers: list[_Answer]) -> dict[str, dict[int, SinkRange]]:

@@ -221,7 +221,7 @@ class KafkaSource:
         from pyspark.sql import functions as F
 
         from airflow_provider_exactlyonce.streaming.job.json_values import JsonValues
-        from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import HEADERS_TYPE, origin_headers
+        from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import followed_by, origin_headers
 
         if self.value_format is None:
             values = JsonValues(self._struct())
@@ -229,8 +229,7 @@ class KafkaSource:
         else:
             bad, reason = self._encoded_values(self.value_format).misfits(records), F.col("reason")
         origin = F.concat(F.concat_ws("-", "topic", "partition"), F.lit(" offset "), "offset")
-        headers = F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), origin_headers(origin, reason))
-        return bad.select("key", "value", headers.alias("headers"))
+        return bad.select("key", "value", followed_by(origin_headers(origin, reason)).alias("headers"))
 
     @property
     def may_lose(self) -> bool:

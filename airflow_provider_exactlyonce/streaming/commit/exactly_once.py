@@ -19,6 +19,7 @@ from airflow_provider_exactlyonce.streaming.commit import write_stage
 from airflow_provider_exactlyonce.streaming.commit.arrow_batching import BatchSizer, BatchStats
 from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt
 from airflow_provider_exactlyonce.streaming.commit.batch_writer import BatchWriter, Sums
+from airflow_provider_exactlyonce.streaming.sequencer.client import Address
 from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, GrantedRange, TopicPartition
 from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
 from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
@@ -130,6 +131,14 @@ class TransactionalWriter(BatchWriter):
             limit.cancel()
         self._attempt.judge_late_rows()
 
+    def _write_task(self, address: Address) -> write_stage.WriteTask:
+        return write_stage.WriteTask(
+            settings=required(self._settings, "there is a Kafka sink"),
+            sequencer=address,
+            producer=self._attempt.run.session.producer,
+            targets=self._attempt.targets,
+        )
+
     @override
     def recompute(self, frame: DataFrame) -> tuple[int, int]:
         answers = self._run_job(frame, f"exactlyonce-{uuid.uuid4()}")
@@ -143,12 +152,7 @@ class TransactionalWriter(BatchWriter):
         def described(task: write_stage.WriteTask) -> str:
             return write_stage.describe(task, server.attempt)
 
-        task = write_stage.WriteTask(
-            settings=required(self._settings, "there is a Kafka sink"),
-            sequencer=server.address,
-            producer=self._attempt.run.session.producer,
-            targets=self._attempt.targets,
-        )
+        task = self._write_task(server.address)
         answers = self._run_job(frame, tag, described(task), lambda: server.failure)
         self._attempt.count(frame, tag)
         self._attempt.judge_late_rows()

@@ -169,8 +169,8 @@ class SinkGroup:
 
         :raises BatchFailedError: when a task has not written what it was asked to
         """
-        attempted = self._open()
         for name in self._committers:
+            attempted = self._open()
             parts = [answer[name] for answer in answers]
             rows, digest = sum(rows for rows, _, _ in parts), sum(digest for _, digest, _ in parts) % 2**64
             attempted.sums[name] = OtherSink(rows=rows, digest=digest)

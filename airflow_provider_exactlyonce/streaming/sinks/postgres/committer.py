@@ -21,6 +21,7 @@ from airflow_provider_exactlyonce.exceptions import (
     RecordRefusedError,
     RefusedError,
     invariant,
+    required,
 )
 from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
 from airflow_provider_exactlyonce.streaming.sinks.postgres import staging
@@ -124,7 +125,7 @@ class PostgresCommitter(SinkCommitter):
 
         :raises FencedError: when a higher run has claimed the sink
         """
-        attempt = self._open_attempt()
+        attempt = required(self._attempt, "an attempt is open")
         connection, what = self._session(), f"commit {attempt.commit}"
         rows = sum(of["rows"] for of in written)
         try:
@@ -304,7 +305,3 @@ class PostgresCommitter(SinkCommitter):
             still_written = staging.drop_stages(self._session(), self._key, self._run)
         if still_written:
             log.info("still written to, and dropped later: %s", ", ".join(still_written))
-
-    def _open_attempt(self) -> SinkAttempt:
-        invariant(self._attempt is not None, "an attempt is open")
-        return self._attempt  # type: ignore[return-value]

@@ -222,10 +222,7 @@ class UpsertCommitter(SinkCommitter):
             yield connection
 
     def _lock(self, connection: sa.Connection) -> None:
-        """Lock the claim until the transaction's end, with an update that changes nothing.
-
-        :raises FencedError: when a higher run has it
-        """
+        """Lock the claim until the transaction's end, with an update that changes nothing."""
         claim = CLAIMS.update().filter_by(**self._key).values(run=CLAIMS.c.run)
         if connection.execute(claim).rowcount == 0:
             connection.execute(CLAIMS.insert(), {**self._key, "run": 0})

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import unquote
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
@@ -48,6 +48,9 @@ class DeltaLog:
     :param path: an absolute path, or a URL of delta-rs
     :param options: what delta-rs needs to know of the store
     """
+
+    #: None of the errors of delta-rs says for sure that nothing was written.
+    REFUSALS: ClassVar[tuple[type[Exception], ...]] = ()
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
         self._path: Final = path
@@ -204,10 +207,6 @@ class DeltaLog:
     def has_passed(self, version: int) -> bool:
         """Tell whether a version was written after one: it is somebody's then, and nobody else writes it."""
         return self.version > version
-
-    def is_refusal(self, error: Exception) -> bool:
-        """Tell whether an error says that nothing was written: none of delta-rs does for sure."""
-        return False
 
 
 def _fields(added: pa.Table, name: str) -> dict[str, pa.ChunkedArray]:

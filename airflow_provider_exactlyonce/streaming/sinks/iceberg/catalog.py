@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import (
@@ -53,6 +53,9 @@ class IcebergTable:
     :param name: the catalog's, the namespace's and the table's, with dots
     :param properties: of the catalog
     """
+
+    #: The catalog has answered that it has not committed, this time.
+    REFUSALS: ClassVar[tuple[type[Exception], ...]] = (CommitFailedException,)
 
     def __init__(self, name: str, properties: Mapping[str, str]) -> None:
         self._catalog_name, _, identifier = name.partition(".")
@@ -116,10 +119,6 @@ class IcebergTable:
     def has_passed(self, version: int | None) -> bool:
         """Tell whether main's newest snapshot is another than one: on that one nobody writes any more."""
         return self.version != version
-
-    def is_refusal(self, error: Exception) -> bool:
-        """Tell whether the catalog has answered that it has not committed, this time."""
-        return isinstance(error, CommitFailedException)
 
     def keep_after(self, version: int | None) -> None:
         """Make what was last written outlive a loss of power."""

@@ -362,7 +362,7 @@ class TableCommitter(SinkCommitter):
                 # Refused is no "no" yet: of a request that was repeated on its way, the first may still be carried out.
                 # But after one version one other follows, so a next try after the same one doubles nothing.
                 in_doubt = not self._table.has_passed(version)
-                if in_doubt and not self._table.is_refusal(error):
+                if in_doubt and not isinstance(error, self._table.REFUSALS):
                     raise CommitUnknownError(
                         f"{what}: the {self.VERSION} of {self._sink.where} after {version} may be written or not: "
                         f"{type(error).__name__}: {error}"

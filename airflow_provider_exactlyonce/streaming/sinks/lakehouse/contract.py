@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import Committed
 
 
 class Table(Protocol):
-    """One table, as it was when it was last looked at."""
+    """One table, as it was when it was last looked at.
+
+    :cvar REFUSALS: errors of a write that say that this time it was not carried out
+    """
+
+    REFUSALS: ClassVar[tuple[type[Exception], ...]]
 
     @property
     def version(self) -> Any:
@@ -25,9 +30,6 @@ class Table(Protocol):
 
     def keep_after(self, version: Any) -> None:
         """Make what was written after a version outlive a loss of power."""
-
-    def is_refusal(self, error: Exception) -> bool:
-        """Tell whether an error of a write says that this time it was not carried out."""
 
 
 class Ledger(Protocol):

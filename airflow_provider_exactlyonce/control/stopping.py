@@ -1,8 +1,8 @@
 """Stops a driver: asks it under a name, so that it is asked once; and by force: waits, then SIGTERM, then SIGKILL.
 
-The force runs as a process of its own
-(``python -m airflow_provider_exactlyonce.control.stopping HOME TOKEN SECONDS REASON``), because Airflow gives a killed
-task about ten seconds before it kills its process: too short for a batch to end.
+The force runs as a process of its own (``python -m airflow_provider_exactlyonce.control.stopping TOKEN SECONDS``),
+because Airflow gives a killed task about ten seconds before it kills its process: too short for a batch to end. It
+needs no home, and works while the home's file system does not answer.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ def ask_and_enforce(home: Home, token: str, *, reason: str, timeout_seconds: flo
     :param timeout_seconds: how long it may take to end its batch before it gets SIGTERM
     """
     requests.request_stop(home, token, reason=reason)
+    _enforce(token, timeout_seconds)
+
+
+def _enforce(token: str, timeout_seconds: float) -> None:
     driver = processes.leader(token)
     if driver is None:
         return
@@ -52,14 +56,17 @@ def ask_and_enforce(home: Home, token: str, *, reason: str, timeout_seconds: flo
 
 
 def detach(home: Home, token: str, *, reason: str, timeout_seconds: float) -> None:
-    """Do :func:`ask_and_enforce` in a process that outlives this one; returns as soon as the driver is asked."""
-    requests.request_stop(home, token, reason=reason)  # at once: the process below needs a moment to start
-    command = [sys.executable, "-m", __name__, str(home.path), token, str(timeout_seconds), reason]
+    """Do :func:`ask_and_enforce`, the force in a process that outlives this one; returns when the driver is asked.
+
+    :raises OSError: when nobody knows whether it was asked; the force comes in any case
+    """
+    command = [sys.executable, "-m", __name__, token, str(timeout_seconds)]
     null = [(os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_RDWR, 0) for descriptor in (0, 1, 2)]
     child = os.posix_spawn(sys.executable, command, os.environ, file_actions=null, setsid=True)
     # A triggerer lives for months, and each task that is killed in it would leave a zombie. Not threading.Thread: this
     # is called in signal handlers, too, and what they have interrupted may hold its lock.
     _thread.start_new_thread(_reap, (child,))
+    requests.request_stop(home, token, reason=reason)
 
 
 def stop_and_wait(home: Home, driver: DriverProcess, *, reason: str, timeout_seconds: float) -> None:
@@ -165,5 +172,5 @@ class StopRequest:
 
 
 if __name__ == "__main__":
-    _location, _token, _seconds, _reason = sys.argv[1:]
-    ask_and_enforce(Home(_location), _token, reason=_reason, timeout_seconds=float(_seconds))
+    _token, _seconds = sys.argv[1:]
+    _enforce(_token, float(_seconds))

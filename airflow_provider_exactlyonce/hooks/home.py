@@ -7,9 +7,31 @@ from typing import TYPE_CHECKING
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.requests import TaskRequest
 from airflow_provider_exactlyonce.exceptions import RefusedError, UnknownPipelineError
+from airflow_provider_exactlyonce.hooks import object_storage
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+
+def home_at(checkpoint: str) -> Home:
+    """Return the home that a user has named.
+
+    :param checkpoint: a local path, a ``file:`` URI, or ``s3://CONN_ID@BUCKET/PATH``
+    :raises RefusedError: when it is of another kind, or the connection can't be used
+    :raises AirflowNotFoundException: when there is no such connection
+    """
+    conn_id, url = object_storage.split(checkpoint)
+    return Home(url) if conn_id is None else Home(checkpoint, object_storage.open_place(conn_id, url))
+
+
+def check(checkpoint: str) -> None:
+    """Check how a home is named; asks nobody.
+
+    :raises RefusedError: when it is no name of one
+    """
+    conn_id, url = object_storage.split(checkpoint)
+    if conn_id is None:
+        Home(url)
 
 
 def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) -> tuple[Home, str]:
@@ -17,7 +39,7 @@ def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) ->
 
     :param kafka_conn_id: connection of type ``kafka``, asked for the ledger when only the pipeline is named
     :param pipeline: its name
-    :param checkpoint: its home, a local path or a ``file:`` URI
+    :param checkpoint: its home, as :func:`home_at` takes it
     :raises UnknownPipelineError: when there is no such home
     :raises RefusedError: when it is another pipeline's
     :raises ExactlyOnceError: when the cluster does not answer
@@ -29,7 +51,7 @@ def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) ->
         if pipeline is None:
             raise RefusedError("neither pipeline nor checkpoint is given")
         return Home(home_path(client_config(kafka_conn_id), pipeline)), pipeline
-    home = Home(checkpoint)
+    home = home_at(checkpoint)
     owner = home.pipeline()
     if owner is None:
         raise UnknownPipelineError(f"checkpoint={checkpoint!r} is no home of a pipeline; its first driver makes it one")

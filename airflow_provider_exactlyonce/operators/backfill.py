@@ -143,12 +143,11 @@ class BackfillPipelineOperator(StreamingPipelineOperator):
         :raises RefusedError: when the request can't be, or the pipeline is unknown
         """
         from airflow_provider_exactlyonce.backfill import workspace
-        from airflow_provider_exactlyonce.control.home import Home
         from airflow_provider_exactlyonce.hooks import home
 
         request = self._request(context)
         if self.pipeline and self.checkpoint:
-            return workspace.make(Home(self.checkpoint), self.pipeline, request)
+            return workspace.make(home.home_at(self.checkpoint), self.pipeline, request)
         pipelines_home, pipeline = home.find(
             self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint or None
         )

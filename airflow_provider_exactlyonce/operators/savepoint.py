@@ -116,7 +116,7 @@ class _AskingOperator(_PipelineOperator):
     def _defer(self, home: Home, wait: WaitCondition, deadline: float) -> NoReturn:
         self.defer(
             trigger=DriverTrigger(
-                home=str(home.path),
+                home=home.location,
                 token=wait.token,
                 request=wait.request,
                 poll_interval=arguments.seconds(self.poll_interval),

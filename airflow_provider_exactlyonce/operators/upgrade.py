@@ -91,7 +91,7 @@ class _PlanOperator(DriverOperator):
         deadline = time.time() + wait.seconds
         self.defer(
             trigger=UpgradeTrigger(
-                home=str(home.path),
+                home=home.location,
                 token=wait.token,
                 request=wait.request,
                 commits=wait.commits,

@@ -16,6 +16,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from upath import UPath
+
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import lease, requests, status
 from airflow_provider_exactlyonce.control.home import Home
@@ -128,12 +130,12 @@ class Driver:
 
     def note(self, event: str) -> None:
         line = {"run": self.run, "event": event, "at": time.time(), "token": self.token, "pid": os.getpid()}
-        with (self.home.control / "notes.jsonl").open("a") as file:
+        with (self.home.here / "notes.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 
 def go_file(home: Home, run: int) -> Path:
-    return home.path / f"go-{run}"
+    return home.here / f"go-{run}"
 
 
 def let_go(home: Home, run: int = 1) -> None:
@@ -142,11 +144,12 @@ def let_go(home: Home, run: int = 1) -> None:
 
 
 def main() -> None:
-    home = Home(sys.argv[sys.argv.index("--home") + 1])
+    location = sys.argv[sys.argv.index("--home") + 1]
+    home = Home(location, UPath(location)) if location.startswith("s3:") else Home(location)  # type: ignore[arg-type]
     plans = sys.argv[sys.argv.index("--until") + 2 :]
     plans = plans[2:] if plans[:1] == ["--goal"] else plans
     plans = plans[1:] if plans[:1] == ["--backfill"] else plans
-    notes = home.control / "notes.jsonl"
+    notes = home.here / "notes.jsonl"
     starts = notes.read_text().count('"started"') if notes.exists() else 0
     driver = Driver(home, run=starts + 1)
     driver.note("started")

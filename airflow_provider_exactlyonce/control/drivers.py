@@ -44,7 +44,7 @@ class RunningDriver:
 def find(home: Home) -> RunningDriver | None:
     """Return the driver that runs a pipeline or is being started, None when there is certainly none.
 
-    Takes up to :data:`~airflow_provider_exactlyonce.control.lease.STALE_SECONDS`.
+    Takes up to :func:`~airflow_provider_exactlyonce.control.lease.stale_seconds`.
     """
     held, life = leases.observe(home.lease)
     intent = intents.read(home.intent)

@@ -124,6 +124,14 @@ class Home:
     def __repr__(self) -> str:
         return f"Home({str(self.path)!r})"
 
+    def look_every(self, seconds: float, *, reads: int = 1) -> float:
+        """Return how often a watcher looks at the home.
+
+        :param seconds: how often it would like to
+        :param reads: how many documents one look reads
+        """
+        return max(seconds, reads * store_of(self.path).seconds_per_read)
+
     def check_can_be_made(self) -> None:
         """Check that the directory can be made, or written to; leaves nothing there.
 

@@ -226,19 +226,34 @@ def life(lease: Lease | None, *, now: float | None = None) -> Life:
     return Life.STALE if silence > STALE_SECONDS else Life.ALIVE
 
 
+def stale_seconds(path: Path) -> float:
+    """Return after how long without a heartbeat the holder of a lease counts as silent."""
+    return max(STALE_SECONDS, store_of(path).silence_seconds)
+
+
 class HeartbeatMonitor:
     """Whether the holder of a lease beats, by our clock: its host may have another.
 
     :param token: its start token
+    :param path: the lease
     """
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, path: Path) -> None:
         self._token: Final = token
+        self._path: Final = path
         self._heartbeat = 0.0
         self._heard = time.monotonic()
 
-    def life(self, lease: Lease | None) -> Life:
-        """Return what the lease, just read, says of the holder; without a lease of its own it is none."""
+    def look(self) -> Life:
+        """Read the lease and return what it says of the holder; without a lease of its own it is none.
+
+        :raises OSError: when the file system does not tell; that silence is not counted as the holder's
+        """
+        try:
+            lease = read(self._path)
+        except OSError:
+            self._heard = time.monotonic()
+            raise
         if lease is None or lease.token != self._token:
             self._heard = time.monotonic()
             return Life.NONE
@@ -246,16 +261,16 @@ class HeartbeatMonitor:
             return Life.DEAD
         if lease.heartbeat != self._heartbeat:
             self._heartbeat, self._heard = lease.heartbeat, time.monotonic()
-        return Life.STALE if time.monotonic() - self._heard > STALE_SECONDS else Life.ALIVE
+        return Life.STALE if time.monotonic() - self._heard > stale_seconds(self._path) else Life.ALIVE
 
 
 def observe(path: Path, *, poll_seconds: float = 0.2) -> tuple[Lease | None, Life]:
     """Watch the lease until its holder's life is certain: it beats, has ended, or stays silent.
 
     Clocks of other hosts don't matter: what counts is that the heartbeat changes. Takes less than
-    :data:`HEARTBEAT_SECONDS` for a healthy holder, :data:`STALE_SECONDS` for a silent one.
+    :data:`HEARTBEAT_SECONDS` for a healthy holder, :func:`stale_seconds` for a silent one.
     """
-    first = read(path)
+    first, pause = read(path), max(poll_seconds, store_of(path).seconds_per_read / 5)
 
     def certain() -> tuple[Lease | None, Life] | None:
         lease = read(path)
@@ -266,7 +281,7 @@ def observe(path: Path, *, poll_seconds: float = 0.2) -> tuple[Lease | None, Lif
         moved = first is None or (lease.token, lease.heartbeat) != (first.token, first.heartbeat)
         return (lease, Life.ALIVE) if moved else None
 
-    return poll_until(certain, seconds=STALE_SECONDS, poll_seconds=poll_seconds) or (first, Life.STALE)
+    return poll_until(certain, seconds=stale_seconds(path), poll_seconds=pause) or (first, Life.STALE)
 
 
 def check_stopped(path: Path, pipeline: str) -> Lease | None:

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
@@ -21,6 +22,7 @@ from airflow_provider_exactlyonce.control import intent as intents
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.processes import DriverProcess, RemoteDriver
 from airflow_provider_exactlyonce.polling import poll_until
+from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError, is_no_answer
 
 #: How long a driver has between SIGTERM and SIGKILL.
 TERM_SECONDS: Final = 10.0
@@ -75,11 +77,23 @@ def stop_and_wait(home: Home, driver: DriverProcess, *, reason: str, timeout_sec
     :param timeout_seconds: how long it may take to end its batch before it gets SIGTERM
     """
     _log.info("asking the driver to stop: %s", reason)
-    detach(home, driver.token, reason=reason, timeout_seconds=timeout_seconds)
+    with as_far_as_answered():
+        detach(home, driver.token, reason=reason, timeout_seconds=timeout_seconds)
     allowed = timeout_seconds + TERM_SECONDS + EXIT_GRACE_SECONDS
     if not poll_until(lambda: _has_ended(driver), seconds=allowed, poll_seconds=POLL_SECONDS):
         driver.signal(signal.SIGKILL)  # the stopping process was killed, too, or can't reach it
         processes.kill_leftovers(driver.token)
+
+
+@contextlib.contextmanager
+def as_far_as_answered() -> Iterator[None]:
+    """Ask a driver of something, and go on when the home does not answer: it is stopped by a signal then."""
+    try:
+        yield
+    except (OSError, OutcomeUnknownError) as error:
+        if not is_no_answer(error):
+            raise
+        _log.warning("nobody knows whether the driver was asked: %s", error)
 
 
 def _has_ended(driver: DriverProcess) -> bool:

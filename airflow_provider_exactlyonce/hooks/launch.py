@@ -113,7 +113,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
     elif not isinstance(home.path, Path):
         raise RefusedError(
             f"connection {settings.conn_id} has deploy-mode cluster, and {home.path} is in a bucket: the driver would "
-            "find neither its passwords there nor the key to it. Use deploy-mode client, or a home on a mounted file system"
+            "find neither its passwords there nor the key to it. Use deploy-mode client, or a mounted file system"
         )
     else:
         remote = {

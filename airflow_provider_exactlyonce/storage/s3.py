@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 #: Name of the metadata that tells whose write it was.
 _MARK: Final = "exactlyonce-write"
+#: Seconds for a connection, and for an answer to a document: watchers wait for them.
+_PATIENCE: Final = {"connect_timeout": 5, "read_timeout": 15}
 #: How often a question is asked; it changes nothing.
 _ATTEMPTS: Final = 3
 #: Seconds before each try of a conditional request.
@@ -56,7 +58,7 @@ def open_store(system: S3FileSystem) -> S3Store:
     def client(attempts: int, **more: Any) -> S3FileSystem:
         options = {**system.storage_options, "use_listings_cache": False, "skip_instance_cache": True}
         retries = {"total_max_attempts": attempts, "mode": "standard"}
-        config = {**options.get("config_kwargs", {}), "retries": retries, **more}
+        config = {**_PATIENCE, **options.get("config_kwargs", {}), "retries": retries, **more}
         made = type(system)(**{**options, "config_kwargs": config})
         made.retries = 1  # of s3fs, around those
         return made
@@ -71,6 +73,8 @@ class S3Store(RemoteStore):
     :param once: the same, without repetition
     """
 
+    silence_seconds = 30.0  # a request that is not answered may take two thirds of it
+    seconds_per_read = 5.0
     remedy = (
         "Conditional writes (If-None-Match, If-Match) have to be supported by the server and allowed by the bucket's "
         "policy; `exactlyonce help homes` has the servers that were tested"

@@ -14,7 +14,8 @@ import pytest
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.hooks.home import home_at
 from tests import object_stores
-from tests.integration.operators.test_streaming import TaskInstance, calls, execute, operator  # noqa: F401
+from tests.integration.operators.test_streaming import calls as calls
+from tests.integration.operators.test_streaming import execute, operator
 
 # The clients of object stores have deprecations of their own.
 pytestmark = pytest.mark.filterwarnings("default")

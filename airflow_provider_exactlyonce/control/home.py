@@ -10,12 +10,15 @@
     <home>/lineages/<id>/jobs/            what the jobs that ran in it say of themselves, by version
     <home>/savepoints/<id>/               see checkpoint/savepoints.py
     <home>/control/lease.json, status.json, intent.json, commands/, logs/
+
+What a process writes by itself, its output, is on its host where the home is not on a mounted file system.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import tempfile
@@ -23,13 +26,12 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.opening import place_of, store_of
 
 SCHEMA: Final = 1
 
@@ -99,12 +101,14 @@ class Lineage(Rewritten):
 class Home:
     """Reads and writes the documents of one pipeline's home.
 
-    :param location: a local path or a ``file:`` URI
+    :param location: a local path, a ``file:`` URI, or ``s3://bucket/directory`` with the environment's credentials
+    :param place: where that is, when it takes more than the location to open it: it names an Airflow connection
     :raises RefusedError: when the location is of another kind
     """
 
-    def __init__(self, location: str | Path) -> None:
-        self.path: Final = _local_path(str(location))
+    def __init__(self, location: str | Path, place: Path | None = None) -> None:
+        self.path: Final = place_of(location) if place is None else place
+        self.location: Final = str(self.path if place is None else location)  # opens it again, in the same half
         self.lineages: Final = self.path / "lineages"
         self.control: Final = self.path / "control"
         self.lease: Final = self.control / "lease.json"
@@ -112,7 +116,8 @@ class Home:
         self.intent: Final = self.control / "intent.json"
         self.restarts: Final = self.control / "restarts.json"
         self.commands: Final = self.control / "commands"
-        self.logs: Final = self.control / "logs"
+        self.here: Final = self.control if isinstance(self.path, Path) else _kept_here(str(self.path))
+        self.logs: Final = self.here / "logs"
         self.savepoints: Final = self.path / "savepoints"
 
     def __repr__(self) -> str:
@@ -124,6 +129,12 @@ class Home:
         :raises RefusedError: when it can't, for good
         :raises ExactlyOnceError: when it can't now
         """
+        if not isinstance(self.path, Path):  # its directories need not be made
+            try:
+                self.identity()
+            except OSError as error:
+                raise self._can_not_be_made(self.path, error) from error
+            return
         place = self.path
         while not os.path.lexists(place):
             place = place.parent
@@ -137,7 +148,7 @@ class Home:
     def _can_not_be_made(self, place: Path, error: OSError) -> ExactlyOnceError:
         what = "written to" if place == self.path else f"made below {place}"
         kind = RefusedError if error.errno in _FOR_GOOD else ExactlyOnceError
-        return kind(f"home {self.path} can't be {what}: {error.strerror}; name another directory, or allow it")
+        return kind(f"home {self.path} can't be {what}: {error.strerror or error}; name another directory, or allow it")
 
     def identity(self) -> str | None:
         """Return the home's id, None when the directory is no home (yet)."""
@@ -239,8 +250,9 @@ def _whole(path: Path) -> dict[str, Any] | None:
     return body
 
 
-def _local_path(location: str) -> Path:
-    parts = urlsplit(location)
-    if parts.scheme not in ("", "file"):
-        raise RefusedError(f"checkpoint={location!r}: homes are local paths or file: URIs; {parts.scheme}: is not read")
-    return Path(parts.path if parts.scheme else location).expanduser().resolve()
+def _kept_here(location: str) -> Path:
+    """Return the directory of this host for the processes of a home that is elsewhere."""
+    # The XDG specification says to ignore a relative path.
+    state = os.environ.get("XDG_STATE_HOME", "")
+    state_home = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    return state_home / "exactlyonce" / hashlib.sha256(location.encode()).hexdigest()[:16]

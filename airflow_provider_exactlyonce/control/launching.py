@@ -52,7 +52,7 @@ def start(home: Home, launch: Launch, intent: Intent, *, announced: Callable[[],
             [part.replace(TOKEN_PLACEHOLDER, intent.token) for part in launch.command],
             token=intent.token,
             environment=launch.environment,
-            directory=home.control / "work",
+            directory=home.here / "work",
             log=Path(intent.log),
         )
     except (ExactlyOnceError, OSError):

@@ -116,7 +116,7 @@ def rescale(
             return Rescaled(before=partitions, partitions=partitions)
         _check_kind(ground, pipeline)
         lineages.remove_unfinished(home.lineages, hold)
-        session = spark or local_session("exactlyonce rescale")
+        session = spark or local_session("exactlyonce rescale", home.path)
         try:
             return _rescaled(home, hold, ground, reader, session, partitions, tell)
         finally:

@@ -73,9 +73,9 @@ class LocalStore(Store):
                 self.delete(place)
 
     def _check_unchanged(self, place: Path, version: str) -> None:
-        found = self.read(place)
-        if found is None or found.version != version:
-            raise ChangedError(f"{place} {'is gone' if found is None else 'was changed'} since it was read")
+        stored = self.read(place)
+        if stored is None or stored.version != version:
+            raise ChangedError(f"{place} {'is gone' if stored is None else 'was changed'} since it was read")
 
     @override
     @contextmanager
@@ -102,10 +102,10 @@ class LocalStore(Store):
     @override
     def facts(self, place: Path) -> Facts | None:
         try:
-            found = place.stat()
+            status = place.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return Facts(size=found.st_size, modified=found.st_mtime)
+        return Facts(size=status.st_size, modified=status.st_mtime)
 
     @override
     def copy(self, source: Path, target: Path, *, final: bool = False) -> None:

@@ -72,16 +72,16 @@ class MemoryStore(RemoteStore):
     @override
     def facts(self, place: Path) -> Facts | None:
         try:
-            found = self.system.info(path_of(place))
+            info = self.system.info(path_of(place))
         except FileNotFoundError:
             return None
-        return Facts(size=found["size"], modified=self.system.modified(path_of(place)).timestamp())
+        return Facts(size=info["size"], modified=self.system.modified(path_of(place)).timestamp())
 
     def _put(self, place: Path, content: bytes) -> str:
         self.system.pipe_file(path_of(place), content)
         return version_of(content)
 
     def _check_unchanged(self, place: Path, version: str) -> None:
-        found = self.read(place)
-        if found is None or found.version != version:
-            raise ChangedError(f"{place} {'is gone' if found is None else 'was changed'} since it was read")
+        stored = self.read(place)
+        if stored is None or stored.version != version:
+            raise ChangedError(f"{place} {'is gone' if stored is None else 'was changed'} since it was read")

@@ -23,7 +23,7 @@ import json
 import os
 import tempfile
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.storage.opening import place_of, store_of
+from airflow_provider_exactlyonce.storage.store import Stored
 
 SCHEMA: Final = 1
 
@@ -96,6 +97,18 @@ class Lineage(Rewritten):
     def commit_of(self, batch: int) -> int:
         """Return the commit that a batch is, or would be."""
         return self.base_commit + batch - self.base_batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pointer:
+    """The body of ``current``.
+
+    :param change: tells two that name one lineage apart
+    """
+
+    schema: int = SCHEMA
+    lineage: str
+    change: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 class Home:
@@ -186,8 +199,16 @@ class Home:
         return pointer is not None and pointer["lineage"] == lineage_id
 
     def use(self, lineage_id: str) -> None:
-        """Point ``current`` to a lineage that is whole."""
-        json_store.write(self.path / "current", {"schema": SCHEMA, "lineage": lineage_id})
+        """Point ``current`` to a lineage that is whole; whoever has read it before can't :meth:`switch` any more."""
+        json_store.overwrite(self.path / "current", _Pointer(lineage=lineage_id))
+
+    def switch(self, lineage_id: str, pointer: Stored | None) -> None:
+        """Point ``current`` to a lineage that is whole, unless it was written since.
+
+        :param pointer: as of when it was decided, None when there was none
+        :raises ChangedError: when it was
+        """
+        json_store.swap(self.path / "current", pointer, _Pointer(lineage=lineage_id))
 
     def checkpoint(self, lineage_id: str) -> Path:
         """Return Spark's checkpoint directory of a lineage."""
@@ -210,7 +231,7 @@ class Home:
         self.begin_checkpoint(lineage)
         self.remember(lineage)
         with contextlib.suppress(FileExistsError):
-            json_store.write(self.path / "current", {"schema": SCHEMA, "lineage": lineage.id}, exclusive=True)
+            json_store.write(self.path / "current", codec.dump(_Pointer(lineage=lineage.id)), exclusive=True)
         return self.current() or lineage
 
     def begin_checkpoint(self, lineage: Lineage) -> None:

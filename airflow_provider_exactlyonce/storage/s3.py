@@ -71,6 +71,7 @@ class S3Store(RemoteStore):
     :param once: the same, without repetition
     """
 
+    has_locks = False
     remedy = (
         "Conditional writes (If-None-Match, If-Match) have to be supported by the server and allowed by the bucket's "
         "policy; `exactlyonce help homes` has the servers that were tested"

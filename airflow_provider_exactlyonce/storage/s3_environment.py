@@ -27,7 +27,7 @@ def options_of_environment() -> dict[str, Any]:
 
 def hadoop_settings() -> dict[str, str]:
     """Return the same as settings of Hadoop."""
-    found = {"fs.s3a.input.stream.type": "classic"}  # Hadoop's default needs one more library
+    found = {"fs.s3a.input.stream.type": "classic"}  # the default needs further libraries
     if region := _region():
         found["fs.s3a.endpoint.region"] = region
     if endpoint := os.environ.get(_ENDPOINT):

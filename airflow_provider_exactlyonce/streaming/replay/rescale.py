@@ -8,7 +8,6 @@ read only.
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -238,7 +237,7 @@ def _rescaled(
         if now is None or (now.place, now.claim) != (ground.tail.place, ground.tail.claim):
             raise AlreadyRunningError(f"a driver of {reader.pipeline} has started meanwhile; stop it and try again")
     except BaseException:
-        shutil.rmtree(home.lineages / lineage.id)
+        lineages.remove(home.lineages / lineage.id)
         raise
     lineages.switch(home, lineage, hold)
     return Rescaled(

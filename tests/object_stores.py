@@ -28,6 +28,16 @@ def options(address: str) -> dict[str, Any]:
     return {"key": KEY, "secret": SECRET, "endpoint_url": address, "client_kwargs": {"region_name": "us-east-1"}}
 
 
+def environment(address: str) -> dict[str, str]:
+    """Return the variables by which a driver finds a server."""
+    return {
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": address,
+    }
+
+
 @contextmanager
 def moto() -> Iterator[str]:
     """Run the emulation in a process of its own; gives its address."""

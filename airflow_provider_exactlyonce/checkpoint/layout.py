@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.files import replacing
+from airflow_provider_exactlyonce.storage.opening import store_of
 
 _NO_OFFSET: Final = "-"
 
@@ -262,15 +261,22 @@ class Checkpoint:
 
     def remove(self, log: str, batch: int) -> None:
         """Remove an entry that isn't whole, with its checksum."""
-        (self.path / log / f".{batch}.crc").unlink(missing_ok=True)
-        (self.path / log / str(batch)).unlink(missing_ok=True)
+        remove_file(self.path / log / str(batch))
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a file by rename; Hadoop's checksum of what was there is dropped."""
-    path.parent.mkdir(exist_ok=True)
-    with replacing(path, durable=False) as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())  # before the checksum is dropped: what was there must not pass unchecked
-        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+def remove_file(file: Path) -> None:
+    """Remove a file with Hadoop's checksum of it."""
+    store = store_of(file)
+    store.delete(_note_of(file))
+    store.delete(file)
+
+
+def _replace(file: Path, text: str) -> None:
+    """Replace a file, and drop Hadoop's checksum of what was there."""
+    store = store_of(file)
+    store.delete(_note_of(file))
+    store.replace(file, text.encode())
+
+
+def _note_of(file: Path) -> Path:
+    return file.with_name(f".{file.name}.crc")

@@ -87,7 +87,7 @@ def restore(home: Home, pipeline: str, config: Mapping[str, Any], request: Resto
     :raises RefusedError: when the savepoint does not fit the ledger, or the replay would lack something
     :raises AlreadyRunningError: when a driver lives
     """
-    if request.to is not None and request.to.exists():
+    if request.to is not None and request.to.exists() and not lineages.is_unfinished(request.to):
         raise RefusedError(f"--to {request.to} exists already; name a directory that doesn't")
     old_lease, token = leases.check_stopped(home.lease, pipeline), f"restore-{uuid.uuid4()}"
     with leases.holding(home.lease, pipeline, token, old_lease) as hold, LedgerReader(config, pipeline) as reader:

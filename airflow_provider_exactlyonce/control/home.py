@@ -23,16 +23,16 @@ import json
 import os
 import tempfile
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.opening import place_of, store_of
+from airflow_provider_exactlyonce.storage.store import Stored
 
 SCHEMA: Final = 1
 
@@ -99,16 +99,28 @@ class Lineage(Rewritten):
         return self.base_commit + batch - self.base_batch
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Pointer:
+    """The body of ``current``.
+
+    :param change: tells two that name one lineage apart
+    """
+
+    schema: int = SCHEMA
+    lineage: str
+    change: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
 class Home:
     """Reads and writes the documents of one pipeline's home.
 
-    :param location: a local path or a ``file:`` URI
+    :param location: a local path, a ``file:`` URI, or ``s3://bucket/directory`` with the environment's credentials
     :param place: where that is, when it takes more than the location to open it: it names an Airflow connection
     :raises RefusedError: when the location is of another kind
     """
 
     def __init__(self, location: str | Path, place: Path | None = None) -> None:
-        self.path: Final = _local_path(str(location)) if place is None else place
+        self.path: Final = place_of(location) if place is None else place
         self.location: Final = str(self.path if place is None else location)  # opens it again, in the same half
         self.lineages: Final = self.path / "lineages"
         self.control: Final = self.path / "control"
@@ -195,8 +207,16 @@ class Home:
         return pointer is not None and pointer["lineage"] == lineage_id
 
     def use(self, lineage_id: str) -> None:
-        """Point ``current`` to a lineage that is whole."""
-        json_store.write(self.path / "current", {"schema": SCHEMA, "lineage": lineage_id})
+        """Point ``current`` to a lineage that is whole; whoever has read it before can't :meth:`switch` any more."""
+        json_store.overwrite(self.path / "current", _Pointer(lineage=lineage_id))
+
+    def switch(self, lineage_id: str, pointer: Stored | None) -> None:
+        """Point ``current`` to a lineage that is whole, unless it was written since.
+
+        :param pointer: as of when it was decided, None when there was none
+        :raises ChangedError: when it was
+        """
+        json_store.swap(self.path / "current", pointer, _Pointer(lineage=lineage_id))
 
     def checkpoint(self, lineage_id: str) -> Path:
         """Return Spark's checkpoint directory of a lineage."""
@@ -219,7 +239,7 @@ class Home:
         self.begin_checkpoint(lineage)
         self.remember(lineage)
         with contextlib.suppress(FileExistsError):
-            json_store.write(self.path / "current", {"schema": SCHEMA, "lineage": lineage.id}, exclusive=True)
+            json_store.write(self.path / "current", codec.dump(_Pointer(lineage=lineage.id)), exclusive=True)
         return self.current() or lineage
 
     def begin_checkpoint(self, lineage: Lineage) -> None:
@@ -265,10 +285,3 @@ def _kept_here(location: str) -> Path:
     state = os.environ.get("XDG_STATE_HOME", "")
     state_home = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
     return state_home / "exactlyonce" / hashlib.sha256(location.encode()).hexdigest()[:16]
-
-
-def _local_path(location: str) -> Path:
-    parts = urlsplit(location)
-    if parts.scheme not in ("", "file"):
-        raise RefusedError(f"checkpoint={location!r}: homes are local paths or file: URIs; {parts.scheme}: is not read")
-    return Path(parts.path if parts.scheme else location).expanduser().resolve()

@@ -106,6 +106,19 @@ def change(path: Path, kind: type[T], decide: Callable[[T | None], T | None], *,
     raise _never_left_alone(path)
 
 
+def swap(path: Path, stored: Stored | None, made: Any) -> None:
+    """Replace a document unless it was changed since it was read.
+
+    :param stored: what was read, None when there was none
+    :param made: what a dataclass describes
+    :raises ChangedError: when somebody was faster
+    :raises HeldError: when somebody keeps it from being changed
+    :raises OutcomeUnknownError: when nobody knows whether it was written
+    """
+    if not _swapped(path, stored, made, durable=True):
+        raise ChangedError(f"{path} was changed since it was read")
+
+
 def overwrite(path: Path, made: Any) -> None:
     """Write a document whatever is there; no change that was decided before comes after it.
 

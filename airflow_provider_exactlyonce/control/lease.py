@@ -25,7 +25,7 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, RefusedError
 from airflow_provider_exactlyonce.polling import poll_until
 from airflow_provider_exactlyonce.storage.opening import store_of
-from airflow_provider_exactlyonce.storage.store import HeldError
+from airflow_provider_exactlyonce.storage.store import ChangedError, HeldError
 
 HEARTBEAT_SECONDS: Final = 2.0
 STALE_SECONDS: Final = 10.0
@@ -135,26 +135,37 @@ class Hold:
     """The hold of a pipeline that is stopped, by what works on its home.
 
     :param path: the lease
+    :ivar pointer: ``current`` of the home, as it was when the hold began
     """
 
     def __init__(self, path: Path, lease: Lease) -> None:
         self._path: Final = path
         self._lease: Final = lease
+        self.pointer: Final = store_of(path).read(path.parents[1] / "current")
 
     @contextmanager
     def sure(self) -> Iterator[None]:
         """Do what must not be done once somebody else has taken the pipeline over; nobody can, until it is done.
 
-        A process may have been frozen for longer than its lease lives, and nobody tells it. So keep it short.
+        A process may have been frozen for longer than its lease lives, and nobody tells it. So keep it short. Where the
+        file system has no locks, somebody can, and then :meth:`Home.switch` fails: so it comes first.
 
         :raises AlreadyRunningError: when somebody has
         """
         with contextlib.ExitStack() as held:
-            with _frozen_holds_it():
-                held.enter_context(store_of(self._path).holding(self._path))
-            check_held(self._path, self._lease)
-            json_store.write(self._path, asdict(replace(self._lease, heartbeat=time.time())), durable=False)
-            yield
+            if store_of(self._path).has_locks:
+                with _frozen_holds_it():
+                    held.enter_context(store_of(self._path).holding(self._path))
+                check_held(self._path, self._lease)
+                json_store.write(self._path, asdict(replace(self._lease, heartbeat=time.time())), durable=False)
+            elif renew(self._path, self._lease) is None:
+                check_held(self._path, self._lease)
+            try:
+                yield
+            except ChangedError as error:
+                raise AlreadyRunningError(
+                    f"somebody has taken pipeline {self._lease.pipeline} over meanwhile: {error}; look, and try again"
+                ) from error
 
 
 def check_held(path: Path, lease: Lease) -> None:

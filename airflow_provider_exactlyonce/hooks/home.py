@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 def home_at(checkpoint: str) -> Home:
     """Return the home that a user has named.
 
-    :param checkpoint: a local path, a ``file:`` URI, or ``s3://CONN_ID@BUCKET/PATH``
+    :param checkpoint: a local path, a ``file:`` URI, or ``s3://CONN_ID@BUCKET/PATH``; without a connection the
+        environment's credentials count
     :raises RefusedError: when it is of another kind, or the connection can't be used
     :raises AirflowNotFoundException: when there is no such connection
     """
     conn_id, url = object_storage.split(checkpoint)
-    return Home(url) if conn_id is None else Home(checkpoint, object_storage.open_place(conn_id, url))
+    home = Home(url)
+    return home if conn_id is None else Home(checkpoint, object_storage.open_place(conn_id, home.path))
 
 
 def check(checkpoint: str) -> None:
@@ -29,9 +31,7 @@ def check(checkpoint: str) -> None:
 
     :raises RefusedError: when it is no name of one
     """
-    conn_id, url = object_storage.split(checkpoint)
-    if conn_id is None:
-        Home(url)
+    Home(object_storage.split(checkpoint)[1])
 
 
 def find(kafka_conn_id: str, *, pipeline: str | None, checkpoint: str | None) -> tuple[Home, str]:

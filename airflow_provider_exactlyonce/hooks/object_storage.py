@@ -39,15 +39,16 @@ def split(location: str) -> tuple[str | None, str]:
     place = parts._replace(netloc=container).geturl()
     if ":" in user:  # which is not shown
         raise RefusedError(f"checkpoint of {place!r} has a password in it; name a connection: s3://CONN_ID@BUCKET/PATH")
-    if parts.scheme != "s3" or not user or not container:
+    if parts.scheme != "s3" or not user:
         raise RefusedError(f"checkpoint={location!r}: a connection opens s3://CONN_ID@BUCKET/PATH, and nothing else")
     return user, place
 
 
-def open_place(conn_id: str, url: str) -> Path:
+def open_place(conn_id: str, place: Path) -> Path:
     """Return a place in a bucket, with a connection's credentials; those that end are renewed by the provider.
 
     :param conn_id: connection of type ``aws``
+    :param place: the same with the environment's
     :raises AirflowNotFoundException: when there is no such connection: the provider would go on without credentials
     :raises RefusedError: when it is of another type, or the provider lacks what it needs
     """
@@ -58,8 +59,8 @@ def open_place(conn_id: str, url: str) -> Path:
         system = _SYSTEMS.get((conn_id, said))
         if system is None:
             system = _SYSTEMS[conn_id, said] = _open(conn_id)
-    place: Any = UPath(url, **system.storage_options)
-    return place  # type: ignore[no-any-return]
+    opened: Any = UPath(str(place), **system.storage_options)
+    return opened  # type: ignore[no-any-return]
 
 
 def driver_environment(location: str) -> Mapping[str, str]:

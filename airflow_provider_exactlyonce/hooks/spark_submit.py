@@ -72,7 +72,7 @@ def build_command(conn_id: str, submission: Submission) -> CommandLine:
 
     connected = _hook(conn_id)
     cluster = clusters.cluster_of(connected)
-    jars = submission.jars if submission.jars or submission.packages else _connector_jars()
+    jars = _jars(submission)
     conf = submit_settings({name: _text(value) for name, value in submission.conf.items()})
     conf |= packages.settings_for(conf, str(connected._connection["master"]), cache_directory())
     if cluster is None:
@@ -135,10 +135,13 @@ def _executable(program: str) -> str:
     return path
 
 
-def _connector_jars() -> str:
+def _jars(submission: Submission) -> str | None:
     from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
+    from airflow_provider_exactlyonce.streaming.file_systems import driver_jars
 
-    return ",".join(str(jar) for jar in spark_connector_jars())
+    complete = not (submission.jars or submission.packages)
+    jars = [*([submission.jars] if submission.jars else ()), *(spark_connector_jars() if complete else ())]
+    return ",".join(map(str, [*jars, *driver_jars(submission.arguments, complete=complete)])) or None
 
 
 def _text(value: object) -> str:

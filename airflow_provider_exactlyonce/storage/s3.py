@@ -73,6 +73,7 @@ class S3Store(RemoteStore):
     :param once: the same, without repetition
     """
 
+    has_locks = False
     silence_seconds = 30.0  # a request that is not answered may take two thirds of it
     seconds_per_read = 5.0
     remedy = (

@@ -216,6 +216,8 @@ class Store(ABC):
             return "deletes a file that was changed, though it is told not to"
         return None if self.read(place) == Stored(content=b"second", version=second) else "does not read what it wrote"
 
+    #: Whether a place can be held; where none can, what is decided is one document that is replaced if unchanged.
+    has_locks: bool = True
     #: Whoever holds a place for longer, in order to change it, is frozen.
     held_seconds: float = 10.0
     #: Somebody who lives and writes every few seconds may not be heard of for so long, because of the file system.

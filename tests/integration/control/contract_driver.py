@@ -16,8 +16,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from upath import UPath
-
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import lease, requests, status
 from airflow_provider_exactlyonce.control.home import Home
@@ -144,8 +142,7 @@ def let_go(home: Home, run: int = 1) -> None:
 
 
 def main() -> None:
-    location = sys.argv[sys.argv.index("--home") + 1]
-    home = Home(location, UPath(location)) if location.startswith("s3:") else Home(location)  # type: ignore[arg-type]
+    home = Home(sys.argv[sys.argv.index("--home") + 1])
     plans = sys.argv[sys.argv.index("--until") + 2 :]
     plans = plans[2:] if plans[:1] == ["--goal"] else plans
     plans = plans[1:] if plans[:1] == ["--backfill"] else plans

@@ -146,7 +146,7 @@ def has_happened(home: Home, wait: WaitCondition) -> bool:
     if wait.token is None:
         dead = awaiting_restart(home)
         return dead is None or not is_restarted_soon(dead)
-    status = exit_classification.status_of(home, wait.token)
+    status = None if wait.commits is None else exit_classification.status_of(home, wait.token)
     if wait.commits is not None and status is not None and status.state is DriverState.RUNNING:
         replays = status.replay is not None and status.replay.pending
         return not replays and status.commits_of_run >= wait.commits

@@ -104,7 +104,7 @@ class _AskingOperator(_PipelineOperator):
                     raise self._too_late(home, pipeline, request.name, result)
                 if self.deferrable:
                     self._defer(home, result, deadline)
-                time.sleep(arguments.seconds(self.poll_interval))
+                time.sleep(home.look_every(arguments.seconds(self.poll_interval)))
             request.done()
         except ExactlyOnceError as error:
             _raise(error)

@@ -73,7 +73,7 @@ class _PlanOperator(DriverOperator):
         while isinstance(plan := upgrade.advance(), WaitCondition):
             if self.deferrable:
                 self._defer(home, plan)
-            time.sleep(arguments.seconds(self.poll_interval))
+            time.sleep(home.look_every(arguments.seconds(self.poll_interval)))
         request.done()
         facts = facts_of(plan)
         try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage import remote
 from airflow_provider_exactlyonce.storage.local import LocalStore
 from airflow_provider_exactlyonce.storage.remote import identity_of
 from airflow_provider_exactlyonce.storage.s3_environment import options_of_environment
@@ -58,6 +59,14 @@ def hadoop_url(place: Any) -> str:
     if isinstance(place, Path):
         return f"file:{place}"
     return f"{_HADOOP_SCHEMES.get(place.protocol, place.protocol)}://{str(place.path).strip('/')}"
+
+
+def names_in(directory: Any) -> Sequence[str]:
+    """Return the names of what is in a directory, sorted; none when it is not there.
+
+    :param directory: on any file system, also one that a home can't be on
+    """
+    return LOCAL.names(directory) if isinstance(directory, Path) else remote.names_in(directory.fs, directory)
 
 
 def store_of(place: Any) -> Store:

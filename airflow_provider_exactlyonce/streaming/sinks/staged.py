@@ -22,6 +22,7 @@ from airflow_provider_exactlyonce.exceptions import (
     CommitUnknownError,
     ExactlyOnceError,
     FencedError,
+    RefusedError,
     invariant,
 )
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
@@ -96,6 +97,11 @@ class StagedCommitter(SinkCommitter):
     """
 
     def __init__(self, sink: Sink, context: SinkContext) -> None:
+        if not isinstance(context.home, Path):
+            raise RefusedError(
+                f"sink {sink.name} stages rows in the pipeline's home, and {context.home} is not on a mounted file "
+                "system: give the pipeline a home that is, or another kind of sink"
+            )
         self.key: Final = (context.pipeline, sink.name)
         self._folder: Final = context.home / "sinks" / sink.name / "staging"
         self._run = 0

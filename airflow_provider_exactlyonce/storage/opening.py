@@ -25,7 +25,7 @@ _HADOOP_SCHEMES: Final[Mapping[str, str]] = {"s3": "s3a"}
 _STORES: Final[dict[tuple[str, int], Store]] = {}
 
 
-def place_of(location: str | Path) -> Path:
+def place_of(location: Any) -> Path:
     """Return the place that a location names.
 
     :param location: a local path, a URL, or a place already. A connection in ``s3://connection@bucket/key`` is for
@@ -33,7 +33,7 @@ def place_of(location: str | Path) -> Path:
     :raises RefusedError: when it is on a file system that a home can't be on
     """
     if not isinstance(location, str | Path):
-        return location
+        return location  # type: ignore[no-any-return]
     parts = urlsplit(str(location))
     if isinstance(location, Path) or parts.scheme in ("", "file"):
         return Path(parts.path if parts.scheme == "file" else location).expanduser().resolve()
@@ -49,6 +49,11 @@ def place_of(location: str | Path) -> Path:
         raise RefusedError(f"{location!r} names no directory: give {parts.scheme}://bucket/directory")
     place: Any = UPath(f"{parts.scheme}://{bucket}/{key}", **SCHEMES[parts.scheme]())
     return place  # type: ignore[no-any-return]
+
+
+def is_local(place: Any) -> bool:
+    """Whether a place is on this machine's file systems, mounted ones among them."""
+    return isinstance(place, Path)
 
 
 def hadoop_url(place: Any) -> str:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, s3a_jars
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.storage import s3_environment
+from airflow_provider_exactlyonce.storage.opening import is_local
 from airflow_provider_exactlyonce.streaming.settings import DEFAULTS, FILE_MANAGER
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def jar_settings(place: Any) -> dict[str, str]:
 
     :raises DevkitError: when jars aren't there and can't be had
     """
-    jars = [] if isinstance(place, Path) else _jars(place.protocol)
+    jars = [] if is_local(place) else _jars(place.protocol)
     return {"spark.jars": ",".join(map(str, jars))} if jars else {}
 
 
@@ -81,7 +82,7 @@ def prepare(spark: SparkSession, place: Any) -> None:
     :raises SettingRefusedError: when the user's file manager is not exclusive there
     :raises RefusedError: when Spark lacks a jar
     """
-    if isinstance(place, Path):
+    if is_local(place):
         return
     system = FILE_SYSTEMS[place.protocol]
     submitted = spark.sparkContext.getConf()

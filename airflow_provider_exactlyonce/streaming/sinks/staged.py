@@ -25,6 +25,7 @@ from airflow_provider_exactlyonce.exceptions import (
     RefusedError,
     invariant,
 )
+from airflow_provider_exactlyonce.storage.opening import is_local
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     OpenWriter,
     Sink,
@@ -97,7 +98,7 @@ class StagedCommitter(SinkCommitter):
     """
 
     def __init__(self, sink: Sink, context: SinkContext) -> None:
-        if not isinstance(context.home, Path):
+        if not is_local(context.home):
             raise RefusedError(
                 f"sink {sink.name} stages rows in the pipeline's home, and {context.home} is not on a mounted file "
                 "system: give the pipeline a home that is, or another kind of sink"

@@ -31,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "streaming.settings": {"kafka"},
     "streaming.file_systems": {"devkit", "storage", "streaming.settings"},
     "streaming.sequencer": {"kafka", "streaming.settings"},
-    "streaming.sinks": {"ledger", "streaming.spark"},
+    "streaming.sinks": {"storage", "ledger", "streaming.spark"},
     "streaming.spark": {"storage", "control", "checkpoint", "streaming.settings"},
     "streaming.registry": {"state", "streaming.settings", "streaming.spark"},
     "streaming.sinks.kafka": {"kafka", "streaming.registry"},
@@ -59,7 +59,7 @@ ROOMS: dict[str, set[str]] = {
     "streaming.driver": {
         *("kafka", "policies", "control", "ledger", "checkpoint", "backfill", "streaming.settings"),
         *("streaming.sequencer", "streaming.sinks", "streaming.sinks.kafka", "streaming.spark", "streaming.analysis"),
-        *("streaming.file_systems", "streaming.job", "streaming.commit", "streaming.replay"),
+        *("storage", "streaming.file_systems", "streaming.job", "streaming.commit", "streaming.replay"),
     },
     "streaming.declaration": {
         *("ledger", "streaming.sinks", "streaming.sinks.kafka", "streaming.analysis"),

@@ -87,6 +87,11 @@ def make(home: Home, pipeline: str, request: BackfillRequest) -> Home:
     if home.pipeline() not in (None, pipeline):
         raise RefusedError(f"{home.path} is the home of pipeline {home.pipeline()}, not of {pipeline}")
     directory = home.path / _DIRECTORY
+    if not store_of(directory).has_locks:
+        raise RefusedError(
+            f"{home.path} is on an object store, which has no locks: backfills take turns by one. Use a home on a "
+            "mounted file system"
+        )
     with contextlib.suppress(FileExistsError):
         json_store.write(directory / "identity.json", {"schema": SCHEMA, "id": str(uuid.uuid4())}, exclusive=True)
     identity = json_store.read(directory / "identity.json")

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.storage.opening import store_of
+from airflow_provider_exactlyonce.storage.opening import names_in, store_of
 
 _NO_OFFSET: Final = "-"
 
@@ -139,9 +139,7 @@ class Checkpoint:
 
     def batches(self, log: str) -> list[int]:
         """Return the batch ids in ``offsets`` or ``commits``, oldest first."""
-        directory = self.path / log
-        names = [file.name for file in directory.iterdir()] if directory.is_dir() else []
-        return sorted(int(name) for name in names if name.isdecimal())
+        return sorted(int(name) for name in names_in(self.path / log) if name.isdecimal())
 
     def query_id(self) -> str | None:
         """Read Spark's query id; None when there is none.
@@ -246,10 +244,9 @@ class Checkpoint:
 
     def _initial_files(self) -> Iterator[Path]:
         directory = self.path / "sources"
-        sources = directory.iterdir() if directory.is_dir() else ()
-        for source in sorted(sources, key=lambda source: (len(source.name), source.name)):  # 10 comes after 9
-            if (source / "0").is_file():
-                yield source / "0"
+        for source in sorted(names_in(directory), key=lambda name: (len(name), name)):  # 10 comes after 9
+            if (directory / source / "0").is_file():
+                yield directory / source / "0"
 
     def write_offsets(self, batch: int, text: str) -> None:
         """Put ``offsets/<batch>`` back."""

@@ -20,7 +20,7 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
-from airflow_provider_exactlyonce.storage.opening import hadoop_url, store_of
+from airflow_provider_exactlyonce.storage.opening import hadoop_url, is_local, store_of
 
 _UNFINISHED: Final = ".unfinished-"
 #: Written under a new name and never changed, so that a lineage can share it with the savepoint.
@@ -164,7 +164,7 @@ def _rewrite_paths(checkpoint: Path) -> None:
 
 def _is_shared(place: Path) -> bool:
     """Whether a file shares its bytes with a savepoint, which has flushed them."""
-    return isinstance(place, Path) and place.stat().st_nlink > 1
+    return is_local(place) and place.stat().st_nlink > 1
 
 
 def _directories(target: Path, files: Iterable[Path]) -> list[Path]:

@@ -123,8 +123,6 @@ def local_session(name: str, place: Path) -> SparkSession:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
     )
-    for setting, value in file_systems.jar_settings(place).items():
+    for setting, value in file_systems.session_settings(place).items():
         builder = builder.config(setting, value)
-    session = builder.getOrCreate()
-    file_systems.prepare(session, place)
-    return session
+    return builder.getOrCreate()

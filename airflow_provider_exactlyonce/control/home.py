@@ -31,7 +31,7 @@ from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.codec import Rewritten
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.storage.opening import place_of, store_of
+from airflow_provider_exactlyonce.storage.opening import is_local, place_of, store_of
 from airflow_provider_exactlyonce.storage.store import Stored
 
 SCHEMA: Final = 1
@@ -129,7 +129,7 @@ class Home:
         self.intent: Final = self.control / "intent.json"
         self.restarts: Final = self.control / "restarts.json"
         self.commands: Final = self.control / "commands"
-        self.here: Final = self.control if isinstance(self.path, Path) else _kept_here(str(self.path))
+        self.here: Final = self.control if is_local(self.path) else _kept_here(str(self.path))
         self.logs: Final = self.here / "logs"
         self.savepoints: Final = self.path / "savepoints"
 
@@ -150,7 +150,7 @@ class Home:
         :raises RefusedError: when it can't, for good
         :raises ExactlyOnceError: when it can't now
         """
-        if not isinstance(self.path, Path):  # its directories need not be made
+        if not is_local(self.path):  # its directories need not be made
             try:
                 self.identity()
             except OSError as error:

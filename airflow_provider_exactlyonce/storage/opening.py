@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.storage import remote
 from airflow_provider_exactlyonce.storage.local import LocalStore
 from airflow_provider_exactlyonce.storage.remote import identity_of
 from airflow_provider_exactlyonce.storage.s3_environment import options_of_environment
@@ -24,7 +25,7 @@ _HADOOP_SCHEMES: Final[Mapping[str, str]] = {"s3": "s3a"}
 _STORES: Final[dict[tuple[str, int], Store]] = {}
 
 
-def place_of(location: str | Path) -> Path:
+def place_of(location: Any) -> Path:
     """Return the place that a location names.
 
     :param location: a local path, a URL, or a place already. A connection in ``s3://connection@bucket/key`` is for
@@ -32,7 +33,7 @@ def place_of(location: str | Path) -> Path:
     :raises RefusedError: when it is on a file system that a home can't be on
     """
     if not isinstance(location, str | Path):
-        return location
+        return location  # type: ignore[no-any-return]
     parts = urlsplit(str(location))
     if isinstance(location, Path) or parts.scheme in ("", "file"):
         return Path(parts.path if parts.scheme == "file" else location).expanduser().resolve()
@@ -50,6 +51,11 @@ def place_of(location: str | Path) -> Path:
     return place  # type: ignore[no-any-return]
 
 
+def is_local(place: Any) -> bool:
+    """Whether a place is on this machine's file systems, mounted ones among them."""
+    return isinstance(place, Path)
+
+
 def hadoop_url(place: Any) -> str:
     """Return what Spark is told instead of a place.
 
@@ -58,6 +64,14 @@ def hadoop_url(place: Any) -> str:
     if isinstance(place, Path):
         return f"file:{place}"
     return f"{_HADOOP_SCHEMES.get(place.protocol, place.protocol)}://{str(place.path).strip('/')}"
+
+
+def names_in(directory: Any) -> Sequence[str]:
+    """Return the names of what is in a directory, sorted; none when it is not there.
+
+    :param directory: on any file system, also one that a home can't be on
+    """
+    return LOCAL.names(directory) if isinstance(directory, Path) else remote.names_in(directory.fs, directory)
 
 
 def store_of(place: Any) -> Store:

@@ -6,8 +6,11 @@ through here.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from typing import Any, Final
+
+from airflow_provider_exactlyonce.exceptions import RefusedError
 
 _ENDPOINT: Final = "AWS_ENDPOINT_URL"
 _REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
@@ -16,7 +19,14 @@ _ANY_REGION: Final = "us-east-1"
 
 
 def options_of_environment() -> dict[str, Any]:
-    """Return what s3fs is given: it keeps no listings, since others write there, too."""
+    """Return what s3fs is given: it keeps no listings, since others write there, too.
+
+    :raises RefusedError: when it is not installed
+    """
+    if importlib.util.find_spec("s3fs") is None:
+        raise RefusedError(
+            "s3fs, which reads and writes s3:, is not installed: install airflow-provider-exactlyonce[s3]"
+        )
     options: dict[str, Any] = {"use_listings_cache": False}
     if region := _region():
         options["client_kwargs"] = {"region_name": region}

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from airflow_provider_exactlyonce.devkit.jars import EXCLUSIVE_FILES_JAR, s3a_jars
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.storage import s3_environment
+from airflow_provider_exactlyonce.storage.opening import is_local
 from airflow_provider_exactlyonce.streaming.settings import DEFAULTS, FILE_MANAGER
 
 if TYPE_CHECKING:
@@ -61,13 +62,19 @@ def driver_jars(arguments: Sequence[str], *, complete: bool = True) -> list[Path
     return _jars(urlsplit(home).scheme, complete=complete)
 
 
-def jar_settings(place: Any) -> dict[str, str]:
+def session_settings(place: Any) -> dict[str, str]:
     """Return what a session is made with that works on the checkpoint in a place, and that nobody submits.
 
     :raises DevkitError: when jars aren't there and can't be had
     """
-    jars = [] if isinstance(place, Path) else _jars(place.protocol)
-    return {"spark.jars": ",".join(map(str, jars))} if jars else {}
+    if is_local(place):
+        return {}
+    system = FILE_SYSTEMS[place.protocol]
+    return {
+        "spark.jars": ",".join(map(str, _jars(place.protocol))),
+        FILE_MANAGER: system.file_manager,
+        **{f"{_HADOOP}{name}": value for name, value in system.settings().items()},
+    }
 
 
 def _jars(scheme: str, *, complete: bool = True) -> list[Path]:
@@ -76,12 +83,12 @@ def _jars(scheme: str, *, complete: bool = True) -> list[Path]:
 
 
 def prepare(spark: SparkSession, place: Any) -> None:
-    """Let a session work on the checkpoint in a place. What the user has set of Hadoop stays.
+    """Let a driver's session work on the checkpoint in a place. What the user has set of Hadoop stays.
 
     :raises SettingRefusedError: when the user's file manager is not exclusive there
     :raises RefusedError: when Spark lacks a jar
     """
-    if isinstance(place, Path):
+    if is_local(place):
         return
     system = FILE_SYSTEMS[place.protocol]
     submitted = spark.sparkContext.getConf()

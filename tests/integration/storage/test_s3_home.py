@@ -18,6 +18,8 @@ from airflow_provider_exactlyonce.cli import main as cli
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
+from airflow_provider_exactlyonce.storage.opening import names_in, place_of, store_of
+from airflow_provider_exactlyonce.storage.s3 import S3Store
 from tests import object_stores
 from tests.integration.streaming.harness import Driver, World, check_counts
 from tests.waiting import eventually
@@ -111,6 +113,20 @@ def test_a_hold_that_was_lost_after_its_last_look_switches_nothing(moto: str, mo
     with pytest.raises(AlreadyRunningError, match="somebody has taken pipeline shop over meanwhile"):
         restore()
     assert home.uses(first.id)
+
+
+def test_the_mark_that_hadoop_makes_of_a_directory_is_not_in_it(moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in object_stores.environment(moto).items():
+        monkeypatch.setenv(name, value)
+    key = f"{uuid.uuid4()}/state/0"
+    folder = place_of(f"s3://bucket/{key}")
+    store = store_of(folder)
+    assert isinstance(store, S3Store)
+    store.replace(folder / "1" / "2.zip", b"")
+    store.system.call_s3("put_object", Bucket="bucket", Key=f"{key}/", Body=b"")
+    assert list(names_in(folder)) == list(store.names(folder)) == ["1"]
+    store.remove(folder)
+    assert list(names_in(folder)) == list(names_in(folder.parent)) == []
 
 
 def test_a_driver_that_is_killed_and_started_again_writes_each_row_once(bucket: Bucket) -> None:

@@ -80,7 +80,7 @@ ROOMS: dict[str, set[str]] = {
         *("kafka", "control", "ledger", "checkpoint", "streaming.sinks.kafka", "streaming.spark"),
         *("streaming.job", "streaming.commit", "streaming.replay"),
     },
-    "hooks": {"devkit", "control", "ledger", "checkpoint", "streaming.settings", "streaming.file_systems"},
+    "hooks": {"devkit", "storage", "control", "ledger", "checkpoint", "streaming.settings", "streaming.file_systems"},
     "triggers": {"policies", "control", "ledger", "transactions", "hooks"},
     "sensors": {"ledger", "transactions", "hooks", "triggers"},
     "assets": {"ledger", "triggers"},

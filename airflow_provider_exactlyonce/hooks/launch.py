@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.files import replacing
+from airflow_provider_exactlyonce.storage.opening import is_local
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
@@ -110,7 +111,7 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
             f"connection {settings.conn_id} has deploy-mode cluster, and what {settings.name} starts has to run where "
             "the task does: give it a connection with deploy-mode client"
         )
-    elif not isinstance(home.path, Path):
+    elif not is_local(home.path):
         raise RefusedError(
             f"connection {settings.conn_id} has deploy-mode cluster, and {home.path} is in a bucket: the driver would "
             "find neither its passwords there nor the key to it. Use deploy-mode client, or a mounted file system"

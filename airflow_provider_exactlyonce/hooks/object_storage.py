@@ -38,7 +38,7 @@ def split(location: str) -> tuple[str | None, str]:
         return None, location
     place = parts._replace(netloc=container).geturl()
     if ":" in user:  # which is not shown
-        raise RefusedError(f"checkpoint of {place!r} has a password in it; name a connection: s3://CONN_ID@BUCKET/PATH")
+        raise RefusedError(f"checkpoint={place!r} has a password in it; name a connection: s3://CONN_ID@BUCKET/PATH")
     if parts.scheme != "s3" or not user:
         raise RefusedError(f"checkpoint={location!r}: a connection opens s3://CONN_ID@BUCKET/PATH, and nothing else")
     return user, place

@@ -7,6 +7,7 @@ each ``name`` or ``name=argument``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import lease, requests, status
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.status import DriverError, DriverState, Status
+from airflow_provider_exactlyonce.storage.store import OutcomeUnknownError
 
 
 class Driver:
@@ -51,7 +53,8 @@ class Driver:
 
     def _beat(self) -> None:
         while self.lease is not None:
-            lease.renew(self.home.lease, self.lease)
+            with contextlib.suppress(OSError, OutcomeUnknownError):
+                lease.renew(self.home.lease, self.lease)
             time.sleep(0.2)
 
     def take_lease_elsewhere(self, clock: str) -> None:

@@ -35,8 +35,9 @@ class Heartbeat:
 
     def start(self) -> None:
         """Begin."""
+        pause = self._run.home.look_every(HEARTBEAT_SECONDS)  # each writes to the home
         for name, work in (("heartbeat", self._beat), ("lag", self._measure_lag)):
-            threading.Thread(target=self._repeat, args=(name, work), name=name, daemon=True).start()
+            threading.Thread(target=self._repeat, args=(name, work, pause), name=name, daemon=True).start()
 
     def stop(self) -> None:
         """Give no further sign."""
@@ -51,13 +52,13 @@ class Heartbeat:
         if self._lost_lease.is_set():
             self._run.check_superseded()
 
-    def _repeat(self, name: str, work: Callable[[], None]) -> None:
+    def _repeat(self, name: str, work: Callable[[], None], pause: float) -> None:
         while True:
             try:
                 work()
             except Exception as error:  # a sign of life must not end with one failure
                 log.warning("%s: %s", name, error, extra=driver_log.AWAY if name == "lag" else None)
-            if self._ended.wait(HEARTBEAT_SECONDS):
+            if self._ended.wait(pause):
                 return
 
     def _beat(self) -> None:

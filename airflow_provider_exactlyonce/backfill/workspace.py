@@ -26,6 +26,7 @@ from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.backfill.request import BackfillRequest
 from airflow_provider_exactlyonce.backfill.resolve import Resolved
 from airflow_provider_exactlyonce.control import json_store
+from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import SCHEMA, Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
@@ -87,11 +88,6 @@ def make(home: Home, pipeline: str, request: BackfillRequest) -> Home:
     if home.pipeline() not in (None, pipeline):
         raise RefusedError(f"{home.path} is the home of pipeline {home.pipeline()}, not of {pipeline}")
     directory = home.path / _DIRECTORY
-    if not store_of(directory).has_locks:
-        raise RefusedError(
-            f"{home.path} is on an object store, which has no locks: backfills take turns by one. Use a home on a "
-            "mounted file system"
-        )
     with contextlib.suppress(FileExistsError):
         json_store.write(directory / "identity.json", {"schema": SCHEMA, "id": str(uuid.uuid4())}, exclusive=True)
     identity = json_store.read(directory / "identity.json")
@@ -224,7 +220,7 @@ def turn(home: Home, give_up: Callable[[], None]) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         while True:
             try:
-                held.enter_context(store_of(place).holding(place, seconds=0, note=f"pid {os.getpid()}, {home.path}"))
+                held.enter_context(leases.alone(place, home.path.name, note=f"pid {os.getpid()}, {home.path}"))
                 break
             except HeldError as error:
                 give_up()

@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -205,6 +206,26 @@ def holding(path: Path, pipeline: str, token: str, judged: Lease | None = None) 
         done.set()
         renewing.join()
         release(path, mine)
+
+
+@contextmanager
+def alone(place: Path, pipeline: str, *, note: str = "") -> Iterator[None]:
+    """Keep everybody else out who works alone on a place: by a lock, or by a lease where the file system has none.
+
+    :param note: what others are told of who does
+    :raises HeldError: when another process does
+    :raises AlreadyRunningError: at the end, when one did meanwhile: we were silent for too long
+    """
+    with contextlib.ExitStack() as held:
+        if store_of(place).has_locks:
+            held.enter_context(store_of(place).holding(place, seconds=0, note=note))
+        else:
+            lock = place.with_name(f"{place.name}.lease.json")
+            try:
+                held.enter_context(holding(lock, pipeline, str(uuid.uuid4()), check_stopped(lock, pipeline)))
+            except AlreadyRunningError as error:
+                raise HeldError(str(error), "") from error
+        yield
 
 
 @contextmanager

@@ -37,7 +37,11 @@ def options_of_environment() -> dict[str, Any]:
 
 def hadoop_settings() -> dict[str, str]:
     """Return the same as settings of Hadoop."""
-    found = {"fs.s3a.input.stream.type": "classic"}  # the default needs further libraries
+    found = {
+        "fs.s3a.input.stream.type": "classic",  # the default needs further libraries
+        # The other way is by the asynchronous client, which does not get on with every server.
+        "fs.s3a.optimized.copy.from.local.enabled": "false",
+    }
     if region := _region():
         found["fs.s3a.endpoint.region"] = region
     if endpoint := os.environ.get(_ENDPOINT):

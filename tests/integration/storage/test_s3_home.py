@@ -20,8 +20,9 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
 from airflow_provider_exactlyonce.storage.opening import names_in, place_of, store_of
 from airflow_provider_exactlyonce.storage.s3 import S3Store
+from airflow_provider_exactlyonce.storage.store import HeldError
 from tests import object_stores
-from tests.integration.streaming.harness import Driver, World, check_counts
+from tests.integration.streaming.harness import CONF, Driver, World, check_counts
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("default")]
@@ -37,7 +38,13 @@ class Bucket:
         self.world = world
         self.url = f"s3://a_connection@bucket/pipelines/{uuid.uuid4()}"
         self.folder = folder
-        self._environment = {**os.environ, **object_stores.environment(address)}
+        self._environment = {
+            **os.environ,
+            **object_stores.environment(address),
+            "TEST_PIPELINE": world.pipeline,
+            "TEST_SOURCE": world.source,
+            "TEST_SINK": world.sink,
+        }
         self._commands = 0
 
     @property
@@ -115,6 +122,17 @@ def test_a_hold_that_was_lost_after_its_last_look_switches_nothing(moto: str, mo
     assert home.uses(first.id)
 
 
+def test_where_there_is_no_lock_a_lease_keeps_others_out(moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in object_stores.environment(moto).items():
+        monkeypatch.setenv(name, value)
+    place = place_of(f"s3://bucket/{uuid.uuid4()}/backfill/turn")
+    with leases.alone(place, "shop"), pytest.raises(HeldError, match="pipeline shop runs: pid"):
+        leases.alone(place, "shop").__enter__()
+    with leases.alone(place, "shop"):
+        assert list(store_of(place).names(place.parent)) == ["turn.lease.json"]
+    assert list(store_of(place).names(place.parent)) == []
+
+
 def test_the_mark_that_hadoop_makes_of_a_directory_is_not_in_it(moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in object_stores.environment(moto).items():
         monkeypatch.setenv(name, value)
@@ -165,6 +183,10 @@ def test_a_savepoint_is_restored_exactly_and_every_command_works(bucket: Bucket)
     world.send(300)
     bucket.finish(bucket.start())
     bucket.check()
+
+    conf = [part for name, value in CONF.items() for part in ("--conf", f"{name}={value}")]
+    compared = bucket.command("backfill", world.pipeline, "--commits", "2..3", "--master", "local[2]", *conf)
+    assert compared["clean"], compared
 
     shown = bucket.command("state", "show", world.pipeline, "--limit", "50")
     assert sum(len(store["rows"]) for store in shown["stores"]) == 37

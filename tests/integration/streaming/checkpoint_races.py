@@ -32,7 +32,7 @@ def main(location: str, races: int) -> None:
             stream.write(bytes([writer]))
             stream.close()
         except Exception as error:
-            return str(getattr(error, "java_exception", error).toString().partition("\n")[0])
+            return str(error.java_exception.getClass().getSimpleName())  # type: ignore[attr-defined]
         return "created"
 
     ended: Counter[str] = Counter()

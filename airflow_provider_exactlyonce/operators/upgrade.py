@@ -63,17 +63,18 @@ class _PlanOperator(DriverOperator):
             the XCom ``plan`` then
         """
         from airflow_provider_exactlyonce.control.requests import WaitCondition
-        from airflow_provider_exactlyonce.hooks.home import find, request_of
+        from airflow_provider_exactlyonce.hooks.home import check_mounted, find, request_of
         from airflow_provider_exactlyonce.upgrade.machine import Upgrade, facts_of, raise_outcome
 
         ti = context["ti"]
         home, pipeline = find(self.kafka_conn_id, pipeline=self.pipeline, checkpoint=self.checkpoint)
+        check_mounted(home, "an upgrade or rollback")
         request = request_of(home, context)
         upgrade = Upgrade(home, self._begin(home, pipeline, request.name), self._tools())
         while isinstance(plan := upgrade.advance(), WaitCondition):
             if self.deferrable:
                 self._defer(home, plan)
-            time.sleep(home.look_every(arguments.seconds(self.poll_interval)))
+            time.sleep(arguments.seconds(self.poll_interval))
         request.done()
         facts = facts_of(plan)
         try:
@@ -91,7 +92,7 @@ class _PlanOperator(DriverOperator):
         deadline = time.time() + wait.seconds
         self.defer(
             trigger=UpgradeTrigger(
-                home=home.location,
+                home=str(home.path),
                 token=wait.token,
                 request=wait.request,
                 commits=wait.commits,

@@ -245,8 +245,11 @@ def read(path: Path) -> Lease | None:
     return json_store.load(path, Lease)
 
 
-def life(lease: Lease | None, *, now: float | None = None) -> Life:
-    """Judge whether the holder lives, from its process where it is on this host and from its heartbeat."""
+def life(lease: Lease | None, *, now: float | None = None, silence: float = 0.0) -> Life:
+    """Judge whether the holder lives, from its process where it is on this host and from its heartbeat.
+
+    :param silence: seconds that a living one may be silent for, where those are more than :data:`STALE_SECONDS`
+    """
     if lease is None:
         return Life.NONE
     if (
@@ -254,8 +257,13 @@ def life(lease: Lease | None, *, now: float | None = None) -> Life:
         and process_identity.process_start(lease.pid) != lease.process_started
     ):
         return Life.DEAD
-    silence = (time.time() if now is None else now) - lease.heartbeat
-    return Life.STALE if silence > STALE_SECONDS else Life.ALIVE
+    silent = (time.time() if now is None else now) - lease.heartbeat
+    return Life.STALE if silent > max(STALE_SECONDS, silence) else Life.ALIVE
+
+
+def heartbeat_seconds(path: Path) -> float:
+    """Return how often a driver gives a sign of life: it writes lease and status each time."""
+    return max(HEARTBEAT_SECONDS, 2 * store_of(path).seconds_per_read)
 
 
 def stale_seconds(path: Path) -> float:
@@ -300,7 +308,7 @@ def observe(path: Path, *, poll_seconds: float = 0.2) -> tuple[Lease | None, Lif
     """Watch the lease until its holder's life is certain: it beats, has ended, or stays silent.
 
     Clocks of other hosts don't matter: what counts is that the heartbeat changes. Takes less than
-    :data:`HEARTBEAT_SECONDS` for a healthy holder, :func:`stale_seconds` for a silent one.
+    :func:`heartbeat_seconds` for a healthy holder, :func:`stale_seconds` for a silent one.
     """
     first, pause = read(path), max(poll_seconds, store_of(path).seconds_per_read / 5)
 

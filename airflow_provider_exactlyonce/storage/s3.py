@@ -7,6 +7,7 @@ else was faster. So each write carries a mark of its own in the object's metadat
 
 from __future__ import annotations
 
+import functools
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -151,7 +152,18 @@ class S3Store(RemoteStore):
 
     @override
     def names(self, directory: Path) -> Sequence[str]:
-        return self._asked(lambda: super(S3Store, self).names(directory)) or ()
+        bucket, key, _ = self._once.split_path(path_of(directory))
+        where = {"Bucket": bucket, "Prefix": f"{key.strip('/')}/", "Delimiter": "/"}
+        names: set[str] = set()
+        page: dict[str, Any] = {"IsTruncated": True}
+        while page["IsTruncated"]:  # s3fs lists the directory above as well when there is nothing in this one
+            more = {"ContinuationToken": token} if (token := page.get("NextContinuationToken")) else {}
+            ask = functools.partial(self.system.call_s3, "list_objects_v2", **where, **more)
+            page = self._asked(ask) or {"IsTruncated": False}
+            keys = [entry["Key"] for entry in page.get("Contents", ())]
+            keys += [entry["Prefix"] for entry in page.get("CommonPrefixes", ())]
+            names |= {key.removeprefix(where["Prefix"]).rstrip("/") for key in keys}
+        return sorted(names - {""})
 
     def _where(self, place: Path) -> dict[str, str]:
         bucket, key, _ = self._once.split_path(path_of(place))

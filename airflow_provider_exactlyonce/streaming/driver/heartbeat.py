@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from airflow_provider_exactlyonce.control.lease import HEARTBEAT_SECONDS
+from airflow_provider_exactlyonce.control.lease import heartbeat_seconds
 from airflow_provider_exactlyonce.streaming.commit.run import Run
 from airflow_provider_exactlyonce.streaming.commit.sink_group import SinkGroup
 from airflow_provider_exactlyonce.streaming.driver.status_reporter import DriverReport
@@ -35,7 +35,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Begin."""
-        pause = self._run.home.look_every(HEARTBEAT_SECONDS)  # each writes to the home
+        pause = heartbeat_seconds(self._run.home.lease)  # each writes to the home
         for name, work in (("heartbeat", self._beat), ("lag", self._measure_lag)):
             threading.Thread(target=self._repeat, args=(name, work, pause), name=name, daemon=True).start()
 

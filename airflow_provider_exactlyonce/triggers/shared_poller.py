@@ -94,7 +94,7 @@ class Checker(ABC):
 
     def pause(self, wanted: float) -> float:
         """Return how long a poller waits before the next check: longer and longer where nobody answers."""
-        return max(wanted, self.least_seconds * 2 ** min(self._unanswered, _DOUBLED_AT_MOST))
+        return max(wanted, self.least_seconds * (1 << min(self._unanswered, _DOUBLED_AT_MOST)))
 
     async def checked(self, subjects: Mapping[str, Subject], *, diagnose: bool) -> dict[str, CheckResult]:
         """Do :meth:`check` in a thread."""

@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 #: By connection and what it says: one that was changed is opened anew, and the same one once.
 _SYSTEMS: Final[dict[tuple[str, str], AbstractFileSystem]] = {}
 _OPENING: Final = threading.Lock()
+#: An empty one is none; a worker's own session token would not fit to other keys.
+_KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
 def split(location: str) -> tuple[str | None, str]:
@@ -87,6 +89,8 @@ def driver_environment(location: str) -> Mapping[str, str]:
         "AWS_ENDPOINT_URL": config.get_service_endpoint_url("s3"),
     }
     environment = {name: str(value) for name, value in variables.items() if value}
+    if config.profile_name:  # the worker's own keys would go before it
+        environment |= dict.fromkeys(_KEYS, "")
     if config.role_arn:
         _log.warning(
             "connection %s assumes %s: the driver gets credentials that end, and ends with them",
@@ -95,11 +99,7 @@ def driver_environment(location: str) -> Mapping[str, str]:
         )
     if config.role_arn or config.aws_access_key_id:
         keys = hook.get_credentials()
-        environment |= {
-            "AWS_ACCESS_KEY_ID": keys.access_key,
-            "AWS_SECRET_ACCESS_KEY": keys.secret_key,
-            "AWS_SESSION_TOKEN": keys.token or "",  # the worker's own would not fit
-        }
+        environment |= zip(_KEYS, (keys.access_key, keys.secret_key, keys.token or ""), strict=True)
     return environment
 
 

@@ -38,6 +38,8 @@ def options_of_environment() -> dict[str, Any]:
 def hadoop_settings() -> dict[str, str]:
     """Return the same as settings of Hadoop."""
     found = {
+        # Hadoop's own list lacks profiles and web identities, which Python finds.
+        "fs.s3a.aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
         "fs.s3a.input.stream.type": "classic",  # the default needs further libraries
         # The other way is by the asynchronous client, which does not get on with every server.
         "fs.s3a.optimized.copy.from.local.enabled": "false",

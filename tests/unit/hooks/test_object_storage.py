@@ -58,7 +58,8 @@ def test_what_a_driver_finds_and_renews_itself_is_not_handed_on(monkeypatch: pyt
     connect(monkeypatch, extra={"region_name": "eu-central-1"})
     assert driver_environment(HOME) == {"AWS_REGION": "eu-central-1", "AWS_DEFAULT_REGION": "eu-central-1"}
     connect(monkeypatch, extra={"profile_name": "streams"})
-    assert driver_environment(HOME) == {"AWS_PROFILE": "streams"}
+    none = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SESSION_TOKEN": ""}
+    assert driver_environment(HOME) == {"AWS_PROFILE": "streams", **none}
     assert driver_environment("s3://bucket/shop") == {}
     assert driver_environment("/a/path") == {}
 

@@ -39,7 +39,7 @@ def hadoop_settings() -> dict[str, str]:
     """Return the same as settings of Hadoop."""
     found = {
         "fs.s3a.input.stream.type": "classic",  # the default needs further libraries
-        # The other way is by Amazon's asynchronous client, which takes the 100 Continue of Spark's Netty for the answer.
+        # Amazon's asynchronous client, which is the other way, takes the 100 Continue of Spark's Netty for the answer.
         "fs.s3a.optimized.copy.from.local.enabled": "false",
     }
     if region := _region():

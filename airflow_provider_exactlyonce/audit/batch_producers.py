@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.kafka.batch_headers import BatchHeader
     from airflow_provider_exactlyonce.kafka.wire import WireClient
@@ -17,18 +19,21 @@ class LogWriters:
 
     def __init__(self, client: WireClient) -> None:
         self._client: Final = client
-        self._fetched: dict[tuple[str, int], list[BatchHeader]] = {}
+        self._fetched: dict[Place, list[BatchHeader]] = {}
 
-    def batch_at(self, topic: str, partition: int, offset: int) -> BatchHeader | None:
+    def batch_at(self, place: Place, offset: int) -> BatchHeader | None:
         """Return the batch that holds an offset; None when there is none, for compaction or deletion."""
         from airflow_provider_exactlyonce.kafka.batch_headers import read_headers
 
-        place = topic, partition
         headers = self._fetched.get(place, [])
         if not headers or not headers[0].first <= offset <= headers[-1].last:
-            headers = list(read_headers(self._client.fetch(topic, partition, offset)))
+            headers = list(read_headers(self._client.fetch(*place, offset)))
         while headers and headers[0].last < offset:
             headers.pop(0)
         self._fetched[place] = headers
-        batch = headers[0] if headers else None
-        return batch if batch is not None and batch.first <= offset else None
+        return headers[0] if headers and headers[0].first <= offset else None
+
+
+def writer_of(batch: BatchHeader | None) -> str:
+    """Return who has written a batch, for messages."""
+    return f"producer {batch.producer_id}, epoch {batch.epoch}" if batch else "an unknown producer"

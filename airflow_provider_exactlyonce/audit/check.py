@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.audit import topics
-from airflow_provider_exactlyonce.audit.batch_producers import LogWriters
-from airflow_provider_exactlyonce.audit.findings import Findings, Report, Violation
+from airflow_provider_exactlyonce.audit.batch_producers import LogWriters, writer_of
+from airflow_provider_exactlyonce.audit.findings import Findings, Report
 from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck
 from airflow_provider_exactlyonce.audit.sink_check import JudgedRecords, SinkCheck, Totals
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
@@ -126,7 +126,7 @@ class _Audit:
 
         :param oldest: the oldest commit that the ledger's retention has kept
         """
-        ledger = LedgerCheck(self._pipeline, oldest, self._findings.add)
+        ledger = LedgerCheck(self._pipeline, oldest, self._findings)
         ledger_end = self._read_ledger(ledger, 0)
         judged = self._existing(ledger)
         ends = self._offsets.ends(self._offsets.partitions(judged))
@@ -185,12 +185,11 @@ class _Audit:
             described = self._client.metadata(topic)
             recorded_id = ledger.sink_topic_ids.get(topic)
             if described is None:
-                self._add(
-                    "I1", ledger.last, (topic, -1), -1, "the sink topic does not exist any more; its rows are lost"
-                )
+                message = "the sink topic does not exist any more; its rows are lost"
+                self._findings.add("I1", ledger.last, message, (topic, -1))
             elif recorded_id is not None and recorded_id != described.topic_id:
                 message = f"the sink topic was recreated: its id is {described.topic_id}, commits went to {recorded_id}"
-                self._add("I1", ledger.last, (topic, -1), -1, message)
+                self._findings.add("I1", ledger.last, message, (topic, -1))
             else:
                 existing.append(topic)
         return existing
@@ -205,24 +204,18 @@ class _Audit:
                 break
             time.sleep(_POLL_SECONDS)
         log_ends = self._offsets.ends(open_places)
-        for topic, partition in open_places:
-            offset = stable[topic, partition]
-            if offset == log_ends[topic, partition]:
-                message = (
-                    f"the log ends here; the ledger has rows up to offset {ends[topic, partition] - 1}: they are lost"
-                )
-                self._add("I1", 0, (topic, partition), offset, message)
+        for place in open_places:
+            offset = stable[place]
+            if offset == log_ends[place]:
+                message = f"the log ends here; the ledger has rows up to offset {ends[place] - 1}: they are lost"
+                self._findings.add("I1", 0, message, place, offset)
                 continue
-            batch = self._writers.batch_at(topic, partition, offset)
-            writer = f"producer {batch.producer_id}, epoch {batch.epoch}" if batch else "an unknown producer"
-            self._add(
-                "I6",
-                0,
-                (topic, partition),
-                offset,
+            writer = writer_of(self._writers.batch_at(place, offset))
+            message = (
                 f"an open transaction of {writer} holds back readers from here on, for "
-                f"{self._options.patience_seconds:g} s or longer; what is behind it is not judged",
+                f"{self._options.patience_seconds:g} s or longer; what is behind it is not judged"
             )
+            self._findings.add("I6", 0, message, place, offset)
         return {place: min(end, stable[place]) for place, end in ends.items()}
 
     def _check_sink(
@@ -240,7 +233,7 @@ class _Audit:
                     backfill_ids=backfill_ids,
                     allow_foreign=self._options.allow_foreign or ledger.untold > 0,
                 ),
-                report=self._findings.add,
+                findings=self._findings,
                 log_starts=self._log_starts,
                 advanced=lambda totals: self._options.progress(f"sink: {totals.rows:,} rows judged"),
             )
@@ -269,11 +262,3 @@ class _Audit:
                 commits, ranges = [], 0
         if commits:
             yield commits
-
-    def _add(self, invariant: str, commit: int, place: Place, offset: int, message: str) -> None:
-        topic, partition = place
-        self._findings.add(
-            Violation(
-                invariant=invariant, commit=commit, message=message, topic=topic, partition=partition, offset=offset
-            )
-        )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final
 
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
 
 #: The invariants of docs/protocol.md, in an audit's words.
@@ -23,7 +25,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
 KEPT: Final = 100
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Violation:
     """One fact that contradicts an invariant.
 
@@ -55,11 +57,11 @@ class Findings:
     kept: list[Violation] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
-    def add(self, violation: Violation) -> None:
-        """Note one more."""
-        self.counts[violation.invariant] += 1
+    def add(self, invariant: str, commit: int, message: str, place: Place = ("", -1), offset: int = -1) -> None:
+        """Note one more violation; the parameters are those of :class:`Violation`."""
+        self.counts[invariant] += 1
         if len(self.kept) < KEPT:
-            self.kept.append(violation)
+            self.kept.append(Violation(invariant, message, commit, *place, offset))
 
     def take(self, others: Findings, where: str) -> None:
         """Take over what was found elsewhere.
@@ -74,16 +76,7 @@ class Findings:
 
     def in_order(self) -> list[Violation]:
         """Return the kept ones, the earliest commit first."""
-        return sorted(
-            self.kept,
-            key=lambda violation: (
-                violation.commit,
-                violation.topic,
-                violation.partition,
-                violation.offset,
-                violation.invariant,
-            ),
-        )
+        return sorted(self.kept, key=attrgetter("commit", "topic", "partition", "offset", "invariant"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from airflow_provider_exactlyonce.audit.findings import Violation
+from airflow_provider_exactlyonce.audit.findings import Findings
 from airflow_provider_exactlyonce.kafka.digest import MODULUS
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord, Record, SourceRanges
@@ -15,7 +13,7 @@ class LedgerCheck:
 
     :param pipeline: whose ledger it is
     :param oldest: the oldest commit that retention has kept; what is older is not judged
-    :param report: told of each violation
+    :param findings: get each violation
     :ivar untold: commits with less than exactly once that do not tell where their rows are
     :ivar records: source records that commits have read, as far as they say
     :ivar uncounted: commits that don't say
@@ -23,7 +21,7 @@ class LedgerCheck:
     :ivar lost: {commit: its source ranges} of those whose rows may be lost, as the ledger has it
     """
 
-    def __init__(self, pipeline: str, oldest: int, report: Callable[[Violation], None]) -> None:
+    def __init__(self, pipeline: str, oldest: int, findings: Findings) -> None:
         self.pipeline = pipeline
         self.oldest = oldest
         self.producer_ids: set[int] = set()
@@ -35,7 +33,7 @@ class LedgerCheck:
         self.uncounted = 0
         self.late_rows = 0
         self.lost: dict[int, SourceRanges] = {}
-        self._report = report
+        self._say = findings.add
         self._before: CommitRecord | None = None
         self._before_offset = -1
         self._run = 0
@@ -195,25 +193,13 @@ class LedgerCheck:
                 self._say("I4", record.commit, message)
         rows, digest = (sum(column) for column in zip(*sums.values(), strict=True)) if sums else (0, 0)
         # One of the topics may be the one for bad records, which rows and digest leave out.
-        bad = (
-            [topic_sum for topic_sum in sums.values() if topic_sum[0] == record.bad_records]
-            if record.bad_records
-            else [(0, 0)]
-        )
-        if (record.rows, record.digest) not in [
-            (rows - bad_sum[0], (digest - bad_sum[1]) % MODULUS) for bad_sum in bad
-        ]:
+        bad = [sums_of for sums_of in sums.values() if sums_of[0] == record.bad_records]
+        left_out = bad if record.bad_records else [(0, 0)]
+        fitting = [(rows - bad_rows, (digest - bad_digest) % MODULUS) for bad_rows, bad_digest in left_out]
+        if (record.rows, record.digest) not in fitting:
             self._say(
                 "I7",
                 record.commit,
                 f"it says {record.rows} rows with digest {record.digest:016x} and {record.bad_records} bad records; "
                 f"its partitions add up to {rows} with {digest % MODULUS:016x}",
             )
-
-    def _say(self, invariant: str, commit: int, message: str, place: Place = ("", -1), offset: int = -1) -> None:
-        topic, partition = place
-        self._report(
-            Violation(
-                invariant=invariant, commit=commit, message=message, topic=topic, partition=partition, offset=offset
-            )
-        )

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_exactlyonce.audit.batch_producers import LogWriters
-from airflow_provider_exactlyonce.audit.findings import Violation
+from airflow_provider_exactlyonce.audit.batch_producers import LogWriters, writer_of
+from airflow_provider_exactlyonce.audit.findings import Findings
 from airflow_provider_exactlyonce.audit.partition_check import PartitionCheck, RangeFound, Stray
 from airflow_provider_exactlyonce.audit.topics import SinkTopic
 from airflow_provider_exactlyonce.kafka.digest import record_digest
 from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Totals:
 class JudgedRecords:
     """Which records of a sink are judged, and by what.
 
-    :param topics: the sink's topics that can be judged; ranges in others are left out
+    :param topics: the sink's topics that can be judged; ranges in others are found_ranges out
     :param limits: {(topic, partition): offset} up to which everything is decided
     :param producer_ids: that the ledger's commits name
     :param backfill_ids: producer ids of the pipeline's backfills, whose records are judged by their own ledger
@@ -55,14 +55,14 @@ class JudgedRecords:
 class SinkCheck:
     """Reads the sink's topics once, forwards.
 
-    :param report: told of each violation
+    :param findings: get each violation
     :param log_starts: asks where topics' logs begin now
     """
 
     reader: RangeReader
     writers: LogWriters
     judged: JudgedRecords
-    report: Callable[[Violation], None]
+    findings: Findings
     log_starts: Callable[[Iterable[str]], Mapping[Place, int]]
     advanced: Callable[[Totals], None]
     totals: Totals = field(default_factory=Totals)
@@ -77,23 +77,21 @@ class SinkCheck:
 
     def window(self, commits: Sequence[CommitRecord]) -> None:
         """Judge some commits and what is readable before and between them."""
-        by_place: dict[Place, list[RangeFound]] = {}
+        ranges_of: dict[Place, list[RangeFound]] = {}
         by_commit: dict[int, list[tuple[Place, RangeFound]]] = {}
         for record in commits:
-            for topic, ranges in record.sink.items():
-                for partition, written in ranges.items():
-                    place = topic, partition
-                    if topic not in self.judged.topics or written.last >= self.judged.limits.get(place, 0):
-                        continue  # said already: the topic is gone, or an open transaction holds it back
-                    found_range = RangeFound(record.commit, written)
-                    by_place.setdefault(place, []).append(found_range)
-                    by_commit.setdefault(record.commit, []).append((place, found_range))
-                    self._remember(found_range, place)
-        for place, found_ranges in by_place.items():
+            for place, written in by_place(record.sink).items():
+                if place[0] not in self.judged.topics or written.last >= self.judged.limits.get(place, 0):
+                    continue  # message already: the topic is gone, or an open transaction holds it back
+                found_range = RangeFound(record.commit, written)
+                ranges_of.setdefault(place, []).append(found_range)
+                by_commit.setdefault(record.commit, []).append((place, found_range))
+                self._remember(found_range, place)
+        for place, found_ranges in ranges_of.items():
             check = self._partitions.setdefault(place, PartitionCheck(found_ranges[0].expected.first))
             check.open(found_ranges, found_ranges[-1].expected.last + 1)
-        self._read(list(by_place))
-        starts = self.log_starts({topic for topic, _ in by_place})
+        self._read(list(ranges_of))
+        starts = self.log_starts({topic for topic, _ in ranges_of})
         committed = {record.commit: record.committed for record in commits}
         for commit, ranges_of_commit in by_commit.items():
             self._judge(commit, committed[commit], ranges_of_commit, starts)
@@ -109,11 +107,11 @@ class SinkCheck:
         checks = {place: self._partitions[place] for place in places}
         spans = {place: (check.next_offset, check.end) for place, check in checks.items()}
         for number, message in enumerate(self.reader.read(spans), start=1):
-            topic, partition, offset = str(message.topic()), int(message.partition() or 0), int(message.offset() or 0)
-            check = checks[topic, partition]
-            if self.judged.backfill_ids and self._is_of(self.judged.backfill_ids, topic, partition, offset):
+            place, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
+            check = checks[place]
+            if self.judged.backfill_ids and self._is_of(self.judged.backfill_ids, place, offset):
                 check.skip(offset)
-            elif self.judged.allow_foreign and not self._is_of(self.judged.producer_ids, topic, partition, offset):
+            elif self.judged.allow_foreign and not self._is_of(self.judged.producer_ids, place, offset):
                 self.totals.foreign_rows += 1
                 check.skip(offset)
             else:
@@ -134,30 +132,27 @@ class SinkCheck:
         starts: Mapping[Place, int],
     ) -> None:
         found_ranges = []
-        for (topic, partition), found_range in ranges:
-            start = starts[topic, partition]
+        for place, found_range in ranges:
+            topic = self.judged.topics[place[0]]
             self.totals.ranges += 1
-            if found_range.expected.first < start and self.judged.topics[topic].may_have_expired(committed):
+            if found_range.expected.first < starts[place] and topic.may_have_expired(committed):
                 self.totals.expired_ranges += 1
-            elif found_range.rows < found_range.expected.rows and self.judged.topics[topic].is_compacted:
+            elif found_range.rows < found_range.expected.rows and topic.is_compacted:
                 self.totals.compacted_ranges += 1
             else:
-                found_ranges.append(((topic, partition), found_range))
-        short = [entry for entry in found_ranges if entry[1].rows < entry[1].expected.rows]
+                found_ranges.append((place, found_range))
         self.totals.rows += sum(found_range.rows for _, found_range in found_ranges)
-        if short:
+        short = next((entry for entry in found_ranges if entry[1].rows < entry[1].expected.rows), None)
+        if short is not None:
+            place, found_range = short
             is_lost = all(found_range.rows == 0 for _, found_range in found_ranges)
-            (topic, partition), found_range = short[0]
             rows = sum(found_range.expected.rows for _, found_range in found_ranges)
             readable = sum(min(found_range.rows, found_range.expected.rows) for _, found_range in found_ranges)
-            self._say(
-                "I1" if is_lost else "I3",
-                commit,
-                short[0][0],
-                found_range.missing,
+            message = (
                 f"the batch is {'lost' if is_lost else 'torn'}: {readable} of its {rows} rows are readable; "
-                f"{self._what_is_at(topic, partition, found_range.missing, starts)}",
+                f"{self._what_is_at(place, found_range.missing, starts[place])}"
             )
+            self.findings.add("I1" if is_lost else "I3", commit, message, place, found_range.missing)
         for place, found_range in found_ranges:
             expected = found_range.expected
             if found_range.rows > expected.rows:
@@ -165,53 +160,45 @@ class SinkCheck:
                     f"{found_range.rows} rows are readable between {expected.first} and {expected.last}, "
                     f"{expected.rows} are its own"
                 )
-                self._say("I1", commit, place, expected.first, message)
+                self.findings.add("I1", commit, message, place, expected.first)
             elif found_range.rows == expected.rows and found_range.digest != expected.digest:
                 message = (
                     f"the digest of its {found_range.rows} rows is {found_range.digest:016x}, the ledger says "
                     f"{expected.digest:016x}"
                 )
-                self._say("I7", commit, place, expected.first, message)
+                self.findings.add("I7", commit, message, place, expected.first)
 
-    def _what_is_at(self, topic: str, partition: int, offset: int, starts: Mapping[Place, int]) -> str:
-        if offset < starts[topic, partition]:
-            return f"the log begins at {starts[topic, partition]}: they were deleted"
-        batch = self.writers.batch_at(topic, partition, offset)
+    def _what_is_at(self, place: Place, offset: int, start: int) -> str:
+        if offset < start:
+            return f"the log begins at {start}: they were deleted"
+        batch = self.writers.batch_at(place, offset)
         if batch is None:
             return "there is no record at that offset"
         if batch.is_control:
             return "a transaction's marker is at that offset"
-        return f"the record there is of an aborted transaction of producer {batch.producer_id}, epoch {batch.epoch}"
+        return f"the record there is of an aborted transaction of {writer_of(batch)}"
 
     def _report_stray(self, place: Place, stray: Stray) -> None:
-        batch = self.writers.batch_at(*place, stray.first)
-        writer = "an unknown producer" if batch is None else f"producer {batch.producer_id}, epoch {batch.epoch}"
+        batch = self.writers.batch_at(place, stray.first)
         whose = "this pipeline's" if batch and batch.producer_id in self.judged.producer_ids else "not this pipeline's"
         rows = f"{stray.rows} readable {'row' if stray.rows == 1 else 'rows'} up to offset {stray.last}"
+        written = f"written by {writer_of(batch)}, {whose}"
         remembered = self._remembered.get((stray.rows, stray.digest))
         if remembered is not None:
             commit, (topic, partition) = remembered
             message = f"doubled batch: {rows} repeat what commit {commit} wrote to {topic}-{partition}"
-            self._say("I1", commit, place, stray.first, f"{message}; written by {writer}, {whose}")
+            self.findings.add("I1", commit, f"{message}; {written}", place, stray.first)
         else:
-            self._say("I2", stray.after, place, stray.first, f"{rows} are in no commit; written by {writer}, {whose}")
+            self.findings.add("I2", stray.after, f"{rows} are in no commit; {written}", place, stray.first)
 
     def _remember(self, found_range: RangeFound, place: Place) -> None:
         self._remembered[found_range.expected.rows, found_range.expected.digest] = found_range.commit, place
         if len(self._remembered) > _REMEMBERED_RANGES:
             self._remembered.popitem(last=False)
 
-    def _is_of(self, producer_ids: frozenset[int], topic: str, partition: int, offset: int) -> bool:
-        batch = self.writers.batch_at(topic, partition, offset)
+    def _is_of(self, producer_ids: frozenset[int], place: Place, offset: int) -> bool:
+        batch = self.writers.batch_at(place, offset)
         return batch is not None and batch.is_transactional and batch.producer_id in producer_ids
-
-    def _say(self, invariant: str, commit: int, place: Place, offset: int, message: str) -> None:
-        topic, partition = place
-        self.report(
-            Violation(
-                invariant=invariant, commit=commit, message=message, topic=topic, partition=partition, offset=offset
-            )
-        )
 
 
 def _digest(message: Message) -> int:

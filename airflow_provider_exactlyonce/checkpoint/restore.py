@@ -163,8 +163,7 @@ def _check(
             f"commit {newest}: this is another cluster, or the ledger was lost. What was committed can't be told"
         )
     if savepoint.commit == newest:
-        ends = {topic: {part: end for part, (_, end) in of.items()} for topic, of in _newest(tail).source.items()}
-        _check_positions(savepoint, ends)
+        _check_positions(savepoint, _newest(tail).ends)
         return None
     if mode is RestoreMode.FAIL:
         raise RefusedError(
@@ -172,8 +171,7 @@ def _check(
             f"followed, up to {newest}; mode fail refuses that. Mode suppress replays them without writing"
         )
     stretch = RecordedCommits(reader, savepoint.commit + 1, newest).check()
-    starts = {topic: {part: start for part, (start, _) in of.items()} for topic, of in stretch.starts.items()}
-    _check_positions(savepoint, starts)
+    _check_positions(savepoint, stretch.positions)
     check_input(config, stretch)
     return None if mode is RestoreMode.REEMIT else stretch
 
@@ -183,16 +181,15 @@ def _newest(tail: LedgerTail) -> CommitRecord:
     return tail.commit  # type: ignore[return-value]
 
 
-def _check_positions(savepoint: Savepoint, positions: Mapping[str, Mapping[int, int]]) -> None:
+def _check_positions(savepoint: Savepoint, positions: Mapping[tuple[str, int], int]) -> None:
     """Check that the ledger goes on where the savepoint ends."""
-    for topic, partitions in positions.items():
-        for partition, offset in partitions.items():
-            saved = savepoint.source.get(topic, {}).get(partition, offset)
-            if saved != offset:
-                raise RefusedError(
-                    f"savepoint {savepoint.id} ends at offset {saved} of {topic}-{partition}, and its ledger goes on "
-                    f"at {offset}: they are not of one pipeline"
-                )
+    for (topic, partition), offset in positions.items():
+        saved = savepoint.source.get(topic, {}).get(partition, offset)
+        if saved != offset:
+            raise RefusedError(
+                f"savepoint {savepoint.id} ends at offset {saved} of {topic}-{partition}, and its ledger goes on "
+                f"at {offset}: they are not of one pipeline"
+            )
 
 
 def _lineage(savepoint: Savepoint, tail: LedgerTail, claim: ClaimRecord, request: RestoreRequest) -> Lineage:

@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
 from airflow_provider_exactlyonce.devkit import guard
@@ -33,8 +32,6 @@ START_TIMEOUT_SECONDS: Final = 90.0
 STOP_TIMEOUT_SECONDS: Final = 30.0
 KILL_TIMEOUT_SECONDS: Final = 10.0
 PROBE_INTERVAL_SECONDS: Final = 0.1
-NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
-NO_FEATURES: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class EmbeddedBroker:
@@ -59,17 +56,17 @@ class EmbeddedBroker:
         data_directory: Path,
         *,
         port: int = 0,
-        properties: Mapping[str, str] = NO_PROPERTIES,
+        properties: Mapping[str, str] | None = None,
         protocols: Collection[str] = (),
-        features: Mapping[str, int] = NO_FEATURES,
+        features: Mapping[str, int] | None = None,
         heap_megabytes: int = 512,
         detached: bool = False,
     ) -> None:
         self.data_directory = data_directory.absolute()
         self._port = port
-        self._properties = dict(properties)
+        self._properties = dict(properties or {})
         self._protocols = tuple(protocols)
-        self._features = dict(features)
+        self._features = dict(features or {})
         self._secure_ports: Mapping[str, int] = {}
         self._heap_megabytes = heap_megabytes
         self._detached = detached
@@ -84,9 +81,7 @@ class EmbeddedBroker:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -181,12 +176,8 @@ class EmbeddedBroker:
             elif is_taken_for_alive(data):
                 fence_killed_broker(data, class_path, ports, log)
             command = java_command(class_path, self._heap_megabytes, *LOGGING_OPTIONS)
-            self._guard, process = launch(
-                [*command, "kafka.Kafka", str(properties_file)],
-                data,
-                log,
-                guard.DETACH if self._detached else guard.SUPERVISE,
-            )
+            mode = guard.DETACH if self._detached else guard.SUPERVISE
+            self._guard, process = launch([*command, "kafka.Kafka", str(properties_file)], data, log, mode)
         return BrokerState(process=process, port=ports.client, cluster_id=storage_id)
 
     def _wait_until_ready(self, deadline: float, timeout_seconds: float) -> None:

@@ -166,7 +166,6 @@ def _line(name: str, value: str) -> str:
 
 
 def _previous_ports(data_directory: Path) -> dict[str, int]:
-    """Return the ports of the last start, by listener."""
     try:
         text = (data_directory / PROPERTIES_NAME).read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from airflow_provider_exactlyonce import process_identity
@@ -28,38 +30,30 @@ class ProcessIdentity:
         """Tell whether this very process still runs."""
         return ProcessIdentity.of(self.pid) == self
 
-    def send(self, number: signal.Signals) -> bool:
-        """Send a signal; False if the process is gone, whoever may have its id by now."""
-        descriptor = self._open()
-        if descriptor is None:
-            return False
-        try:
-            signal.pidfd_send_signal(descriptor, number)
-        except ProcessLookupError:
-            return False
-        finally:
-            os.close(descriptor)
-        return True
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, unless the process is gone, whoever may have its id by now."""
+        with self._opened() as descriptor, suppress(ProcessLookupError):
+            if descriptor is not None:
+                signal.pidfd_send_signal(descriptor, number)
 
     def wait_until_gone(self, timeout_seconds: float) -> bool:
         """Wait for the process to end; False if it still runs after the time."""
-        descriptor = self._open()
-        if descriptor is None:
-            return True
-        try:
+        with self._opened() as descriptor:
+            if descriptor is None:
+                return True
             poll = select.poll()
             poll.register(descriptor, select.POLLIN)
             return bool(poll.poll(timeout_seconds * 1000))
-        finally:
-            os.close(descriptor)
 
-    def _open(self) -> int | None:
+    @contextmanager
+    def _opened(self) -> Iterator[int | None]:
         """Open a descriptor of the process; compared after the opening, so that it can't be another's."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
-            return None
-        if self.is_alive():
-            return descriptor
-        os.close(descriptor)
-        return None
+            yield None
+            return
+        try:
+            yield descriptor if self.is_alive() else None
+        finally:
+            os.close(descriptor)

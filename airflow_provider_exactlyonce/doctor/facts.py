@@ -14,6 +14,7 @@ from airflow_provider_exactlyonce.control.lease import Lease, Life
 from airflow_provider_exactlyonce.control.status import Status
 from airflow_provider_exactlyonce.doctor.findings import Finding
 from airflow_provider_exactlyonce.exceptions import SettingRefusedError
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, MissingInput
 from airflow_provider_exactlyonce.ledger.reader import LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
@@ -22,7 +23,6 @@ from airflow_provider_exactlyonce.streaming.commit.start_checks import HomeMisma
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.audit.topics import SinkTopic
     from airflow_provider_exactlyonce.kafka.cluster_transactions import Hanging, Transaction
-    from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 
 
 @dataclass(kw_only=True)
@@ -118,22 +118,26 @@ class TopicsFacts:
 
     :param problems: {topic: (kind of finding, what a start would say of it)}
     :ivar recreated: what a start would say of a topic that is another one than at the last commit
-    :param earliest: {source topic: {partition: first offset that is there}}
+    :param earliest: {source partition: first offset that is there}
     :param ends: where they end, likewise
     :param sizes: bytes of source partitions, as far as they may be asked for
-    :param written: {(topic, partition, offset): when that record was written}, milliseconds since the epoch
+    :param written: {(partition, offset): when that record was written}, milliseconds since the epoch
     :param settings: {source topic: what of its settings bears on how long records stay}
     :param cluster: what a start would say of the brokers
     """
 
-    problems: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    problems: dict[str, tuple[str, str]] = field(default_factory=dict)
     recreated: str | None = field(init=False, default=None)
-    earliest: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    earliest: Mapping[Place, int] = field(default_factory=dict)
     ends: Mapping[Place, int] = field(default_factory=dict)
     sizes: Mapping[Place, int] = field(default_factory=dict)
-    written: Mapping[tuple[str, int, int], int] = field(default_factory=dict)
+    written: Mapping[tuple[Place, int], int] = field(default_factory=dict)
     settings: Mapping[str, SinkTopic] = field(default_factory=dict)
     cluster: str | None = None
+
+    def is_there(self, topic: str) -> bool:
+        """Whether a topic can be looked at."""
+        return self.problems.get(topic, ("", ""))[0] not in ("topic-missing", "topic-unavailable")
 
 
 @dataclass(kw_only=True)
@@ -214,9 +218,7 @@ class Facts:
         if topics is None:
             return None
         unavailable = {name for name, (kind, _) in topics.problems.items() if kind == "topic-unavailable"}
-        unseen = {
-            name: dict.fromkeys(partitions, 0) for name, partitions in stretch.starts.items() if name in unavailable
-        }
+        unseen = {place: 0 for place in stretch.starts if place[0] in unavailable}
         return stretch.missing_input({**topics.earliest, **unseen})
 
     @property

@@ -31,7 +31,6 @@ from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
 
 if TYPE_CHECKING:
-    from airflow_provider_exactlyonce.audit.findings import Violation
     from airflow_provider_exactlyonce.kafka.wire import WireClient
 
 T = TypeVar("T")
@@ -43,7 +42,7 @@ _CONTRADICTIONS_KEPT: Final = 3
 
 
 def gather(
-    pipeline: str, config: Mapping[str, Any], location: str | None, verified: dict[str, Sequence[Defect]] | None = None
+    pipeline: str, config: Mapping[str, Any], location: str | None, verified: dict[str, Sequence[Defect]]
 ) -> Facts:
     """Look at a pipeline.
 
@@ -58,7 +57,7 @@ def gather(
         facts.tail = _tail(facts, reader)
         home = _find_home(facts, location)
         if home is not None:
-            _probe_home(facts, home, {} if verified is None else verified)
+            _probe_home(facts, home, verified)
         if client is not None and reader is not None:
             before, facts.tail = facts.tail, _tail(facts, reader) if facts.tail else None
             grown = before is not None and facts.tail is not None and before.place != facts.tail.place
@@ -245,13 +244,14 @@ def _is_there(store: Savepoints, savepoint_id: str) -> bool:
 
 def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
     """Read the ledger once, for all that asks for its past."""
+    from airflow_provider_exactlyonce.audit.findings import Findings
     from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck
 
     if facts.tail is None:
         return None
     newest = facts.newest
-    violations: list[Violation] = []
-    check = LedgerCheck(facts.pipeline, facts.tail.place.oldest, violations.append)
+    findings = Findings()
+    check = LedgerCheck(facts.pipeline, facts.tail.place.oldest, findings)
     stretches = {start: CommitSpan(first=start + 1, last=newest) for start in _starts(facts)}
     expected = {start: start + 1 for start in stretches}
     runs: list[ClaimRecord] = []
@@ -270,7 +270,7 @@ def _history(facts: Facts, reader: LedgerReader) -> HistoryFacts | None:
                 stretch.add(record)
                 expected[start] += 1
     return HistoryFacts(
-        contradictions=[str(violation) for violation in violations[:_CONTRADICTIONS_KEPT]],
+        contradictions=[str(violation) for violation in findings.kept[:_CONTRADICTIONS_KEPT]],
         stretches=stretches,
         incomplete={start: commit for start, commit in expected.items() if commit <= newest},
         producer_ids=frozenset(check.producer_ids),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce import process_identity
@@ -15,7 +16,7 @@ from airflow_provider_exactlyonce.checkpoint.savepoints import Savepoints
 from airflow_provider_exactlyonce.control import home as homes
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control import lease as leases
-from airflow_provider_exactlyonce.control.home import Home, Lineage
+from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.lease import Life
 from airflow_provider_exactlyonce.doctor.facts import Facts
 from airflow_provider_exactlyonce.doctor.findings import MAKING, WHILE_RUNNING, Finding, Remedy
@@ -44,7 +45,7 @@ def repair(facts: Facts, finding: Finding) -> str:
         raise ExactlyOnceError("Kafka does not answer, and what the ledger has decides what is safe")
     if remedy in MAKING:
         _check_belongs(facts)
-        _with_transactions(facts, lambda transactions: _check_decided(facts, transactions))
+        _check_decided(facts)
     return _REMEDIES[remedy](facts, facts.home.home, finding)
 
 
@@ -66,12 +67,12 @@ def _check_belongs(facts: Facts) -> None:
         raise RefusedError(f"home and ledger do not belong together: {misfit.message}")
 
 
-def _check_decided(facts: Facts, transactions: Transactions) -> str:
+def _check_decided(facts: Facts) -> None:
     """Check that no commit of the pipeline is on its way: the ledger that was read is all there is."""
-    own = transactions.describe(transactional_id(facts.pipeline))
+    with _transactions(facts) as transactions:
+        own = transactions.describe(transactional_id(facts.pipeline))
     if own is not None and own.is_open:
         raise RefusedError(f"{own.transactional_id} is {own.state}: ask again once it is ended")
-    return ""
 
 
 def _ledger_settings(facts: Facts, home: Home, finding: Finding) -> str:
@@ -79,33 +80,30 @@ def _ledger_settings(facts: Facts, home: Home, finding: Finding) -> str:
 
 
 def _abort(facts: Facts, home: Home, finding: Finding) -> str:
-    def abort(transactions: Transactions) -> str:
-        own = facts.transactions.own if facts.transactions else None
+    own = facts.transactions.own if facts.transactions else None
+    with _transactions(facts) as transactions:
         alive = why_taken_for_alive(facts.config, facts.pipeline)
         if own is None or alive is not None:
             raise AlreadyRunningError(f"the transaction is not aborted: {alive}")
         transactions.abort(own)
-        return f"aborted the open transaction of {own.transactional_id}"
-
-    return _with_transactions(facts, abort)
+    return f"aborted the open transaction of {own.transactional_id}"
 
 
 def _abort_hanging(facts: Facts, home: Home, finding: Finding) -> str:
-    def abort(transactions: Transactions) -> str:
+    with _transactions(facts) as transactions:
         for hanging in facts.transactions.hanging if facts.transactions else ():
             if f"{hanging.topic}-{hanging.partition} {hanging.first_offset}" == finding.subject:
                 transactions.abort_hanging(hanging)
-        return f"wrote the abort marker that was missing in {finding.subject.replace(' ', ' from offset ')} on"
-
-    return _with_transactions(facts, abort)
+    return f"wrote the abort marker that was missing in {finding.subject.replace(' ', ' from offset ')} on"
 
 
-def _with_transactions(facts: Facts, use: Callable[[Transactions], str]) -> str:
+@contextmanager
+def _transactions(facts: Facts) -> Iterator[Transactions]:
     from airflow_provider_exactlyonce.kafka.cluster_transactions import Transactions
     from airflow_provider_exactlyonce.kafka.wire import WireClient
 
     with WireClient(dict(facts.config)) as client:
-        return use(Transactions(client))
+        yield Transactions(client)
 
 
 def _release(facts: Facts, home: Home, finding: Finding) -> str:
@@ -157,40 +155,30 @@ def _set_aside(facts: Facts, home: Home, finding: Finding) -> str:
 
 
 def _restore(facts: Facts, home: Home, finding: Finding) -> str:
-    whole = (
-        [savepoint for savepoint in facts.savepoints.whole if savepoint.pipeline == facts.pipeline]
-        if facts.savepoints
-        else []
-    )
+    savepoints = facts.savepoints.whole if facts.savepoints else ()
+    whole = [savepoint for savepoint in savepoints if savepoint.pipeline == facts.pipeline]
     if not whole:
         raise RefusedError("there is no whole savepoint")
-    before = facts.home.lineage if facts.home else None
     restored = restore(home, facts.pipeline, facts.config, RestoreRequest(savepoint=whole[-1].id))
-    kept = f"; lineage {before.id} stays in {home.lineages / before.id}" if before and _is_there(home, before) else ""
+    before = _kept(facts, home)
+    kept = f"; lineage {before.name} stays in {before}" if before else ""
     return f"restored savepoint {whole[-1].id} of commit {whole[-1].commit}: lineage {restored.lineage.id}{kept}"
 
 
-def _is_there(home: Home, lineage: Lineage | None) -> bool:
-    return lineage is not None and (home.lineages / lineage.id).is_dir()
+def _kept(facts: Facts, home: Home) -> Path | None:
+    """Return where the lineage is that was current when the doctor looked, None when it is gone."""
+    path = home.lineages / facts.home.lineage.id if facts.home and facts.home.lineage else None
+    return path if path is not None and path.is_dir() else None
 
 
 def _rebuild(facts: Facts, home: Home, finding: Finding) -> str:
-    return _made(facts, home, cut=False)
-
-
-def _cut(facts: Facts, home: Home, finding: Finding) -> str:
-    return f"{_made(facts, home, cut=True)}; its next batch has half of the records"
-
-
-def _made(facts: Facts, home: Home, *, cut: bool) -> str:
-    before = facts.home.lineage if facts.home else None
+    cut = finding.remedy is Remedy.CUT
     made = rebuild(home, facts.pipeline, facts.config, cut=cut)
-    stays = "was never started, and is removed"
-    if before is not None and _is_there(home, before):
-        stays = f"stays in {home.lineages / before.id}"
+    before = _kept(facts, home)
     return (
         f"made lineage {made.id} of batch {made.base_batch} (commit {made.base_commit}), which is whole; what it was "
-        f"made of {stays}"
+        f"made of {f'stays in {before}' if before else 'was never started, and is removed'}"
+        f"{'; its next batch has half of the records' if cut else ''}"
     )
 
 
@@ -210,6 +198,6 @@ _REMEDIES: Final[Mapping[Remedy, Callable[[Facts, Home, Finding], str]]] = {
     Remedy.SET_ASIDE: _set_aside,
     Remedy.RESTORE: _restore,
     Remedy.REBUILD: _rebuild,
-    Remedy.CUT: _cut,
+    Remedy.CUT: _rebuild,
     Remedy.SAVE: _save,
 }

@@ -153,23 +153,18 @@ def settings_for(cluster: Cluster, conf: Mapping[str, str], environment: Mapping
     """
     attempts = conf.get(_ATTEMPTS, "1")
     if attempts != "1":
-        raise SettingRefusedError(
-            _ATTEMPTS, attempts, "1", "YARN would start a second driver with the first's identity"
-        )
-    yarn = isinstance(cluster, YarnCluster)
-    prefix = "spark.yarn.appMasterEnv." if yarn else "spark.kubernetes.driverEnv."
+        why = "YARN would start a second driver with the first's identity"
+        raise SettingRefusedError(_ATTEMPTS, attempts, "1", why)
     python = conf.get("spark.executorEnv.PYTHONPATH")
     variables = {**environment, **({"PYTHONPATH": python} if python else {})}
-    identity = (
-        {
-            "spark.yarn.tags": ",".join(filter(None, [conf.get("spark.yarn.tags"), TOKEN_PLACEHOLDER])),
-            "spark.yarn.submit.waitAppCompletion": "false",
-            _ATTEMPTS: "1",
-        }
-        if yarn
-        else {
+    if isinstance(cluster, YarnCluster):
+        prefix = "spark.yarn.appMasterEnv."
+        tags = ",".join(filter(None, [conf.get("spark.yarn.tags"), TOKEN_PLACEHOLDER]))
+        identity = {"spark.yarn.tags": tags, "spark.yarn.submit.waitAppCompletion": "false", _ATTEMPTS: "1"}
+    else:
+        prefix = "spark.kubernetes.driverEnv."
+        identity = {
             f"spark.kubernetes.driver.label.{LABEL}": TOKEN_PLACEHOLDER,
             "spark.kubernetes.submission.waitAppCompletion": "false",
         }
-    )
     return {**{f"{prefix}{name}": value for name, value in variables.items()}, **identity}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -15,38 +14,7 @@ from airflow_provider_exactlyonce.files import replacing
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.control.home import Home
     from airflow_provider_exactlyonce.control.launching import Launch
-
-
-@dataclass(frozen=True, kw_only=True)
-class DriverSettings:
-    """What a driver is started with, as users say it.
-
-    :param application: path of the job's file, see :func:`find_application`, or a URI
-    :param name: Spark application's name
-    :param conn_id: connection of type ``spark``
-    :param kafka_conn_id: connection of type ``kafka``
-    :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name
-    :param store_conn_ids: connections to the object stores of the job's Delta tables
-    :param schema_registry_conn_id: connection of type ``http`` to the job's schema registry, None for none
-    :param conf: Spark settings; those that the protocol needs are added, contradicting ones refused
-    :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it
-    :param packages: comma-separated Maven coordinates, instead of the same
-    :param application_args: further arguments of the job
-    :param env_vars: further environment variables of the driver
-    """
-
-    application: str
-    name: str
-    conn_id: str = "spark_default"
-    kafka_conn_id: str = "kafka_default"
-    postgres_conn_ids: Sequence[str] = ()
-    store_conn_ids: Sequence[str] = ()
-    schema_registry_conn_id: str | None = None
-    conf: Mapping[str, Any] = field(default_factory=dict)
-    jars: str | None = None
-    packages: str | None = None
-    application_args: Sequence[str] = ()
-    env_vars: Mapping[str, str] = field(default_factory=dict)
+    from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings
 
 
 def build_launch(home: Home, settings: DriverSettings, *, until: str, goal: str | None = None) -> Launch:
@@ -108,17 +76,8 @@ def launch_of(settings: DriverSettings, arguments: Sequence[str], home: Home | N
             TOKEN_VARIABLE: TOKEN_PLACEHOLDER,
             **{name: f"@{_write_private(home.control / _file_of(name), text)}" for name, text in secrets.items()},
         }
-    submission = spark_submit.Submission(
-        application=settings.application,
-        name=settings.name,
-        arguments=arguments,
-        conf=settings.conf,
-        jars=settings.jars,
-        packages=settings.packages,
-        environment=remote,
-    )
-    command = spark_submit.build_command(settings.conn_id, submission)
-    return Launch(command=command.arguments, printable=command.printable, environment=local)
+    command, printable = spark_submit.build_command(settings, arguments, remote)
+    return Launch(command=command, printable=printable, environment=local)
 
 
 def _file_of(variable: str) -> str:

@@ -93,7 +93,6 @@ def lineage_of(bootstrap_servers: str, known: Committed | None) -> Lineage:
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
-    """Return the sum, None when a part of it is unknown."""
     total = 0
     for count in counts:
         if count is None:
@@ -112,15 +111,12 @@ def _inputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord])
         for topic, ranges in record.source.items()
         for partition, (start, end) in ranges.items()
     )
-    made = []
+    datasets = []
     for topic in sorted(last.source):
-        facet: Any = InputDatasetFacet().with_additional_properties(
-            commits=_span(commits), partitions=_rows(topic, read)
-        )
-        made.append(
-            InputDataset(namespace=namespace, name=topic, inputFacets={_OFFSETS_FACET: facet} if commits else {})
-        )
-    return made
+        offsets: Any = InputDatasetFacet().with_additional_properties(**_facts(topic, read, commits))
+        facets = {_OFFSETS_FACET: offsets} if commits else {}
+        datasets.append(InputDataset(namespace=namespace, name=topic, inputFacets=facets))
+    return datasets
 
 
 def _outputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]) -> list[OutputDataset]:
@@ -134,18 +130,15 @@ def _outputs(namespace: str, last: CommitRecord, commits: Sequence[CommitRecord]
         for topic, ranges in record.sink.items()
         for partition, span in ranges.items()
     )
-    made = []
+    datasets = []
     for topic in sorted({topic for topic, _ in written} | set(last.sink)):
+        rows = sum(rows for (name, _), (_, _, rows) in written.items() if name == topic)
         facets: dict[str, Any] = {
-            "outputStatistics": OutputStatisticsOutputDatasetFacet(
-                rowCount=sum(rows for (name, _), (_, _, rows) in written.items() if name == topic)
-            ),
-            _OFFSETS_FACET: OutputDatasetFacet().with_additional_properties(
-                commits=_span(commits), partitions=_rows(topic, written)
-            ),
+            "outputStatistics": OutputStatisticsOutputDatasetFacet(rowCount=rows),
+            _OFFSETS_FACET: OutputDatasetFacet().with_additional_properties(**_facts(topic, written, commits)),
         }
-        made.append(OutputDataset(namespace=namespace, name=topic, outputFacets=facets if commits else {}))
-    return made
+        datasets.append(OutputDataset(namespace=namespace, name=topic, outputFacets=facets if commits else {}))
+    return datasets
 
 
 def _merged(ranges: Iterable[tuple[tuple[str, int], int, int, int]]) -> _Ranges:
@@ -159,12 +152,13 @@ def _merged(ranges: Iterable[tuple[tuple[str, int], int, int, int]]) -> _Ranges:
     return spans
 
 
-def _rows(topic: str, ranges: _Ranges) -> list[dict[str, int]]:
-    return [
+def _facts(topic: str, ranges: _Ranges, commits: Sequence[CommitRecord]) -> dict[str, Any]:
+    partitions = [
         {"partition": partition, "start": start, "end": end, "rows": rows}
         for (name, partition), (start, end, rows) in sorted(ranges.items())
         if name == topic
     ]
+    return {"commits": _span(commits), "partitions": partitions}
 
 
 def _span(commits: Sequence[CommitRecord]) -> dict[str, int] | None:

@@ -25,42 +25,45 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submission:
-    """What is submitted.
+class DriverSettings:
+    """What a driver is started with, as users say it.
 
-    :param application: path or URI of the job's file
+    :param application: path of the job's file, see :func:`~hooks.launch.find_application`, or a URI
     :param name: Spark application's name
-    :param arguments: arguments of the application
-    :param conf: the user's Spark settings
-    :param jars: comma-separated; with neither jars nor packages Spark's own Kafka connector is passed
-    :param packages: comma-separated Maven coordinates
-    :param environment: variables of a driver that a cluster runs; everybody can read them
+    :param conn_id: connection of type ``spark``
+    :param kafka_conn_id: connection of type ``kafka``
+    :param postgres_conn_ids: connections of type ``postgres`` that the job's sinks name
+    :param store_conn_ids: connections to the object stores of the job's Delta tables
+    :param schema_registry_conn_id: connection of type ``http`` to the job's schema registry, None for none
+    :param conf: Spark settings; those that the protocol needs are added, contradicting ones refused
+    :param jars: comma-separated jars, instead of Spark's Kafka connector as this package resolves it
+    :param packages: comma-separated Maven coordinates, instead of the same
+    :param application_args: further arguments of the job
+    :param env_vars: further environment variables of the driver
     """
 
     application: str
     name: str
-    arguments: Sequence[str]
+    conn_id: str = "spark_default"
+    kafka_conn_id: str = "kafka_default"
+    postgres_conn_ids: Sequence[str] = ()
+    store_conn_ids: Sequence[str] = ()
+    schema_registry_conn_id: str | None = None
     conf: Mapping[str, Any] = field(default_factory=dict)
     jars: str | None = None
     packages: str | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    application_args: Sequence[str] = ()
+    env_vars: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommandLine:
-    """A command line.
+def build_command(
+    submitted: DriverSettings, arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[list[str], str]:
+    """Build the spark-submit command for a driver, with the settings that the protocol needs.
 
-    :param printable: the same with secrets masked
-    """
-
-    arguments: tuple[str, ...]
-    printable: str
-
-
-def build_command(conn_id: str, submission: Submission) -> CommandLine:
-    """Build the spark-submit command of a submission, with the settings that the protocol needs.
-
-    :param conn_id: connection of type ``spark``
+    :param arguments: arguments of the application
+    :param environment: variables of a driver that a cluster runs; everybody can read them
+    :returns: the command, and the same as text, with secrets masked
     :raises SettingRefusedError: when a setting contradicts the protocol
     :raises RefusedError: when this connection's drivers could not be supervised, or there is no spark-submit
     :raises AirflowNotFoundException: when there is no such connection
@@ -70,27 +73,27 @@ def build_command(conn_id: str, submission: Submission) -> CommandLine:
     from airflow_provider_exactlyonce.devkit.jars import cache_directory
     from airflow_provider_exactlyonce.streaming.settings import program_of, submit_settings
 
-    connected = _hook(conn_id)
+    connected = _hook(submitted.conn_id)
     cluster = clusters.cluster_of(connected)
-    jars = _jars(submission)
-    conf = submit_settings({name: _text(value) for name, value in submission.conf.items()})
+    jars = _jars(submitted, arguments)
+    conf = submit_settings({name: _text(value) for name, value in submitted.conf.items()})
     conf |= packages.settings_for(conf, str(connected._connection["master"]), cache_directory())
     if cluster is None:
         conf.setdefault("spark.pyspark.driver.python", sys.executable)  # the executors' may have another place
     else:
-        conf |= clusters.settings_for(cluster, conf, submission.environment)
+        conf |= clusters.settings_for(cluster, conf, environment)
     # A cluster fetches the file that it runs, and no other.
-    application, *job = program_of(submission.application) if cluster is None else [submission.application]
+    application, *job = program_of(submitted.application) if cluster is None else [submitted.application]
     hook = SparkSubmitHook(
         conf=conf,
-        conn_id=conn_id,
+        conn_id=submitted.conn_id,
         jars=jars,
-        packages=submission.packages,
-        name=submission.name,
-        application_args=[*job, *submission.arguments],
+        packages=submitted.packages,
+        name=submitted.name,
+        application_args=[*job, *arguments],
     )
     program, *rest = hook._build_spark_submit_command(application)
-    return CommandLine(arguments=(_executable(program), *rest), printable=hook._mask_cmd([program, *rest]))
+    return [_executable(program), *rest], hook._mask_cmd([program, *rest])
 
 
 def cluster_of(conn_id: str) -> Cluster | None:
@@ -135,13 +138,13 @@ def _executable(program: str) -> str:
     return path
 
 
-def _jars(submission: Submission) -> str | None:
+def _jars(submitted: DriverSettings, arguments: Sequence[str]) -> str | None:
     from airflow_provider_exactlyonce.devkit.jars import spark_connector_jars
     from airflow_provider_exactlyonce.streaming.file_systems import driver_jars
 
-    complete = not (submission.jars or submission.packages)
-    jars = [*([submission.jars] if submission.jars else ()), *(spark_connector_jars() if complete else ())]
-    return ",".join(map(str, [*jars, *driver_jars(submission.arguments, complete=complete)])) or None
+    complete = not (submitted.jars or submitted.packages)
+    jars = [*([submitted.jars] if submitted.jars else ()), *(spark_connector_jars() if complete else ())]
+    return ",".join(map(str, [*jars, *driver_jars(arguments, complete=complete)])) or None
 
 
 def _text(value: object) -> str:

@@ -11,14 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from operator import attrgetter
+from typing import Any, Final, TypeVar
 
 import kafka.errors
 from kafka import TopicPartition
 from kafka.admin import AbortTransactionSpec, KafkaAdminClient
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.kafka.retry import until_definite
+from airflow_provider_exactlyonce.kafka.retry import TAKEN_OVER, until_definite
 from airflow_provider_exactlyonce.kafka.stable_offsets import Place
 from airflow_provider_exactlyonce.kafka.wire import Code, Producer, UnansweredError, WireClient, describe
 
@@ -27,9 +28,6 @@ T = TypeVar("T")
 #: The coordinator's names of states in which a transaction holds readers back.
 OPEN_STATES: Final = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 _PATIENCE_SECONDS: Final = 30.0
-
-#: Answers to a producer that is no longer the current one.
-_TAKEN_OVER: Final = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_PRODUCER_ID_MAPPING})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +72,11 @@ class Hanging:
     first_offset: int
     written_milliseconds: int
 
+    @property
+    def place(self) -> Place:
+        """Where it is open."""
+        return self.topic, self.partition
+
     def silent_seconds(self) -> float:
         """Return for how long its producer has not written, by this machine's clock."""
         return max(0.0, time.time() - self.written_milliseconds / 1000)
@@ -107,12 +110,7 @@ class Transactions:
 
     def open(self) -> list[Transaction]:
         """Return the open transactions, oldest first; those that the Kafka user may not describe are left out."""
-        listed = _asked(lambda: self._admin.list_transactions(state_filters=OPEN_STATES))
-        described = [self.describe(listing.transactional_id) for listings in listed.values() for listing in listings]
-        return sorted(
-            (transaction for transaction in described if transaction is not None and transaction.is_open),
-            key=lambda transaction: transaction.started_milliseconds,
-        )
+        return sorted(self._open(state_filters=OPEN_STATES), key=attrgetter("started_milliseconds"))
 
     def describe(self, transactional_id: str) -> Transaction | None:
         """Return what the coordinator knows of a transactional id, None when it does not know it.
@@ -181,27 +179,15 @@ class Transactions:
         if not suspects:
             return []
         producers = sorted({suspect.producer_id for suspect in suspects})
-        listed = _asked(lambda: self._admin.list_transactions(producer_id_filters=producers))
-        described = [self.describe(listing.transactional_id) for listings in listed.values() for listing in listings]
         known = {
             (transaction.producer_id, place)
-            for transaction in described
-            if transaction is not None and transaction.is_open
+            for transaction in self._open(producer_id_filters=producers)
             for place in transaction.partitions
         }
-        left = [
-            suspect for suspect in suspects if (suspect.producer_id, (suspect.topic, suspect.partition)) not in known
-        ]
+        left = [suspect for suspect in suspects if (suspect.producer_id, suspect.place) not in known]
         # One that ended between the two questions was known to its coordinator after all.
-        still = {
-            (suspect.producer_id, suspect.topic, suspect.partition, suspect.first_offset)
-            for suspect in self._open_in_of(left)
-        }
-        return [
-            suspect
-            for suspect in left
-            if (suspect.producer_id, suspect.topic, suspect.partition, suspect.first_offset) in still
-        ]
+        still = {(hanging.place, hanging.first_offset) for hanging in self.open_in({suspect.place for suspect in left})}
+        return [suspect for suspect in left if (suspect.place, suspect.first_offset) in still]
 
     def abort(self, transaction: Transaction) -> None:
         """Abort this transaction and fence its producer; returns once its markers are written.
@@ -217,7 +203,7 @@ class Transactions:
         name = transaction.transactional_id
         producer = Producer(id=transaction.producer_id, epoch=transaction.epoch)
         code = self._definite(name, lambda: self._client.end_transaction(name, producer, commit=False))
-        if code in _TAKEN_OVER:
+        if code in TAKEN_OVER:
             return
         if code == Code.INVALID_TXN_STATE:
             raise RefusedError(f"{name} can't be aborted: its end is decided already, look at it again")
@@ -228,7 +214,7 @@ class Transactions:
             return
         milliseconds = transaction.timeout_milliseconds
         code = self._definite(name, lambda: self._client.init_producer_id(name, producer, milliseconds)[0])
-        if code != Code.NONE and code not in _TAKEN_OVER:
+        if code != Code.NONE and code not in TAKEN_OVER:
             raise ExactlyOnceError(f"{name} is aborted, and its producer is not fenced: {describe(code)}")
 
     def _definite(self, name: str, request: Callable[[], int]) -> int:
@@ -246,15 +232,17 @@ class Transactions:
         :raises RefusedError: when the Kafka user may not
         """
         spec = AbortTransactionSpec(
-            topic_partition=TopicPartition(hanging.topic, hanging.partition),
+            topic_partition=TopicPartition(*hanging.place),
             producer_id=hanging.producer_id,
             producer_epoch=hanging.epoch,
             coordinator_epoch=max(0, hanging.coordinator_epoch),
         )
         _asked(lambda: self._admin.abort_transaction(spec))
 
-    def _open_in_of(self, suspects: Iterable[Hanging]) -> list[Hanging]:
-        return self.open_in({(suspect.topic, suspect.partition) for suspect in suspects})
+    def _open(self, **filters: Any) -> list[Transaction]:
+        listed = _asked(lambda: self._admin.list_transactions(**filters))
+        described = [self.describe(listing.transactional_id) for listings in listed.values() for listing in listings]
+        return [transaction for transaction in described if transaction is not None and transaction.is_open]
 
 
 def _asked(call: Callable[[], T]) -> T:

@@ -37,7 +37,6 @@ def partitions_for_keys(keys: pa.BinaryArray | pa.LargeBinaryArray, partition_co
 
 
 def _murmur2(column: FlatColumn) -> NDArray[np.uint32]:
-    """Hash every row to 32 bits."""
     reader = WordReader(column.buffer)
     word_counts = column.lengths >> 2
     hashes = np.uint32(SEED) ^ column.lengths.astype(np.uint32)
@@ -79,7 +78,6 @@ def _mix_words(
 
 
 def _mix_rest(hashed: int, buffer: pa.Buffer, position: int, words: int) -> int:
-    """Mix the last words of one row into its hash."""
     flat: NDArray[Any] = np.frombuffer(buffer.slice(position, 4 * words), dtype="<u4")
     for scrambled in _scramble(flat.astype(np.uint32)).tolist():
         hashed = (hashed * MULTIPLIER & MASK_32) ^ scrambled

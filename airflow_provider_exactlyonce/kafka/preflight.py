@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 _PATIENCE_SECONDS: Final = 30.0
 _NEW_TOPIC_PATIENCE_SECONDS: Final = 3.0  # until all brokers know a topic that has just been made
 _PAUSE_SECONDS: Final = 0.25
-_INVALID_TRANSACTION_TIMEOUT: Final = 50
 
 #: The requests that ``wire.py`` sends, by their number in the protocol, and the version that it needs of each.
 REQUESTS: Final[Mapping[str, tuple[int, int]]] = {
@@ -243,17 +242,16 @@ def check_topic_ids(client: WireClient, topic_ids: Mapping[str, str]) -> dict[st
     return {topic["name"]: len(topic["partitions"]) for topic in described}
 
 
-def check_group(
-    client: WireClient, group: str, *, user: str | None = None, patience_seconds: float = _PATIENCE_SECONDS
-) -> None:
+def check_group(client: WireClient, group: str, *, user: str | None = None) -> None:
     """Check that a consumer group, which is to get a pipeline's offsets, is ours to write and has no members.
 
+    A coordinator that isn't there yet is waited for.
+
     :param user: the Kafka user, for messages
-    :param patience_seconds: how long a coordinator that isn't there yet is waited for
     :raises RefusedError: when it has members, or a right is missing
     :raises ExactlyOnceError: when there is no answer
     """
-    deadline = time.monotonic() + patience_seconds
+    deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
             description = client.admin.describe_groups([group])[group]
@@ -344,7 +342,7 @@ def _check_transactional_id(
         raise ExactlyOnceError(f"the coordinator of transactional.id {transactional_id}: {error}") from error
     if code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
         raise missing_rights(user, [f"WRITE on transactional id {transactional_id}"])
-    if code != _INVALID_TRANSACTION_TIMEOUT:
+    if code != Code.INVALID_TRANSACTION_TIMEOUT:
         raise ExactlyOnceError(f"the coordinator of transactional.id {transactional_id} answered {describe(code)}")
 
 
@@ -361,9 +359,7 @@ def _check_rights(
     missing = []
     for name, use in uses.items():
         has = set(described[name]["authorized_operations"] or ())
-        if (
-            described[name]["error_code"] == Code.TOPIC_AUTHORIZATION_FAILED
-        ):  # then nothing is told of it, not even this
+        if described[name]["error_code"] == Code.TOPIC_AUTHORIZATION_FAILED:  # then not even this is told of it
             has = {"DESCRIBE_CONFIGS"} if settings[name] else set()
         lacking = [right for right in _RIGHTS[use] if right not in has]
         if lacking:
@@ -427,10 +423,9 @@ def _ask(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except kafka.errors.KafkaError as error:
-        raise ExactlyOnceError(
-            f"Kafka did not answer a question on the cluster: {type(error).__name__}: {error}"
-        ) from error
+        text = f"Kafka did not answer a question on the cluster: {type(error).__name__}: {error}"
+        raise ExactlyOnceError(text) from error
 
 
-def _utc(milliseconds: int) -> str:
+def _utc(milliseconds: int) -> str:  # of any year, which a datetime does not have
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(milliseconds / 1000))

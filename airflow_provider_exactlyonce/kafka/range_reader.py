@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.config import for_confluent
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -119,11 +119,7 @@ def read_range(config: Mapping[str, Any], spans: Mapping[str, Mapping[int, tuple
     :param spans: ``{topic: {partition: (first, last)}}``, last inclusive, as a committed range's ``sink``
     :raises ExactlyOnceError: when nothing more can be read for 30 s
     """
-    ranges = {
-        (topic, number): (first, last + 1)
-        for topic, partitions in spans.items()
-        for number, (first, last) in partitions.items()
-    }
+    ranges = {place: (first, last + 1) for place, (first, last) in by_place(spans).items()}
     with RangeReader(config, "range") as reader:
         yield from reader.read(ranges)
 

@@ -53,7 +53,9 @@ def trouble(config: Mapping[str, str]) -> ExactlyOnceError | None:
         return RefusedError(f"the Kafka configuration can't be used: {error.args[0].str()}")
     answer = admin.describe_cluster(request_timeout=_PATIENCE_SECONDS)
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not answer.done() and time.monotonic() < deadline and not _is_hopeless(errors):
+    while not answer.done() and time.monotonic() < deadline:
+        if any(error.code() == KafkaError._ALL_BROKERS_DOWN for error in errors):
+            break  # librdkafka says so after its first try, and would go on for half a minute
         admin.poll(_POLL_SECONDS)
     if answer.done():
         try:
@@ -64,13 +66,6 @@ def trouble(config: Mapping[str, str]) -> ExactlyOnceError | None:
             return None
     reasons = {_code(error): error.str() for error in errors if error.code() != KafkaError._ALL_BROKERS_DOWN}
     return _error(config, reasons, f"no answer within {_PATIENCE_SECONDS:.0f} s")
-
-
-def _is_hopeless(errors: list[Any]) -> bool:
-    """Whether all brokers are down, which librdkafka says after its first try, and would for half a minute."""
-    from confluent_kafka import KafkaError
-
-    return any(error.code() == KafkaError._ALL_BROKERS_DOWN for error in errors)
 
 
 def _code(error: Any) -> int:

@@ -33,8 +33,6 @@ _CRC: Final = struct.Struct(">I")
 _AFTER_CRC: Final = struct.Struct(">hiqqqhii")  # attributes … record count
 _LENGTH_STARTS_AFTER: Final = 12
 
-_NO_ROWS: Final = np.zeros(0, dtype=np.int64)
-
 SPAN_ROWS_MINIMUM: Final = 12_288
 """Bodies are written in groups of at least so many rows: few calls, yet the views stay in the processor's cache."""
 
@@ -42,43 +40,19 @@ SPAN_ROWS_MINIMUM: Final = 12_288
 class RefusedRecord(ValueError):  # noqa: N818 - the fact; callers turn it into the error that names the topic
     """A record that Kafka would refuse.
 
-    :param rows: every row in the given columns that is refused for the same reason; the message is about the first
-    :param partition: where the first of them should have gone
-    :param key: its key, or None
+    :param row: where it is in the given columns
+    :param partitions: where each row should have gone
+    :param keys: of each row
     :param reason: what is wrong with it, and the fix
     """
 
-    def __init__(self, *, rows: NDArray[np.int64], partition: int, key: bytes | None, reason: str) -> None:
-        self.rows = rows
-        self.row = int(rows[0])
-        self.partition = partition
-        self.key = key
-        super().__init__(f"the record in row {self.row} (partition {partition}, key {_shortened(key)}) {reason}")
+    def __init__(self, row: int, partitions: NDArray[np.int32], keys: pa.Array, reason: str) -> None:
+        key = _shortened(keys[row].as_py())
+        super().__init__(f"the record in row {row} (partition {partitions[row]}, key {key}) {reason}")
 
 
 class OversizedRecord(RefusedRecord):
-    """A record that doesn't fit into a batch even when it is alone there.
-
-    :param size_bytes: bytes of a batch with this record only, header included; what max.message.bytes is compared with
-    :param body_bytes_maximum: the limit that it exceeds
-    """
-
-    def __init__(
-        self,
-        *,
-        rows: NDArray[np.int64],
-        partition: int,
-        key: bytes | None,
-        size_bytes: int,
-        body_bytes_maximum: int,
-    ) -> None:
-        self.size_bytes = size_bytes
-        self.body_bytes_maximum = body_bytes_maximum
-        reason = (
-            f"takes {size_bytes} bytes as a record batch, the limit is {body_bytes_maximum}: "
-            "raise the topic's max.message.bytes or make it smaller"
-        )
-        super().__init__(rows=rows, partition=partition, key=key, reason=reason)
+    """A record that doesn't fit into a batch even when it is alone there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,29 +200,16 @@ def encode_few(records: Sequence[tuple[bytes | None, bytes | None]], timestamp_m
     return body
 
 
-def encode_single(key: bytes | None, value: bytes | None, timestamp_milliseconds: int) -> Body:
-    """Encode one record for partition 0; its digest is 0.
-
-    :param key: the key, or None
-    :param value: the value, or None
-    :param timestamp_milliseconds: its CreateTime
-    """
-    return encode_few([(key, value)], timestamp_milliseconds)
-
-
-def stamp(
-    body: Body, *, producer_id: int, epoch: int, base_sequence: int, transactional: bool = True
-) -> tuple[bytes, memoryview]:
+def stamp(body: Body, *, producer_id: int, epoch: int, base_sequence: int) -> tuple[bytes, memoryview]:
     """Put the header before a body; joined, both parts are a complete record set. A resend needs the very same stamp.
 
     :param body: the records
     :param producer_id: the producer's id
     :param epoch: its epoch
     :param base_sequence: sequence of the first record in its partition, see :func:`advance_sequence`
-    :param transactional: whether the records belong to a transaction
     """
     after_crc = _AFTER_CRC.pack(
-        body.compression.attributes | (TRANSACTIONAL_ATTRIBUTE if transactional else 0),
+        body.compression.attributes | TRANSACTIONAL_ATTRIBUTE,
         body.records - 1,
         body.base_timestamp_milliseconds,
         body.max_timestamp_milliseconds,
@@ -304,18 +265,14 @@ def _refuse_unfit(
 ) -> None:
     """Raise for rows that no client could send."""
     early = np.flatnonzero(times < 0)
-    without_key = _NO_ROWS if headers is None else rows_without_header_key(headers)
     if early.size:
-        rows, reason = (
-            early,
-            f"has the timestamp {times[early[0]]} ms, Kafka allows none before 1970: give it a later one",
-        )
-    elif without_key.size:
-        rows, reason = without_key, "has a header whose key is null, Kafka allows none: give every header a key"
-    else:
-        return
-    row = int(rows[0])
-    raise RefusedRecord(rows=rows, partition=int(partitions[row]), key=keys[row].as_py(), reason=reason)
+        row = int(early[0])
+        reason = f"has the timestamp {times[row]} ms, Kafka allows none before 1970: give it a later one"
+        raise RefusedRecord(row, partitions, keys, reason)
+    without_key = rows_without_header_key(headers) if headers is not None else early
+    if without_key.size:
+        reason = "has a header whose key is null, Kafka allows none: give every header a key"
+        raise RefusedRecord(int(without_key[0]), partitions, keys, reason)
 
 
 def _refuse_oversized(
@@ -325,21 +282,16 @@ def _refuse_oversized(
     order: NDArray[np.int64],
     body_bytes_maximum: int,
 ) -> None:
-    """Raise for rows that don't fit into a batch alone."""
     if int(records.smallest_sizes.max()) + HEADER_BYTES <= body_bytes_maximum:
         return
     alone = np.broadcast_to(records.smallest_sizes + HEADER_BYTES, len(order))
     positions = np.flatnonzero(alone > body_bytes_maximum)
-    positions = positions[np.argsort(order[positions])]
-    rows = order[positions]
-    row = int(rows[0])
-    raise OversizedRecord(
-        rows=rows,
-        partition=int(partitions[row]),
-        key=keys[row].as_py(),
-        size_bytes=int(alone[positions[0]]),
-        body_bytes_maximum=body_bytes_maximum,
+    first = positions[order[positions].argmin()]
+    reason = (
+        f"takes {alone[first]} bytes as a record batch, the limit is {body_bytes_maximum}: "
+        "raise the topic's max.message.bytes or make it smaller"
     )
+    raise OversizedRecord(int(order[first]), partitions, keys, reason)
 
 
 def _body_ends(records: RecordColumns, targets: NDArray[np.int32], body_bytes_maximum: int) -> NDArray[np.int64]:

@@ -117,7 +117,6 @@ def _before_length(records: RecordColumns) -> list[Varints]:
 
 
 def _pieces(records: RecordColumns, bounds: NDArray[np.int64], rows: slice) -> list[Piece]:
-    """What the records of these rows consist of."""
     counts = np.diff(bounds)
     offsets = _repeated_offset_deltas(counts)
     times = np.zeros(1, dtype=np.int64)

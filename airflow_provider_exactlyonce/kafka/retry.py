@@ -27,6 +27,9 @@ TRANSIENT: Final = frozenset(
     }
 )
 
+#: Answers to a producer that is no longer the current one.
+TAKEN_OVER: Final = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_PRODUCER_ID_MAPPING})
+
 _FIRST_PAUSE_SECONDS: Final = 0.005
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 
@@ -35,14 +38,14 @@ def until_definite(
     request: Callable[[], int],
     *,
     timeout_seconds: float,
-    on_transient: Callable[[int], None] = lambda code: None,
+    on_transient: Callable[[], None] = lambda: None,
     give_up: Callable[[], bool] = lambda: False,
 ) -> int:
     """Repeat a request until its answer is definite; return that answer's error code.
 
     :param request: sends it once; returns an error code or raises :class:`UnansweredError`
     :param timeout_seconds: how long
-    :param on_transient: called with each transient code before the next try
+    :param on_transient: called after each transient answer, before the next try
     :param give_up: asked before each pause
     :raises UnansweredError: when time is up without a definite answer; what happened is then unknown
     """
@@ -53,7 +56,7 @@ def until_definite(
             code = request()
             if code not in TRANSIENT:
                 return code
-            on_transient(code)
+            on_transient()
             last = describe(code)
         except UnansweredError as error:
             last = str(error)

@@ -8,18 +8,36 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.config import for_confluent
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import OffsetSpec
+
+T = TypeVar("T")
 
 _TIMEOUT_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.2
 
 #: (topic, partition)
 Place = tuple[str, int]
+
+
+def by_place(by_topic: Mapping[str, Mapping[int, T]]) -> dict[Place, T]:
+    """Return the values of ``{topic: {partition: value}}`` by their places."""
+    return {(topic, number): value for topic, values in by_topic.items() for number, value in values.items()}
+
+
+def by_topic(by_place: Mapping[Place, T]) -> dict[str, dict[int, T]]:
+    """Return the values of places as ``{topic: {partition: value}}``."""
+    values: dict[str, dict[int, T]] = {}
+    for (topic, number), value in by_place.items():
+        values.setdefault(topic, {})[number] = value
+    return values
 
 
 class MissingPartitionError(ExactlyOnceError):
@@ -105,32 +123,26 @@ class StableOffsets:
 
     def last_stable(self, places: Iterable[Place]) -> dict[Place, int]:
         """Return the last stable offsets: below them every transaction is decided, and readers see what committed."""
-        from confluent_kafka.admin import OffsetSpec
-
-        return self._ask({place: OffsetSpec.latest() for place in places}, committed=True)
+        return self._ask(places, lambda spec: spec.latest(), committed=True)
 
     def starts(self, places: Iterable[Place]) -> dict[Place, int]:
         """Return where the logs start."""
-        from confluent_kafka.admin import OffsetSpec
-
-        return self._ask({place: OffsetSpec.earliest() for place in places}, committed=True)
+        return self._ask(places, lambda spec: spec.earliest(), committed=True)
 
     def ends(self, places: Iterable[Place]) -> dict[Place, int]:
         """Return the offsets after the last records, whether their transactions are decided or not."""
-        from confluent_kafka.admin import OffsetSpec
-
-        return self._ask({place: OffsetSpec.latest() for place in places}, committed=False)
+        return self._ask(places, lambda spec: spec.latest(), committed=False)
 
     def at_timestamp(self, places: Iterable[Place], milliseconds: int) -> dict[Place, int | None]:
         """Return the offsets of the first records with this timestamp or a later one, None where there is none."""
-        from confluent_kafka.admin import OffsetSpec
-
-        offsets = self._ask({place: OffsetSpec.for_timestamp(milliseconds) for place in places}, committed=False)
+        offsets = self._ask(places, lambda spec: spec.for_timestamp(milliseconds), committed=False)
         return {place: offset if offset >= 0 else None for place, offset in offsets.items()}
 
-    def _ask(self, specs: Mapping[Place, Any], *, committed: bool) -> dict[Place, int]:
+    def _ask(self, places: Iterable[Place], spec: Callable[[Any], OffsetSpec], *, committed: bool) -> dict[Place, int]:
         from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka.admin import OffsetSpec
 
+        specs = {place: spec(OffsetSpec) for place in places}
         if not specs:
             return {}
         moved = {
@@ -152,10 +164,9 @@ class StableOffsets:
     def _ask_once(self, specs: Mapping[Place, Any], *, committed: bool) -> dict[Place, int]:
         from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 
-        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         futures = self._admin.list_offsets(
-            {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
-            isolation_level=level,
+            {TopicPartition(*place): spec for place, spec in specs.items()},
+            isolation_level=IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED,
             request_timeout=_TIMEOUT_SECONDS,
         )
         answers: dict[Place, int] = {}

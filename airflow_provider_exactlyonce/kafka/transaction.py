@@ -27,22 +27,13 @@ from airflow_provider_exactlyonce.exceptions import (
     SettingRefusedError,
 )
 from airflow_provider_exactlyonce.kafka import record_batch
-from airflow_provider_exactlyonce.kafka.retry import TRANSIENT, until_definite
-from airflow_provider_exactlyonce.kafka.wire import (
-    NO_PRODUCER,
-    Code,
-    Producer,
-    UnansweredError,
-    WireClient,
-    describe,
-)
+from airflow_provider_exactlyonce.kafka.retry import TAKEN_OVER, TRANSIENT, until_definite
+from airflow_provider_exactlyonce.kafka.wire import NO_PRODUCER, Code, Producer, UnansweredError, WireClient, describe
 
 #: The largest epoch that the coordinator gives out; the next request gets a new producer id with epoch 0.
 LAST_EPOCH: Final = 32_766
 _REQUEST_PATIENCE_SECONDS: Final = 60.0
 
-#: Answers of the coordinator to a producer that is no longer the current one.
-_TAKEN_OVER: Final = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_PRODUCER_ID_MAPPING})
 _LIVE_GROUP: Final = frozenset({Code.UNKNOWN_MEMBER_ID, Code.ILLEGAL_GENERATION})
 
 
@@ -182,8 +173,7 @@ class TransactionSession:
         code = _definite(what, lambda: self.client.add_offsets(self.transactional_id, self.producer, group))
         if code == Code.NONE:
             code = _definite(
-                what,
-                lambda: self.client.commit_offsets(self.transactional_id, self.producer, group, offsets, metadata),
+                what, lambda: self.client.commit_offsets(self.transactional_id, self.producer, group, offsets, metadata)
             )
         topics = ", ".join(sorted({topic for topic, _ in offsets}))
         _check_rights(code, self.transactional_id, group=group, topic=topics, topic_right="READ")
@@ -203,11 +193,8 @@ class TransactionSession:
         """
         self._move(SessionEvent.COMMIT_SENT)
         try:
-            code = until_definite(
-                self._send_commit,
-                timeout_seconds=2 * self.timeout_milliseconds / 1000,
-                give_up=give_up,
-            )
+            patience_seconds = 2 * self.timeout_milliseconds / 1000
+            code = until_definite(self._send_commit, timeout_seconds=patience_seconds, give_up=give_up)
         except UnansweredError as error:
             self._move(SessionEvent.LOST)
             raise CommitUnknownError(f"EndTxn(commit) of {self.transactional_id}: {error}") from error
@@ -305,9 +292,7 @@ def produce(client: WireClient, transactional_id: str, topic: str, batches: Mapp
 
     try:
         code = until_definite(
-            send,
-            timeout_seconds=_REQUEST_PATIENCE_SECONDS,
-            on_transient=lambda _: client.refresh_leaders(topic),
+            send, timeout_seconds=_REQUEST_PATIENCE_SECONDS, on_transient=lambda: client.refresh_leaders(topic)
         )
     except UnansweredError as error:
         lacking = f"{len(batches) - len(offsets)} of {len(batches)} partitions of {topic} lack their records"
@@ -315,7 +300,7 @@ def produce(client: WireClient, transactional_id: str, topic: str, batches: Mapp
     _check_rights(code, transactional_id, topic=topic)
     if code in (Code.INVALID_RECORD, Code.INVALID_TIMESTAMP):
         raise RecordRefusedError(answered)
-    if code in _TAKEN_OVER:
+    if code in TAKEN_OVER:
         raise BatchFailedError(f"{answered}: a newer run, or the batch took longer than its transaction time-out")
     if code != Code.NONE:
         raise BatchFailedError(answered)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, Final, NamedTuple, Self
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import kafka.errors
 from kafka.admin import KafkaAdminClient
@@ -34,7 +35,9 @@ from kafka.protocol.producer.transaction import (
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.config import for_kafka_python
-from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets, by_place
+
+T = TypeVar("T")
 
 _REQUEST_TIMEOUT_MILLISECONDS: Final = 30_000
 _FETCH_BYTES: Final = 1024 * 1024  # a larger batch is returned alone
@@ -154,10 +157,11 @@ class WireClient:
 
     def __init__(self, config: Mapping[str, str]) -> None:
         logging.getLogger("kafka").setLevel(logging.ERROR)
-        self._admin = self._answered(
+        #: kafka-python's public admin client, on the same connections.
+        self.admin: Final[KafkaAdminClient] = self._answered(
             lambda: KafkaAdminClient(kafka_client=_net_client, **_SETTINGS, **for_kafka_python(config))
         )
-        self._manager: Any = self._admin._manager
+        self._manager: Any = self.admin._manager
         self._leaders: dict[tuple[str, int], int] = {}
         self._config: Final = config
 
@@ -167,11 +171,6 @@ class WireClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def admin(self) -> KafkaAdminClient:
-        """kafka-python's public admin client, on the same connections."""
-        return self._admin
-
     @cached_property
     def offsets(self) -> StableOffsets:
         """The cluster's offsets, asked through confluent-kafka, which offers that publicly."""
@@ -179,7 +178,7 @@ class WireClient:
 
     def close(self) -> None:
         """Close the connections. An open transaction stays open."""
-        self._admin.close()
+        self.admin.close()
 
     def init_producer_id(
         self, transactional_id: str, current: Producer, transaction_timeout_milliseconds: int
@@ -195,9 +194,7 @@ class WireClient:
             producer_epoch=current.epoch,
             max_version=5,
         )
-        code, answer = self._to_coordinator(
-            CoordinatorType.TRANSACTION, transactional_id, request, lambda answer: answer.error_code
-        )
+        code, answer = self._to_coordinator(CoordinatorType.TRANSACTION, transactional_id, request)
         if answer is None:
             return code, NO_PRODUCER
         return code, Producer(id=answer.producer_id, epoch=answer.producer_epoch)
@@ -233,9 +230,7 @@ class WireClient:
             group_id=group,
             max_version=3,
         )
-        return self._to_coordinator(
-            CoordinatorType.TRANSACTION, transactional_id, request, lambda answer: answer.error_code
-        )[0]
+        return self._to_coordinator(CoordinatorType.TRANSACTION, transactional_id, request)[0]
 
     def commit_offsets(
         self,
@@ -285,9 +280,7 @@ class WireClient:
             committed=commit,
             max_version=4,
         )
-        return self._to_coordinator(
-            CoordinatorType.TRANSACTION, transactional_id, request, lambda answer: answer.error_code
-        )[0]
+        return self._to_coordinator(CoordinatorType.TRANSACTION, transactional_id, request)[0]
 
     def produce(self, transactional_id: str, topic: str, batches: Mapping[int, bytes]) -> dict[int, Appended]:
         """Append a record batch to each of some partitions with acks=all, in one request to each of their leaders.
@@ -345,12 +338,11 @@ class WireClient:
         )
         try:
             answer = self._send(request, self.leaders(topic, [partition])[partition]).responses[0].partitions[0]
+            if answer.error_code != Code.NONE:
+                raise UnansweredError(f"fetch of {topic}-{partition} at {offset}: {describe(answer.error_code)}")
         except UnansweredError:
             self._leaders.pop((topic, partition), None)
             raise
-        if answer.error_code != Code.NONE:
-            self._leaders.pop((topic, partition), None)
-            raise UnansweredError(f"fetch of {topic}-{partition} at {offset}: {describe(answer.error_code)}")
         return bytes(answer.records or b"")
 
     def metadata(self, topic: str) -> TopicMetadata | None:
@@ -382,8 +374,8 @@ class WireClient:
     def refresh_leaders(self, topic: str) -> None:
         """Ask again who leads the topic's partitions; done after an error that tells of a move."""
         described = self.metadata(topic)
-        for partition, leader in (described.leaders if described else {}).items():
-            self._leaders[topic, partition] = leader
+        if described is not None:
+            self._leaders |= by_place({topic: described.leaders})
 
     def stable_offsets(self, topic: str) -> dict[int, int]:
         """Return each partition's last stable offset: records below it are decided.
@@ -418,7 +410,11 @@ class WireClient:
         return offsets
 
     def _to_coordinator(
-        self, kind: CoordinatorType, name: str, request: Any, error_code: Callable[[Any], int]
+        self,
+        kind: CoordinatorType,
+        name: str,
+        request: Any,
+        error_code: Callable[[Any], int] = attrgetter("error_code"),
     ) -> tuple[int, Any]:
         """Send to a coordinator; returns (error code, answer). The answer is None when not even its place is told.
 
@@ -428,7 +424,7 @@ class WireClient:
 
         async def send() -> tuple[int, Any]:
             try:
-                nodes = await self._admin._find_coordinator_ids([name], key_type=kind)
+                nodes = await self.admin._find_coordinator_ids([name], key_type=kind)
             except kafka.errors.AuthorizationError as error:
                 return int(error.errno), None
             answer = await self._manager.send(request, node_id=nodes[name])
@@ -470,10 +466,9 @@ class WireClient:
                     answers[node] = error
             return answers
 
-        answers: dict[int, Any] = self._answered(lambda: self._manager.run(send))
-        return answers
+        return self._answered(lambda: self._manager.run(send))
 
-    def _answered(self, call: Callable[[], Any]) -> Any:
+    def _answered(self, call: Callable[[], T]) -> T:
         try:
             return call()
         except KafkaError as error:
@@ -481,7 +476,6 @@ class WireClient:
 
 
 def _by_leader(leaders: Mapping[int, int]) -> dict[int, list[int]]:
-    """Return {leader: its partitions} of {partition: leader}."""
     by_leader: dict[int, list[int]] = {}
     for partition, leader in leaders.items():
         by_leader.setdefault(leader, []).append(partition)

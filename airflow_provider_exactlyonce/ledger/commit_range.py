@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets, by_place
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, SourceRanges
 from airflow_provider_exactlyonce.ledger.topic_identity import KnownTopic, check_sources, known_sources
@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.ledger.topic_identity import KnownTopic, check
 _PAGE_RECORDS: Final = 100
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, order=True)
 class MissingInput:
     """The first source records of a stretch that are gone.
 
@@ -30,6 +30,9 @@ class MissingInput:
     start: int
     end: int
 
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}, offsets {self.start} to {self.end - 1}, of commit {self.commit}"
+
 
 @dataclass(kw_only=True)
 class CommitSpan:
@@ -41,7 +44,8 @@ class CommitSpan:
     :ivar records: source records that it read
     :ivar seconds: how long its batches took when they were committed
     :ivar versions: (version, first, last) of each part in turn
-    :ivar starts: {topic: {partition: offset}} that it reads from, and the commit that reads there first
+    :ivar starts: {place: (offset that it reads from, the commit that reads there first)}
+    :ivar ends: {place: offset after the last that it reads}
     :ivar topics: its sources' topics, as the first commits that name them knew them
     """
 
@@ -51,9 +55,14 @@ class CommitSpan:
     records: int = field(init=False, default=0)
     seconds: float = field(init=False, default=0.0)
     versions: list[tuple[str, int, int]] = field(init=False, default_factory=list)
-    starts: dict[str, dict[int, tuple[int, int]]] = field(init=False, default_factory=dict)
-    ends: dict[str, dict[int, int]] = field(init=False, default_factory=dict)
+    starts: dict[Place, tuple[int, int]] = field(init=False, default_factory=dict)
+    ends: dict[Place, int] = field(init=False, default_factory=dict)
     topics: dict[str, KnownTopic] = field(init=False, default_factory=dict)
+
+    @property
+    def positions(self) -> dict[Place, int]:
+        """The offsets that it reads from."""
+        return {place: start for place, (start, _) in self.starts.items()}
 
     def add(self, record: CommitRecord) -> None:
         """Add the next commit."""
@@ -69,33 +78,24 @@ class CommitSpan:
 
     def reads(self, commit: int, source: SourceRanges) -> None:
         """Add what the next commit reads."""
-        for topic, ranges in source.items():
-            for partition, (start, end) in ranges.items():
-                if end > start:
-                    self.records += end - start
-                    self.starts.setdefault(topic, {}).setdefault(partition, (start, commit))
-                    self.ends.setdefault(topic, {})[partition] = end
+        for place, (start, end) in by_place(source).items():
+            if end > start:
+                self.records += end - start
+                self.starts.setdefault(place, (start, commit))
+                self.ends[place] = end
 
-    def missing_input(self, earliest: Mapping[str, Mapping[int, int]]) -> MissingInput | None:
+    def missing_input(self, earliest: Mapping[Place, int]) -> MissingInput | None:
         """Return the first source records that the stretch reads and that are gone, None when all are there.
 
-        :param earliest: {topic: {partition: first offset that is there}}; what it lacks is gone as a whole
+        :param earliest: {place: first offset that is there}; what it lacks is gone as a whole
         """
+        left = {place: min(end, earliest.get(place, end)) for place, end in self.ends.items()}
         gone = [
-            MissingInput(
-                commit=commit,
-                topic=topic,
-                partition=partition,
-                start=start,
-                end=min(
-                    self.ends[topic][partition], earliest.get(topic, {}).get(partition, self.ends[topic][partition])
-                ),
-            )
-            for topic, partitions in self.starts.items()
-            for partition, (start, commit) in partitions.items()
-            if earliest.get(topic, {}).get(partition, start + 1) > start
+            MissingInput(commit=commit, topic=place[0], partition=place[1], start=start, end=left[place])
+            for place, (start, commit) in self.starts.items()
+            if left[place] > start
         ]
-        return min(gone, key=lambda missing: (missing.commit, missing.topic, missing.partition), default=None)
+        return min(gone, default=None)
 
 
 def check_input(config: Mapping[str, Any], stretch: CommitSpan) -> None:
@@ -105,21 +105,20 @@ def check_input(config: Mapping[str, Any], stretch: CommitSpan) -> None:
     :raises RefusedError: naming a source topic that was recreated, or the first source records that are gone
     """
     offsets = StableOffsets(config)
-    earliest: dict[str, dict[int, int]] = {}
-    for topic in stretch.starts:
+    earliest: dict[Place, int] = {}
+    for topic in {topic for topic, _ in stretch.starts}:
         try:
             places = offsets.partitions([topic])
         except ExactlyOnceError:
             continue  # it is gone as a whole
         if topic in stretch.topics:
             check_sources(offsets.topic_ids([topic]), stretch.topics)
-        earliest[topic] = {partition: start for (_, partition), start in offsets.starts(places).items()}
+        earliest |= offsets.starts(places)
     gone = stretch.missing_input(earliest)
     if gone is not None:
         raise RefusedError(
             f"source records that commits {stretch.first} to {stretch.last} have to be run again on are gone: first "
-            f"{gone.topic}-{gone.partition}, offsets {gone.start} to {gone.end - 1}, of commit {gone.commit}. Restore "
-            "a newer savepoint, and keep the source's records longer than savepoints"
+            f"{gone}. Restore a newer savepoint, and keep the source's records longer than savepoints"
         )
 
 
@@ -147,7 +146,7 @@ class RecordedCommits:
         """
         stretch = CommitSpan(first=self.first, last=self.last)
         expected = self.first
-        for record in self._from(0):
+        for _, record in self._commits(0):
             if record.commit != expected:
                 break
             stretch.add(record)
@@ -168,26 +167,19 @@ class RecordedCommits:
         if self._page and commit < min(self._page):
             self._page, self._next_offset = {}, 0
         while commit not in self._page:
-            read, page = self._read_page()
-            if not read:
+            page = list(islice(self._commits(self._next_offset), _PAGE_RECORDS))
+            if not page:
                 raise RefusedError(f"commit {commit} of pipeline {self._reader.pipeline} is not in its ledger any more")
+            self._next_offset = page[-1][0] + 1
             self._page = {
                 **{number: record for number, record in self._page.items() if number >= commit},
-                **{record.commit: record for record in page},
+                **{record.commit: record for _, record in page},
             }
         return self._page[commit]
 
-    def _read_page(self) -> tuple[int, list[CommitRecord]]:
-        """Return how many records were read, and those that are of the stretch."""
-        page = list(islice(self._reader.records(self._next_offset), _PAGE_RECORDS))
-        if page:
-            self._next_offset = page[-1][0] + 1
-        return len(page), [record for _, record in page if isinstance(record, CommitRecord) and self._has(record)]
-
-    def _has(self, record: CommitRecord) -> bool:
-        return self.first <= record.commit <= self.last
-
-    def _from(self, offset: int) -> Iterator[CommitRecord]:
-        for _, record in self._reader.records(offset):
-            if isinstance(record, CommitRecord) and self._has(record):
-                yield record
+    def _commits(self, start_offset: int) -> Iterator[tuple[int, CommitRecord]]:
+        for offset, record in self._reader.records(start_offset):
+            if isinstance(record, CommitRecord) and record.commit >= self.first:
+                if record.commit > self.last:
+                    return
+                yield offset, record

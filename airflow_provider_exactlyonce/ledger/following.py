@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
@@ -46,16 +47,11 @@ class LedgerFollower:
         tail = self._reader.tail()
         cut = Cut(topic_id=tail.topic_id if tail else _NO_TOPIC)
         if tail is not None and tail.commit is not None:
-            oldest = tail.place.oldest
             if newest:
-                cut = Cut(
-                    topic_id=tail.topic_id,
-                    commit=tail.commit.commit,
-                    offset=tail.commit_offset,
-                    watermark=tail.commit.watermark,
-                )
+                commit, watermark = tail.commit.commit, tail.commit.watermark
+                cut = replace(cut, commit=commit, offset=tail.commit_offset, watermark=watermark)
             else:
-                cut = Cut(topic_id=tail.topic_id, commit=oldest - 1)
+                cut = replace(cut, commit=tail.place.oldest - 1)
         self._begin(cut)
         return cut
 
@@ -64,18 +60,15 @@ class LedgerFollower:
 
         :param most: how many at most
         """
+        place, before = (ledger_topic(self.pipeline), 0), self._cutter.cut.topic_id
         # One request tells that there is nothing new.
-        place = (ledger_topic(self.pipeline), 0)
-        if (
-            self._cutter.cut.topic_id != _NO_TOPIC
-            and self._connections.offsets.last_stable([place])[place] == self._end
-        ):
+        if before != _NO_TOPIC and self._connections.offsets.last_stable([place])[place] == self._end:
             return []
         tail = self._reader.tail()
         if tail is None:
             return []
-        if tail.topic_id != self._cutter.cut.topic_id:
-            if self._cutter.cut.topic_id != _NO_TOPIC:
+        if tail.topic_id != before:
+            if before != _NO_TOPIC:
                 log.warning("the ledger of %s is another one than before: from its beginning", self.pipeline)
             self._begin(Cut(topic_id=tail.topic_id))
         ranges = list(islice(self._cutter.take(self._commits()), most))

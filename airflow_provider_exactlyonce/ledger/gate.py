@@ -23,11 +23,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError, Place, StableOffsets
+from airflow_provider_exactlyonce.kafka.stable_offsets import (
+    MissingPartitionError,
+    Place,
+    StableOffsets,
+    by_topic,
+)
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget, Offsets, moment
 from airflow_provider_exactlyonce.ledger.reader import LedgerConnections, LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, ledger_topic
@@ -75,11 +82,8 @@ def check(config: Mapping[str, Any], pipeline: str, target: GateTarget, idle_aft
     :param config: client configuration in librdkafka's names; ``bootstrap.servers`` is required
     :raises ExactlyOnceError: when the cluster doesn't answer, or a topic that was written does not exist any more
     """
-    gates = Gates(config)
-    try:
+    with closing(Gates(config)) as gates:
         answer = gates.look({"": Gate(pipeline=pipeline, target=target, idle_after=idle_after)})[""]
-    finally:
-        gates.close()
     if isinstance(answer, Exception):
         raise answer
     return answer
@@ -243,11 +247,7 @@ class Gates:
             return 0.0
         offsets = self._connections.offsets
         ends = offsets.ends(_read(offsets, newest))
-        committed = {
-            (topic, number): end
-            for topic, partitions in newest.source.items()
-            for number, (_, end) in partitions.items()
-        }
+        committed = newest.ends
         is_quiet = all(committed.get(place, 0) >= end for place, end in ends.items())
         return seconds if is_quiet else 0.0
 
@@ -270,30 +270,21 @@ def _read(offsets: StableOffsets, newest: CommitRecord) -> list[Place]:
 
 
 def _resolved(offsets: StableOffsets, newest: CommitRecord, milliseconds: int | None) -> Offsets:
-    """Turn a timestamp, or now, into source offsets."""
     places = _read(offsets, newest)
     # The ends first: a record that arrives in between is then either waited for or behind the moment, never forgotten.
     ends = offsets.ends(places)
     first_offsets = {} if milliseconds is None else offsets.at_timestamp(places, milliseconds)
-    target: dict[str, dict[int, int]] = {}
-    for place in places:
-        first = first_offsets.get(place)
-        target.setdefault(place[0], {})[place[1]] = ends[place] if first is None else first
-    return target
+    there = {place: first for place, first in first_offsets.items() if first is not None}
+    return by_topic({**ends, **there})
 
 
 def _unreadable(stable: Mapping[Place, int], required: Mapping[Place, Last]) -> list[str]:
     problems = []
-    for place, last in sorted(required.items(), key=lambda item: item[0]):
-        if stable[place] <= last.offset:
-            why = (
-                ""
-                if last.unknown_before is None
-                else f" (what commits before {last.unknown_before} wrote is not known)"
-            )
-            problems.append(
-                f"{place[0]}-{place[1]}: last stable offset {stable[place]} has not passed {last.offset}{why}"
-            )
+    for (topic, number), last in sorted(required.items(), key=itemgetter(0)):
+        end, unknown = stable[topic, number], last.unknown_before
+        if end <= last.offset:
+            why = "" if unknown is None else f" (what commits before {unknown} wrote is not known)"
+            problems.append(f"{topic}-{number}: last stable offset {end} has not passed {last.offset}{why}")
     return problems
 
 

@@ -71,13 +71,8 @@ class GateTarget:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values from which :meth:`parse` makes an equal target; they are the same after that."""
-        values = {name: value for name, value in asdict(self).items() if value is not None}
-        if self.offsets is not None:
-            values["offsets"] = {
-                topic: {str(partition): offset for partition, offset in partitions.items()}
-                for topic, partitions in self.offsets.items()
-            }
-        return values
+        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return {name: value for name, value in values.items() if value is not None}
 
     def missing(self, newest: CommitRecord) -> list[str]:
         """Say what the ledger lacks, by its newest commit; empty when it has everything."""

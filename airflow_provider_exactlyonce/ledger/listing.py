@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.kafka.config import for_confluent
+from airflow_provider_exactlyonce.kafka.stable_offsets import StableOffsets
 from airflow_provider_exactlyonce.ledger.records import backfilled, ledgered
 
-_TIMEOUT_SECONDS: Final = 30.0
 _NAMED: Final = 10
 
 
@@ -19,10 +18,7 @@ def names(config: Mapping[str, Any]) -> list[str]:
     :param config: client configuration in librdkafka's names
     :raises KafkaException: when the cluster does not answer
     """
-    from confluent_kafka.admin import AdminClient
-
-    topics = AdminClient(for_confluent(config)).list_topics(timeout=_TIMEOUT_SECONDS).topics
-    return sorted(name for topic in topics if (name := ledgered(topic)) is not None)
+    return [name for topic in StableOffsets(config).topics() if (name := ledgered(topic)) is not None]
 
 
 def hint(config: Mapping[str, Any], pipeline: str) -> str:

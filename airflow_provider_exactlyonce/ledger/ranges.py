@@ -6,12 +6,14 @@ same and has the same key.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, Self
 
 from airflow_provider_exactlyonce import codec
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place, by_topic
 from airflow_provider_exactlyonce.ledger.gate_target import moment
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 
@@ -57,30 +59,13 @@ class CommittedRange:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values from which :meth:`parse` makes an equal range; the watermark is a time in them, too."""
-        return {
-            **asdict(self),
-            "source": _named(self.source),
-            "sink": _named(self.sink),
-            "partitions": list(self.partitions),
-            "lost": list(self.lost) if self.lost else None,
-            "watermark_time": moment(self.watermark) if self.watermark > 0 else None,
-        }
+        values = json.loads(json.dumps(asdict(self)))
+        return {**values, "watermark_time": moment(self.watermark) if self.watermark > 0 else None}
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
         """Read what :meth:`to_json` has returned; what is unknown is left out."""
-        return cls(
-            key=str(values["key"]),
-            pipeline=str(values["pipeline"]),
-            first=int(values["first"]),
-            last=int(values["last"]),
-            source=_numbered(values["source"]),
-            sink=_numbered(values["sink"]),
-            rows=int(values["rows"]),
-            watermark=int(values["watermark"]),
-            partitions=tuple(values["partitions"]),
-            lost=(int(values["lost"][0]), int(values["lost"][1])) if values.get("lost") else None,
-        )
+        return codec.load(cls, values, "a committed range")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,17 +123,11 @@ class Cutter:
 
     def _range(self, partitions: tuple[str, ...]) -> CommittedRange:
         first, last = self._begun[0], self._begun[-1]
-        source: Spans = {}
-        sink: Spans = {}
+        source: dict[Place, tuple[int, int]] = {}
+        sink: dict[Place, tuple[int, int]] = {}
         for record in self._begun:
-            _extend(source, record.source)
-            _extend(
-                sink,
-                {
-                    topic: {p: (w.first, w.last) for p, w in partitions.items()}
-                    for topic, partitions in record.sink.items()
-                },
-            )
+            _extend(source, by_place(record.source))
+            _extend(sink, {place: (written.first, written.last) for place, written in by_place(record.sink).items()})
         next_commit = self.cut.commit + 1
         ledger = self.cut.topic_id.translate(_FOR_FILES)
         return CommittedRange(
@@ -156,8 +135,8 @@ class Cutter:
             pipeline=last.pipeline,
             first=first.commit,
             last=last.commit,
-            source=source,
-            sink=sink,
+            source=by_topic(source),
+            sink=by_topic(sink),
             rows=sum(record.rows for record in self._begun),
             watermark=self._watermark,
             partitions=partitions,
@@ -178,23 +157,7 @@ def _completed(unit: Unit | None, before: int, now: int) -> tuple[str, ...]:
     )
 
 
-def _extend(spans: Spans, more: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
-    for topic, partitions in more.items():
-        joined = spans.setdefault(topic, {})
-        for partition, (start, end) in partitions.items():
-            known = joined.get(partition, (start, end))
-            joined[partition] = min(known[0], start), max(known[1], end)
-
-
-def _named(spans: Spans) -> dict[str, dict[str, list[int]]]:
-    return {
-        topic: {str(partition): list(span) for partition, span in partitions.items()}
-        for topic, partitions in spans.items()
-    }
-
-
-def _numbered(spans: Mapping[str, Mapping[str, Any]]) -> Spans:
-    return {
-        topic: {int(partition): (int(span[0]), int(span[1])) for partition, span in partitions.items()}
-        for topic, partitions in spans.items()
-    }
+def _extend(spans: dict[Place, tuple[int, int]], more: Mapping[Place, tuple[int, int]]) -> None:
+    for place, (start, end) in more.items():
+        known = spans.get(place, (start, end))
+        spans[place] = min(known[0], start), max(known[1], end)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self, TypeVar
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.kafka.config import for_confluent
@@ -22,6 +22,8 @@ from airflow_provider_exactlyonce.ledger.records import (
     decode,
     ledger_topic,
 )
+
+R = TypeVar("R", CommitRecord, ClaimRecord)
 
 _FIRST_WINDOW: Final = 16
 _TIMEOUT_SECONDS: Final = 30.0
@@ -116,30 +118,13 @@ class LedgerReader:
         if newest is None:
             return tail
         offset, record = newest
-        if isinstance(record, ClaimRecord):
-            claim, claim_offset = record, offset
-            commit_offset = record.before.commit_offset
-            commit = self._at(commit_offset, begin, end)
-        else:
-            commit, commit_offset = record, offset
+        if isinstance(record, CommitRecord):
             claim_offset = record.before.run_offset
-            claim_record = self._at(claim_offset, begin, end)
-            if not isinstance(claim_record, ClaimRecord):
-                raise self._damaged(claim_offset, "a claim", claim_record)
-            claim = claim_record
-        if not (commit is None or isinstance(commit, CommitRecord)):
-            raise self._damaged(commit_offset, "a commit", commit)
-        if commit is None and commit_offset >= 0:
-            raise self._damaged(commit_offset, "a commit", commit)
-        return LedgerTail(
-            cluster_id=cluster_id,
-            topic_id=topic_id,
-            end_offset=end,
-            claim=claim,
-            claim_offset=claim_offset,
-            commit=commit,
-            commit_offset=commit_offset,
-        )
+            claim = self._at(ClaimRecord, claim_offset, begin, end)
+            return replace(tail, claim=claim, claim_offset=claim_offset, commit=record, commit_offset=offset)
+        commit_offset = record.before.commit_offset
+        commit = self._at(CommitRecord, commit_offset, begin, end) if commit_offset >= 0 else None
+        return replace(tail, claim=record, claim_offset=offset, commit=commit, commit_offset=commit_offset)
 
     def records(self, start_offset: int = 0, end_offset: int | None = None) -> Iterator[tuple[int, Record]]:
         """Yield (offset, record) from an offset to the end as it is now, oldest first.
@@ -187,19 +172,19 @@ class LedgerReader:
             window *= 8
         return None
 
-    def _at(self, offset: int, begin: int, end: int) -> Record | None:
-        if not begin <= offset < end:
-            return None
-        return next((decode(value) for _, value in self._read(offset, offset + 1)), None)
+    def _at(self, kind: type[R], offset: int, begin: int, end: int) -> R:
+        values = self._read(offset, offset + 1) if begin <= offset < end else ()
+        record = next((decode(value) for _, value in values), None)
+        if not isinstance(record, kind):
+            expected = "a claim" if kind is ClaimRecord else "a commit"
+            raise ExactlyOnceError(
+                f"ledger {self.topic}: offset {offset} should hold {expected} and holds {type(record).__name__}; "
+                "the topic was written by something else"
+            )
+        return record
 
     def _read(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
         for message in self._records.read({(self.topic, 0): (start, end)}):
             value = message.value()
             if value is not None:
                 yield int(message.offset() or 0), value
-
-    def _damaged(self, offset: int, expected: str, record: object) -> ExactlyOnceError:
-        return ExactlyOnceError(
-            f"ledger {self.topic}: offset {offset} should hold {expected} and holds {type(record).__name__}; "
-            "the topic was written by something else"
-        )

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_place
 
 SCHEMA: Final = 2
 
@@ -219,6 +220,11 @@ class CommitRecord:
     source_patterns: tuple[str, ...] = ()
 
     @property
+    def ends(self) -> dict[Place, int]:
+        """The offsets after the last that the pipeline has read with it."""
+        return {place: end for place, (_, end) in by_place(self.source).items()}
+
+    @property
     def is_untold(self) -> bool:
         """Whether it does not tell where its rows are in Kafka."""
         return self.guarantee != EXACTLY_ONCE and not self.sink
@@ -305,8 +311,7 @@ def shown(source: SourceRanges) -> str:
     """Return source ranges for people, end exclusive."""
     return ", ".join(
         f"{topic}-{partition} {start}..{end}"
-        for topic, ranges in source.items()
-        for partition, (start, end) in ranges.items()
+        for (topic, partition), (start, end) in by_place(source).items()
         if start < end
     )
 

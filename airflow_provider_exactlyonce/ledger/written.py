@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, StableOffsets, by_place
 from airflow_provider_exactlyonce.ledger.gate_target import GateTarget
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -163,7 +163,6 @@ class _Window:
         self.met: dict[str, _Wrote] = {}
 
     def add(self, record: CommitRecord) -> None:
-        """Add the next commit."""
         self.first = self.first or record.commit
         self.topics |= _topics(record)
         self.tells_all_topics = 0 < record.sink_topics_since <= record.before.oldest
@@ -223,9 +222,8 @@ class _Older:
         :param newer: what newer commits wrote, by gate; a partition is searched for that one of them lacks
         :param span: offsets of the ledger to be read first; each time more
         """
-        left = {
-            place for offsets in newer for place in self._held.ends.keys() - offsets.keys()
-        } - self._last_offsets.keys()
+        lacking = {place for offsets in newer for place in self._held.ends.keys() - offsets.keys()}
+        left = lacking - self._last_offsets.keys()
         end, number = self.below, self.first
         farthest = max(0, end - _FARTHEST)
         unknown_before: int | None = None
@@ -240,10 +238,8 @@ class _Older:
                 known, number, unknown_before = self._read(reader, range(start, end), left, number)
                 end, span = start, span * _GROWTH
             elif not known:
-                known = {
-                    place: Last(offset=self._held.ends[place] - 1, unknown_before=unknown_before or number)
-                    for place in left
-                }
+                before, ends = unknown_before or number, self._held.ends
+                known = {place: Last(offset=ends[place] - 1, unknown_before=before) for place in left}
             self._last_offsets.update(known)
             left -= known.keys()
         return self._last_offsets
@@ -279,7 +275,7 @@ class _Older:
                 first = record.commit
             if before not in (0, record.commit - 1) or _untold_topics(record):
                 last_offsets.clear()  # there may be something newer, which is not told
-                unknown_before = record.commit + (record.is_untold)
+                unknown_before = record.commit + record.is_untold
             before = record.commit
             for place, (offset, topic_id) in _last(record).items():
                 if place in places:
@@ -292,9 +288,8 @@ class _Older:
 
 def _last(record: CommitRecord) -> dict[Place, tuple[int, str | None]]:
     return {
-        (topic, number): (written.last, record.sink_topic_ids.get(topic))
-        for topic, ranges in record.sink.items()
-        for number, written in ranges.items()
+        place: (written.last, record.sink_topic_ids.get(place[0]))
+        for place, written in by_place(record.sink).items()
         if written.rows > 0
     }
 
@@ -304,7 +299,6 @@ def _untold_topics(record: CommitRecord) -> Collection[str]:
 
 
 def _topics(record: CommitRecord) -> set[str]:
-    """Return the topics that a commit's record names."""
     return {*record.sink, *record.sink_topic_ids, *record.earlier_sink_topics, *record.former_sink_topics}
 
 

@@ -34,13 +34,9 @@ class PipelineStatusLink(PushedLink):
 
 
 class SavepointLink(PushedLink):
-    """The savepoint that a task has taken: its id, path, commit and size."""
+    """The savepoint that a task has taken: its id, path, commit and size. A driver's status knows of none."""
 
     name = "Savepoint"
-
-    def url(self, status: Status, task_instance: Any) -> str | None:
-        """Return nothing: a driver's status knows of no savepoint."""
-        return None
 
 
 #: Of a task that runs a pipeline.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -23,9 +22,9 @@ class PushedLink(BaseOperatorLink):
     repeated: by a task that was deferred, too, whose operator knows nothing of what it pushed before.
     """
 
-    @abstractmethod
     def url(self, status: Status, task_instance: Any) -> str | None:
-        """Return the address, None while it is unknown."""
+        """Return the address, as far as a driver's status tells it; None while it is unknown."""
+        return None
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """Return what was pushed, empty when nothing was: a link without an address isn't shown."""

@@ -15,7 +15,7 @@ from airflow_provider_exactlyonce.hooks.lineage import PipelineLineage
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_exactlyonce.hooks.launch import DriverSettings
+    from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings
 
 
 class DriverOperator(PipelineLineage, BaseOperator):
@@ -105,7 +105,7 @@ class DriverOperator(PipelineLineage, BaseOperator):
         :param application: where the job's file is
         :param first_arguments: arguments of the job that come before the user's
         """
-        from airflow_provider_exactlyonce.hooks.launch import DriverSettings
+        from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings
 
         return DriverSettings(
             application=application,

@@ -90,10 +90,9 @@ class CommitGateSensor(PollingSensor):
 
         :raises ValueError: when the target can't be read
         """
-        gate = gate_of(self._subject_of(self._target()))
-        if gate.target.is_resolved:
-            return self._subject_of(gate.target.to_json())
-        return {**self._subject_of(gate.target.to_json()), **(self.kept(context) or {})}
+        target = gate_of(self._subject_of(self._target())).target
+        kept = None if target.is_resolved else self.kept(context)
+        return {**self._subject_of(target.to_json()), **(kept or {})}
 
     def asked_for(self) -> dict[str, Any]:
         """Return the target, as JSON."""

@@ -18,15 +18,17 @@ class State(ABC):
 
     :param name: in the checkpoint; by default the attribute's. Another name is another state, which begins empty
     :param ttl: how long an entry stays after it was last written, by processing time; None for ever
+    :param state_types: what its stores are declared with
     """
 
-    def __init__(self, name: str | None, ttl: timedelta | None) -> None:
+    def __init__(self, name: str | None, ttl: timedelta | None, *state_types: StateType) -> None:
         if ttl is not None and not (isinstance(ttl, timedelta) and ttl >= timedelta(milliseconds=1)):
             raise RefusedError(
                 f"{type(self).__name__}(ttl={ttl!r}): a timedelta of at least one millisecond, or None for ever"
             )
         self.name = name or ""
         self.ttl = ttl
+        self.state_types = state_types
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = self.name or name
@@ -45,11 +47,6 @@ class State(ABC):
     def ttl_milliseconds(self) -> int | None:
         """The time to live, as stores are opened with."""
         return None if self.ttl is None else self.ttl // timedelta(milliseconds=1)
-
-    @property
-    @abstractmethod
-    def state_types(self) -> tuple[StateType, ...]:
-        """What its stores are declared with."""
 
     @abstractmethod
     def _open(self, handle: Handle) -> None: ...

@@ -53,12 +53,12 @@ class BroadcastState(State, Generic[K, V]):
     _new: dict[K, V] | None
 
     def __init__(self, key_type: str, type: str, *, name: str | None = None) -> None:
-        super().__init__(name, None)
         kinds = parse(key_type), parse(type)
         values.check_key(kinds[0], f"BroadcastState({key_type!r}, …)")
         self._coerce_key, self._coerce = map(values.coerce, kinds)
         self._copies = values.is_mutable(kinds[1])
         self._state_type = StateType(f"MAP<{kinds[0]}, {kinds[1]}>")
+        super().__init__(name, None, self._state_type, _DIGEST)
         #: Whether a control record is being processed.
         self.is_writable = False
 
@@ -98,11 +98,6 @@ class BroadcastState(State, Generic[K, V]):
         :raises RefusedError: while a row of the data is processed
         """
         self._written().clear()
-
-    @property
-    def state_types(self) -> tuple[StateType, ...]:
-        """What its stores are declared with."""
-        return (self._state_type, _DIGEST)
 
     @property
     def digest_name(self) -> str:

@@ -35,8 +35,8 @@ class ListState(State, Generic[T]):
     _was_empty: bool
 
     def __init__(self, type: str, *, name: str | None = None, ttl: timedelta | None = None) -> None:
-        super().__init__(name, ttl)
         self.state_type = StateType(type)
+        super().__init__(name, ttl, self.state_type)
 
     def get(self) -> list[T]:
         """Return the key's list, empty when there is none; a copy, which can be changed without consequence."""
@@ -92,11 +92,6 @@ class ListState(State, Generic[T]):
         else:
             self._store.clear()
 
-    @property
-    def state_types(self) -> tuple[StateType, ...]:
-        """What its store is declared with."""
-        return (self.state_type,)
-
     def _open(self, handle: Handle) -> None:
         self._store = handle.list_store(self.name, self.state_type, self.ttl_milliseconds)
 
@@ -125,8 +120,8 @@ class MapState(State, Generic[K, V]):
     _cleared: bool
 
     def __init__(self, key_type: str, type: str, *, name: str | None = None, ttl: timedelta | None = None) -> None:
-        super().__init__(name, ttl)
         self.key_type, self.state_type = StateType(key_type), StateType(type)
+        super().__init__(name, ttl, self.key_type, self.state_type)
         values.check_key(self.key_type.type, f"MapState({key_type!r}, …)")
 
     def get(self, key: K) -> V | None:
@@ -177,9 +172,7 @@ class MapState(State, Generic[K, V]):
 
     def is_empty(self) -> bool:
         """Tell whether there is no entry."""
-        if any(value is not _ABSENT for value in self._entries.values()):
-            return False
-        return not any(True for _ in self.items())
+        return all(value is _ABSENT for value in self._entries.values()) and not any(True for _ in self.items())
 
     def clear(self) -> None:
         """Remove all entries."""
@@ -202,11 +195,6 @@ class MapState(State, Generic[K, V]):
                 self._store.put(row, self.state_type.pack(value))
             elif not self._cleared:
                 self._store.remove(row)
-
-    @property
-    def state_types(self) -> tuple[StateType, ...]:
-        """What its store is declared with."""
-        return (self.key_type, self.state_type)
 
     def _open(self, handle: Handle) -> None:
         self._store = handle.map_store(self.name, self.key_type, self.state_type, self.ttl_milliseconds)

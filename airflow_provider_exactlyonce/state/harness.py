@@ -192,7 +192,8 @@ class BroadcastHarness:
         control_columns: Sequence[str],
     ) -> None:
         self._columns, self._control_columns = tuple(columns), tuple(control_columns)
-        self._copy, self._is_data, self._data_names, self._control_names = columns_of(columns, control_columns)
+        *ours, data_names, control_names = columns_of(columns, control_columns)
+        self._row = record_maker((*ours, *data_names, *control_names))
         self._keyed = KeyedHarness(as_keyed(function, columns, control_columns), COPY)
 
     def process(
@@ -203,10 +204,9 @@ class BroadcastHarness:
         :param rows: of the data
         :param control: control records, which are processed first
         """
-        make = record_maker((self._copy, self._is_data, *self._data_names, *self._control_names))
         no_datum, no_rule = [None] * len(self._columns), [None] * len(self._control_columns)
-        data = [make((0, True, *(row[name] for name in self._columns), *no_rule)) for row in rows]
-        rules = [make((0, False, *no_datum, *(row[name] for name in self._control_columns))) for row in control]
+        data = [self._row((0, True, *(row[name] for name in self._columns), *no_rule)) for row in rows]
+        rules = [self._row((0, False, *no_datum, *(row[name] for name in self._control_columns))) for row in control]
         return self._keyed.process([*data, *rules])
 
     def state(self, name: str) -> dict[Any, Any]:

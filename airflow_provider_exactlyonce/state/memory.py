@@ -43,19 +43,19 @@ class Memory:
         timers = {key: times.copy() for key, times in self.timers.items()}
         return Memory(self.processing_time, self.key, states, timers)
 
-    def value_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> MemoryValueStore:
+    def value_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> _ValueStore:
         """Open a store of one row a key."""
-        return MemoryValueStore(self, name, ttl_milliseconds)
+        return _ValueStore(self, name, ttl_milliseconds)
 
-    def list_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> MemoryListStore:
+    def list_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> _ListStore:
         """Open a store of a list a key."""
-        return MemoryListStore(self, name, ttl_milliseconds)
+        return _ListStore(self, name, ttl_milliseconds)
 
     def map_store(
         self, name: str, key_type: StateType, state_type: StateType, ttl_milliseconds: int | None
-    ) -> MemoryMapStore:
+    ) -> _MapStore:
         """Open a store of a map a key."""
-        return MemoryMapStore(self, name, ttl_milliseconds)
+        return _MapStore(self, name, ttl_milliseconds)
 
     def list_timers(self) -> list[int]:
         """Return the timers of the current key."""
@@ -82,7 +82,6 @@ class _MemoryStore:
         self._ttl = ttl_milliseconds
 
     def clear(self) -> None:
-        """Remove what the key has."""
         self._by_key.pop(self._memory.key, None)
 
     def _entry(self, row: Row) -> _Entry:
@@ -92,52 +91,43 @@ class _MemoryStore:
         return entry is not None and (entry.expires is None or entry.expires > self._memory.processing_time)
 
 
-class MemoryValueStore(_MemoryStore):
+class _ValueStore(_MemoryStore):
     """A row a key."""
 
     def get(self) -> Row | None:
-        """Return the key's row, None when there is none."""
         entry = self._by_key.get(self._memory.key)
         return entry.row if entry is not None and self._lives(entry) else None
 
     def update(self, row: Row) -> None:
-        """Set the key's row."""
         self._by_key[self._memory.key] = self._entry(row)
 
 
-class MemoryListStore(_MemoryStore):
+class _ListStore(_MemoryStore):
     """A list of rows a key."""
 
     def get(self) -> list[Row]:
-        """Return the key's rows."""
         return [entry.row for entry in self._by_key.get(self._memory.key, ()) if self._lives(entry)]
 
     def put(self, rows: list[Row]) -> None:
-        """Replace them."""
         self._by_key[self._memory.key] = [self._entry(row) for row in rows]
 
     def append(self, rows: list[Row]) -> None:
-        """Add rows."""
         self._by_key.setdefault(self._memory.key, []).extend(self._entry(row) for row in rows)
 
 
-class MemoryMapStore(_MemoryStore):
+class _MapStore(_MemoryStore):
     """A map of rows a key."""
 
     def get(self, key: Row) -> Row | None:
-        """Return an entry's row, None when there is none."""
         entry = self._by_key.get(self._memory.key, {}).get(key)
         return entry.row if entry is not None and self._lives(entry) else None
 
     def put(self, key: Row, row: Row) -> None:
-        """Set an entry."""
         self._by_key.setdefault(self._memory.key, {})[key] = self._entry(row)
 
     def remove(self, key: Row) -> None:
-        """Remove an entry, if there is one."""
         self._by_key.get(self._memory.key, {}).pop(key, None)
 
     def items(self) -> Iterator[tuple[Row, Row]]:
-        """Return all entries."""
         entries = self._by_key.get(self._memory.key, {})
         return iter([(key, entry.row) for key, entry in entries.items() if self._lives(entry)])

@@ -28,19 +28,13 @@ class _Single(State):
     _was_absent: bool
 
     def __init__(self, type: str, name: str | None, ttl: timedelta | None) -> None:
-        super().__init__(name, ttl)
         self.state_type = StateType(type)
-
-    @property
-    def state_types(self) -> tuple[StateType, ...]:
-        """What its store is declared with."""
-        return (self.state_type,)
+        super().__init__(name, ttl, self.state_type)
 
     def _open(self, handle: Handle) -> None:
         self._store = handle.value_store(self.name, self.state_type, self.ttl_milliseconds)
 
     def begin(self) -> None:
-        """Forget what was read."""
         self._value = _UNREAD
         self._changed = False
         self._was_absent = False
@@ -55,7 +49,6 @@ class _Single(State):
             self._store.clear()
 
     def clear(self) -> None:
-        """Remove the key's value."""
         self._value = None
         self._changed = True
 
@@ -79,9 +72,7 @@ class ValueState(_Single, Generic[T]):
 
     def value(self) -> T | None:
         """Return the key's value, None when there is none."""
-        value = self._value
-        if value is _UNREAD:
-            value = self._read()
+        value = self._read() if self._value is _UNREAD else self._value
         return cast("T | None", self.state_type.coerce(value) if self.state_type.copies else value)
 
     def update(self, value: T | None) -> None:
@@ -120,18 +111,13 @@ class ReducingState(_Single, Generic[T]):
 
         :raises StateValueError: when it does not fit the declared type
         """
-        value = self._value
-        if value is _UNREAD:
-            value = self._read()
+        value = self._read() if self._value is _UNREAD else self._value
         return cast("T | None", self._coerced(self.state_type, value))
 
     def add(self, value: T) -> None:
         """Add a value."""
-        before = self._value
-        if before is _UNREAD:
-            before = self._read()
-        reduce = self._reduce
-        self._value = value if before is None else reduce(before, value)
+        before = self._read() if self._value is _UNREAD else self._value
+        self._value = value if before is None else self._reduce(before, value)
         self._changed = True
 
 
@@ -166,16 +152,12 @@ class AggregatingState(_Single, Generic[IN, ACC, OUT]):
 
         :raises StateValueError: when the accumulator does not fit the declared type
         """
-        value = self._value
-        if value is _UNREAD:
-            value = self._read()
+        value = self._read() if self._value is _UNREAD else self._value
         return None if value is None else self._get(self._coerced(self.state_type, value))
 
     def add(self, value: IN) -> None:
         """Add a value."""
-        before = self._value
-        if before is _UNREAD:
-            before = self._read()
+        before = self._read() if self._value is _UNREAD else self._value
         self._value = self._add(self._create() if before is None else before, value)
         self._changed = True
 
@@ -186,8 +168,6 @@ class AggregatingState(_Single, Generic[IN, ACC, OUT]):
         """
         if self._merge is None:
             raise RefusedError(f"state {self.name}: its AggregatingState was declared without merge=")
-        before = self._value
-        if before is _UNREAD:
-            before = self._read()
+        before = self._read() if self._value is _UNREAD else self._value
         self._value = accumulator if before is None else self._merge(before, accumulator)
         self._changed = True

@@ -13,8 +13,8 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,10 +154,9 @@ class Seam:
         if fault.kind in _FREEZING:
             self._on_freeze(fault.kind is Kind.FROZEN_LONG)
             return act()
-        if fault.kind is Kind.REPEATED:
-            act()
-            return act()
         act()
+        if fault.kind is Kind.REPEATED:
+            return act()
         raise InjectedFaultError(f"{step}: the answer was lost")
 
 
@@ -357,14 +356,11 @@ class _MemoryRun(Run):
 
     @override
     def reclaim(self, give_up: Callable[[], bool] = lambda: False) -> None:
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(ClaimFailedError):
                 self.start()
-            except ClaimFailedError:
-                if attempt == _ATTEMPTS:
-                    raise
-            else:
                 return
+        self.start()
 
     @override
     def expired(self) -> Expired:
@@ -437,14 +433,12 @@ class Rehearsal:
     :param sink: the sink under test
     :param folder: where the pipeline's home is
     :param make_rows: (commit, task) to rows
-    :param batches: how many are committed; one of them is empty
     """
 
-    def __init__(self, sink: Sink, folder: Path, make_rows: MakeRows, *, batches: int = BATCHES) -> None:
+    def __init__(self, sink: Sink, folder: Path, make_rows: MakeRows) -> None:
         self._sink: Final = sink
         self._folder: Final = folder
         self._make_rows: Final = make_rows
-        self._batches: Final = batches
         self.world = World()
 
     @staticmethod
@@ -452,18 +446,17 @@ class Rehearsal:
         """Tell whether a commit has no rows."""
         return commit == 3
 
-    def run(self, faults: Iterable[Fault] = (), *, until: int | None = None) -> Seam:
+    def run(self, faults: Iterable[Fault] = (), *, until: int = BATCHES) -> Seam:
         """Commit all batches, whatever happens; returns the seam.
 
         :param until: only so many batches
         :raises AssertionError: when it takes too many runs
         """
-        batches = self._batches if until is None else until
-        seam = Seam(faults, on_freeze=lambda long: self._succeed(batches if long else self.world.done))
+        seam = Seam(faults, on_freeze=lambda long: self._succeed(until if long else self.world.done))
         for _ in range(_RUNS_MAXIMUM):
-            if self._live(seam, batches):
+            if self._live(seam, until):
                 return seam
-        raise AssertionError(f"{_RUNS_MAXIMUM} runs did not commit {batches} batches")
+        raise AssertionError(f"{_RUNS_MAXIMUM} runs did not commit {until} batches")
 
     def entries(self) -> list[SinkEntry]:
         """Return what the pipeline's ledger has for the sink."""
@@ -474,8 +467,7 @@ class Rehearsal:
                 lineage=record.lineage,
                 batch=record.batch,
                 source=record.source,
-                rows=record.others[self._sink.name].rows,
-                digest=record.others[self._sink.name].digest,
+                **asdict(record.others[self._sink.name]),
             )
             for record in self.world.commits
         ]

@@ -216,10 +216,7 @@ class SinkConformance:
 
     def test_a_superseded_run_commits_nothing_any_more(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
-        with (
-            closing(self._opened(sink, tmp_path)) as old,
-            closing(self._opened(sink, tmp_path)) as new,
-        ):
+        with closing(self._opened(sink, tmp_path)) as old, closing(self._opened(sink, tmp_path)) as new:
             old.claim(1)
             self._commit(old, run=1, commit=1)
             self._stage(old, run=1, commit=2)
@@ -234,10 +231,7 @@ class SinkConformance:
 
     def test_a_superseded_run_cannot_even_note_a_batch_of_no_tasks(self, tmp_path: Path) -> None:
         sink = self.make_sink(tmp_path)
-        with (
-            closing(self._opened(sink, tmp_path)) as old,
-            closing(self._opened(sink, tmp_path)) as new,
-        ):
+        with closing(self._opened(sink, tmp_path)) as old, closing(self._opened(sink, tmp_path)) as new:
             old.claim(1)
             new.claim(2)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError
-from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError, Place, StableOffsets
+from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError, Place, StableOffsets, by_topic
 
 if TYPE_CHECKING:
     from airflow_provider_exactlyonce.kafka.cluster_transactions import Hanging, Transaction
@@ -24,13 +24,13 @@ Targets = Mapping[str, Mapping[str, int]]
 class Undecided:
     """A partition in which something below the target is not decided."""
 
-    topic: str
-    partition: int
+    place: Place
     last_stable: int
     target: int
 
     def __str__(self) -> str:
-        return f"{self.topic}-{self.partition} is decided up to offset {self.last_stable} of {self.target}"
+        topic, partition = self.place
+        return f"{topic}-{partition} is decided up to offset {self.last_stable} of {self.target}"
 
 
 def present(config: Mapping[str, Any], topics: Iterable[str]) -> dict[str, dict[str, int]]:
@@ -40,10 +40,8 @@ def present(config: Mapping[str, Any], topics: Iterable[str]) -> dict[str, dict[
     :raises ExactlyOnceError: when a topic does not exist
     """
     offsets = StableOffsets(config)
-    ends_by_topic: dict[str, dict[str, int]] = {}
-    for (topic, partition), end in offsets.ends(offsets.partitions(topics)).items():
-        ends_by_topic.setdefault(topic, {})[str(partition)] = end
-    return ends_by_topic
+    ends = by_topic(offsets.ends(offsets.partitions(topics)))
+    return {topic: {str(number): end for number, end in partitions.items()} for topic, partitions in ends.items()}
 
 
 class Decisions:
@@ -90,8 +88,7 @@ class Decisions:
                 answers[name] = _other_topic(short[0], ends[short[0]], targets[short[0]])
             else:
                 answers[name] = [
-                    Undecided(topic=place[0], partition=place[1], last_stable=stable[place], target=targets[place])
-                    for place in partitions
+                    Undecided(place=place, last_stable=stable[place], target=targets[place]) for place in partitions
                 ]
         return answers
 
@@ -110,7 +107,7 @@ class Blockers:
         self._unknown = ""
         self._inside: list[Hanging] = []
         self._known: dict[int, Transaction] = {}
-        places = {(partition.topic, partition.partition) for partition in waiting}
+        places = {partition.place for partition in waiting}
         if not places:
             return
         try:
@@ -125,10 +122,10 @@ class Blockers:
         """Say who holds these partitions back, and for how long, a sentence each, oldest first."""
         if self._unknown:
             return [self._unknown]
-        targets: dict[Place, int] = {(partition.topic, partition.partition): partition.target for partition in waiting}
+        targets = {partition.place: partition.target for partition in waiting}
         held: dict[int, list[Hanging]] = {}
         for hanging in self._inside:
-            if hanging.first_offset < targets.get((hanging.topic, hanging.partition), 0):
+            if hanging.first_offset < targets.get(hanging.place, 0):
                 held.setdefault(hanging.producer_id, []).append(hanging)
         order = sorted(
             held, key=lambda number: self._known[number].started_milliseconds if number in self._known else 0

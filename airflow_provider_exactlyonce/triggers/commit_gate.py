@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
 from airflow_provider_exactlyonce.triggers.shared_poller import Checker, CheckResult, Subject
@@ -82,14 +82,8 @@ def _said(gate: Gate, answer: GateAnswer | Exception) -> CheckResult | Exception
     if isinstance(answer, Exception):
         return answer
     if answer.open:
-        result: dict[str, Any] = {
-            "pipeline": gate.pipeline,
-            "commit": answer.commit,
-            "idle": answer.idle,
-            "late_rows": answer.late_rows,
-        }
-        return CheckResult(found=result)
-    missing = f"{gate.pipeline}: {answer.missing}"
-    if answer.target != gate.target:
-        return CheckResult(missing=missing, fixed={**dict.fromkeys(TARGETS), **answer.target.to_json()})
-    return CheckResult(missing=missing)
+        facts = {"commit": answer.commit, "idle": answer.idle, "late_rows": answer.late_rows}
+        return CheckResult(found={"pipeline": gate.pipeline, **facts})
+    is_fixed = answer.target != gate.target
+    fixed = {**dict.fromkeys(TARGETS), **answer.target.to_json()} if is_fixed else None
+    return CheckResult(missing=f"{gate.pipeline}: {answer.missing}", fixed=fixed)

@@ -126,10 +126,7 @@ class CommittedRangesTrigger(BaseEventTrigger):
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return class path and arguments."""
         names = ("asset", "pipeline", "partition", "start", "kafka_conn_id", "poll_interval")
-        return (
-            f"{type(self).__module__}.{type(self).__qualname__}",
-            {name: getattr(self, name) for name in names},
-        )
+        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     def shared_stream_key(self) -> Hashable:
         """Return what it shares a reader with: only that has Airflow confirm its events."""

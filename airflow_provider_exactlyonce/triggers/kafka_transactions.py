@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.triggers.polling import PollingTrigger
@@ -37,18 +38,12 @@ class TransactionsChecker(Checker):
             elif answer:
                 waiting[name] = answer
             else:
-                results[name] = CheckResult(
-                    found={"offsets": {topic: dict(partitions) for topic, partitions in targets[name].items()}}
-                )
-        blockers = (
-            self._decisions.blockers(partition for undecided in waiting.values() for partition in undecided)
-            if diagnose
-            else None
-        )
-        return {
-            **results,
-            **{name: CheckResult(missing=_said(undecided, blockers)) for name, undecided in waiting.items()},
-        }
+                offsets = {topic: dict(partitions) for topic, partitions in targets[name].items()}
+                results[name] = CheckResult(found={"offsets": offsets})
+        blockers = self._decisions.blockers(chain.from_iterable(waiting.values())) if diagnose else None
+        for name, undecided in waiting.items():
+            results[name] = CheckResult(missing=_said(undecided, blockers))
+        return results
 
     def _close(self) -> None:
         self._decisions = None

@@ -105,9 +105,11 @@ class PipelineTrigger(BaseTrigger):
         from airflow_provider_exactlyonce.control.driver_watch import stuck
         from airflow_provider_exactlyonce.control.intent import Intent
         from airflow_provider_exactlyonce.control.status import has_progressed, progress_line
+        from airflow_provider_exactlyonce.hooks.metrics import Reporter
         from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 
-        self._report(home)
+        self._metrics = self._metrics or Reporter(home)
+        self._metrics.report()
         intent = codec.load(Intent, self.intent, "the trigger's intent")
         status = exit_classification.status_of(home, intent.token)
         if status is not None and has_progressed(self._shown, status) and self._throttle.allow():
@@ -120,12 +122,6 @@ class PipelineTrigger(BaseTrigger):
             return "the driver gives no sign of life"
         allowed = None if self.no_commit_within is None else timedelta(seconds=self.no_commit_within)
         return stuck(home, intent, HealthRules(no_commit_within=allowed), now)
-
-    def _report(self, home: Any) -> None:
-        from airflow_provider_exactlyonce.hooks.metrics import Reporter
-
-        self._metrics = self._metrics or Reporter(home)
-        self._metrics.report()
 
     def _stop(self, timeout_seconds: float) -> None:
         from airflow_provider_exactlyonce.control import requests, stopping

@@ -40,10 +40,8 @@ class StateChecker(Checker):
         results: dict[str, CheckResult | Exception] = {}
         for place, waiting in places.items():
             try:
-                pipeline, state, status = self._state(place)
-                results.update(
-                    {name: _said(pipeline, state, status, subject["states"]) for name, subject in waiting.items()}
-                )
+                answer = self._state(place)
+                results |= {name: _said(*answer, subject["states"]) for name, subject in waiting.items()}
             except (KafkaException, ExactlyOnceError) as error:
                 results.update(dict.fromkeys(waiting, error))
         return results
@@ -94,9 +92,8 @@ def states_of(given: object) -> list[str]:
     from airflow_provider_exactlyonce.control.pipeline_state import PipelineState
     from airflow_provider_exactlyonce.exceptions import RefusedError
 
-    states = (
-        [given] if isinstance(given, str) else [str(state) for state in given] if isinstance(given, Iterable) else []
-    )
+    given_states = [given] if isinstance(given, str) else given if isinstance(given, Iterable) else ()
+    states = [str(state) for state in given_states]
     known = [state.value for state in PipelineState]
     if not states or not set(states) <= set(known):
         raise RefusedError(f"states={given!r}: one or more of {', '.join(known)}")

@@ -67,16 +67,9 @@ class PollingTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return class path and arguments; the arguments are a wire format, older ones stay readable."""
-        return (
-            f"{type(self).__module__}.{type(self).__qualname__}",
-            {
-                **self.subject,
-                "kafka_conn_id": self.kafka_conn_id,
-                "poll_interval": self.poll_interval,
-                "deadline": self.deadline,
-                "ends_task": self.ends_task,
-            },
-        )
+        names = ("kafka_conn_id", "poll_interval", "deadline", "ends_task")
+        arguments = {**self.subject, **{name: getattr(self, name) for name in names}}
+        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait until something can be said; yields one event.

@@ -12,7 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 from weakref import WeakKeyDictionary
@@ -139,11 +139,8 @@ class Subscription:
         try:
             return (await asyncio.wait_for(look, _NOW_SECONDS))[self.name]
         except TimeoutError:
-            return (
-                self._latest
-                if isinstance(self._latest, CheckResult)
-                else CheckResult(missing="the cluster has not answered")
-            )
+            nothing = CheckResult(missing="the cluster has not answered")
+            return self._latest if isinstance(self._latest, CheckResult) else nothing
 
 
 class Poller:
@@ -187,10 +184,8 @@ class Poller:
                 subscription.tell(results[subscription.name])
 
     async def _pause(self, seconds: float) -> None:
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), max(seconds, _SHORTEST_SECONDS))
-        except TimeoutError:
-            return
 
 
 #: A triggerer has one event loop.

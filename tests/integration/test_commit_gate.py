@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +27,7 @@ from airflow_provider_exactlyonce.triggers import shared_poller
 from airflow_provider_exactlyonce.triggers.commit_gate import CommitGateTrigger
 from tests.integration.hand_written import HandWrittenPipeline, send
 from tests.integration.streaming.harness import end_offsets
+from tests.task_state import Store, context
 from tests.waiting import HANG_SECONDS, eventually, eventually_in_loop
 
 NEW_YEAR = 1_767_225_600_000  # 2026-01-01T00:00:00Z
@@ -319,23 +319,6 @@ def test_a_restarted_triggerer_keeps_the_deadline_and_stores_no_secret(
     assert kafka_config["bootstrap.servers"] not in text
     [event] = events_of(deferral.trigger)
     assert event["reason"] == "timeout", "the deadline is a point of time, not a span that begins again"
-
-
-class Store:
-    """A task's state store, as far as the sensor uses it; values go through JSON."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, str] = {}
-
-    def get(self, key: str) -> Any:
-        return json.loads(self.kept[key]) if key in self.kept else None
-
-    def set(self, key: str, value: Any, **_: Any) -> None:
-        self.kept[key] = json.dumps(value)
-
-
-def context(store: Store, clear_number: int = 0) -> Any:
-    return {"task_state_store": store, "dag_run": SimpleNamespace(clear_number=clear_number)}
 
 
 @pytest.mark.usefixtures("connection")

@@ -8,7 +8,6 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.sensors.kafka_transactions import KafkaTransactionsSensor
 from airflow_provider_exactlyonce.triggers.kafka_transactions import KafkaTransactionsTrigger
+from tests.task_state import Store, context
 from tests.waiting import HANG_SECONDS
 
 
@@ -26,23 +26,6 @@ from tests.waiting import HANG_SECONDS
 def connection(kafka_config: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     extra = {**kafka_config, "group.id": "must-not-be-used"}
     monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": extra}))
-
-
-class Store:
-    """A task's state store, as far as the sensor uses it; values go through JSON."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, str] = {}
-
-    def get(self, key: str) -> Any:
-        return json.loads(self.kept[key]) if key in self.kept else None
-
-    def set(self, key: str, value: Any, **_: Any) -> None:
-        self.kept[key] = json.dumps(value)
-
-
-def context(store: Store, clear_number: int = 0) -> Any:
-    return {"task_state_store": store, "dag_run": SimpleNamespace(clear_number=clear_number)}
 
 
 def opened(config: Mapping[str, str], topic: str, partition: int = 0) -> tuple[str, Producer]:

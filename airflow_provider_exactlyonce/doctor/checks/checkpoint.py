@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError, parse_offsets
@@ -12,10 +13,7 @@ from airflow_provider_exactlyonce.control.status import DriverState, Status
 from airflow_provider_exactlyonce.doctor.facts import CheckpointFacts, Facts
 from airflow_provider_exactlyonce.doctor.findings import Finding, Remedy
 from airflow_provider_exactlyonce.exceptions import BatchTimedOutError, RefusedError
-from airflow_provider_exactlyonce.streaming.commit.start_checks import (
-    check_not_ahead,
-    replay_is_needed,
-)
+from airflow_provider_exactlyonce.streaming.commit.start_checks import check_not_ahead, replay_is_needed
 
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
@@ -122,13 +120,8 @@ def _behind(facts: Facts, checkpoint_facts: CheckpointFacts) -> Iterator[Finding
     try:
         needs_replay = replay_is_needed(checkpoint, lineage, tail)
     except RefusedError as error:
-        can = newest is not None
-        yield Finding(
-            "checkpoint-behind-ledger",
-            str(error),
-            f"exactlyonce restore {facts.pipeline}",
-            (Remedy.REBUILD if can else _restore(facts)),
-        )
+        remedy = _restore(facts) if newest is None else Remedy.REBUILD
+        yield Finding("checkpoint-behind-ledger", str(error), f"exactlyonce restore {facts.pipeline}", remedy)
         return
     if done < facts.newest and (gone := _missing(facts, done)) is not None:
         yield Finding(
@@ -169,9 +162,7 @@ def _missing(facts: Facts, done: int) -> str | None:
     if done in history.incomplete:
         return f"commit {history.incomplete[done]} is not in the ledger any more"
     gone = facts.missing_input(history.stretches[done])
-    if gone is None:
-        return None
-    return f"{gone.topic}-{gone.partition}, offsets {gone.start} to {gone.end - 1}, of commit {gone.commit}, is gone"
+    return None if gone is None else f"{gone}, is gone"
 
 
 def _planned(facts: Facts, checkpoint_facts: CheckpointFacts) -> Iterator[Finding]:
@@ -182,16 +173,17 @@ def _planned(facts: Facts, checkpoint_facts: CheckpointFacts) -> Iterator[Findin
     if not planned:
         return
     first, file = planned[0], checkpoint.path / "offsets" / str(planned[0])
-    newest_status = facts.driver.status if facts.driver else None
-    status = newest_status if newest_status is not None and newest_status.lineage == lineage.id else None
+    status = facts.driver.status if facts.driver else None
+    if status is not None and status.lineage != lineage.id:
+        status = None
     error = status.error if status is not None else None
     before, offsets = _offsets(checkpoint, committed), _offsets(checkpoint, first)
     if offsets is None or planned[1:] or first != committed + 1:
-        what = (
-            f"{checkpoint.path}/offsets has {', '.join(map(str, planned))} after the newest commit, batch {committed}"
-        )
+        batches = ", ".join(map(str, planned))
         torn = "; it is torn" if offsets is None else ""
-        yield _leftover(f"{what}{torn}: the batch was never begun")
+        yield _leftover(
+            f"{file.parent} has {batches} after the newest commit, batch {committed}{torn}: the batch was never begun"
+        )
     elif before is not None and before.conf.get(_PARTITIONS) != offsets.conf.get(_PARTITIONS):
         yield Finding(
             "unfinished-repartition",
@@ -210,7 +202,7 @@ def _planned(facts: Facts, checkpoint_facts: CheckpointFacts) -> Iterator[Findin
             "batch in half",
             Remedy.CUT,
         )
-    elif status is not None and _failed_at_once(facts, status) and file.stat().st_mtime * 1000 >= _claimed(facts):
+    elif status is not None and _failed_at_once(facts, status, file):
         yield _leftover(f"{file} is of run {status.run}, which failed before it committed anything")
 
 
@@ -220,19 +212,15 @@ def _leftover(what: str) -> Finding:
     )
 
 
-def _failed_at_once(facts: Facts, status: Status) -> bool:
+def _failed_at_once(facts: Facts, status: Status, planned: Path) -> bool:
     claim = facts.tail.claim if facts.tail else None
     return (
         status.state is DriverState.FAILED
         and status.commits_of_run == 0
         and claim is not None
         and status.token == claim.token
+        and planned.stat().st_mtime * 1000 >= claim.claimed
     )
-
-
-def _claimed(facts: Facts) -> int:
-    claim = facts.tail.claim if facts.tail else None
-    return claim.claimed if claim else 0
 
 
 def _offsets(checkpoint: Checkpoint, batch: int) -> BatchOffsets | None:

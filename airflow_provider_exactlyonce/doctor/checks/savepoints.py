@@ -60,35 +60,27 @@ def _replayable(facts: Facts, savepoint: Savepoint, *, is_newest: bool) -> Itera
     history = facts.history
     if history is None:
         return
-    new = f"exactlyonce savepoint {facts.pipeline}"
-    useless = f"exactlyonce savepoint delete {facts.pipeline} {savepoint.id}"
+    new, stretch = f"exactlyonce savepoint {facts.pipeline}", history.stretches[savepoint.commit]
     if savepoint.commit in history.incomplete:
-        yield Finding(
-            "savepoint-history-gone" if is_newest else "old-savepoint-useless",
-            f"savepoint {savepoint.id} can't be restored: commit {history.incomplete[savepoint.commit]} after it is "
-            "not in the ledger any more",
-            f"{new}, and keep more history with ledger_retention" if is_newest else useless,
-            Remedy.SAVE if is_newest else None,
-        )
+        why = f"commit {history.incomplete[savepoint.commit]} after it is not in the ledger any more"
+        name, keep = "savepoint-history-gone", "more history with ledger_retention"
+    elif (gone := facts.missing_input(stretch)) is not None:
+        why = f"{gone}, is gone"
+        name, keep = "savepoint-input-gone", "the source's records longer than savepoints"
+    else:
+        soon = expiry.first(facts, stretch.positions)
+        if soon is not None and is_newest:
+            yield Finding(
+                "savepoint-input-expiring",
+                f"savepoint {savepoint.id} needs {soon.topic}-{soon.partition} from offset {soon.offset} on, and "
+                f"{soon.when}",
+                f"{new} before, or let {soon.topic} keep more",
+                Remedy.SAVE,
+            )
         return
-    stretch = history.stretches[savepoint.commit]
-    gone = facts.missing_input(stretch)
-    if gone is not None:
-        yield Finding(
-            "savepoint-input-gone" if is_newest else "old-savepoint-useless",
-            f"savepoint {savepoint.id} can't be restored: {gone.topic}-{gone.partition}, offsets {gone.start} to "
-            f"{gone.end - 1}, of commit {gone.commit}, is gone",
-            f"{new}, and keep the source's records longer than savepoints" if is_newest else useless,
-            Remedy.SAVE if is_newest else None,
-        )
-        return
-    starts = {topic: {p: start for p, (start, _) in partitions.items()} for topic, partitions in stretch.starts.items()}
-    soon = expiry.first(facts, starts)
-    if soon is not None and is_newest:
-        yield Finding(
-            "savepoint-input-expiring",
-            f"savepoint {savepoint.id} needs {soon.topic}-{soon.partition} from offset {soon.offset} on, and "
-            f"{soon.when}",
-            f"{new} before, or let {soon.topic} keep more",
-            Remedy.SAVE,
-        )
+    yield Finding(
+        name if is_newest else "old-savepoint-useless",
+        f"savepoint {savepoint.id} can't be restored: {why}",
+        f"{new}, and keep {keep}" if is_newest else f"exactlyonce savepoint delete {facts.pipeline} {savepoint.id}",
+        Remedy.SAVE if is_newest else None,
+    )

@@ -35,22 +35,17 @@ def keep_unread_input(facts: Facts) -> Iterator[Finding]:
     topics, commit = facts.topics, facts.tail.commit if facts.tail else None
     if topics is None or commit is None or topics.recreated is not None:
         return
-    ends = {
-        topic: {partition: end for partition, (_, end) in partitions.items()}
-        for topic, partitions in commit.source.items()
-    }
-    for topic, partitions in ends.items():
-        for partition, end in partitions.items():
-            earliest = topics.earliest.get(topic, {}).get(partition, end)
-            if earliest > end:
-                yield Finding(
-                    "unread-input-gone",
-                    f"{topic}-{partition}, offsets {end} to {earliest - 1}, was removed before the pipeline has read "
-                    f"it: the newest commit, {commit.commit}, ends at {end}",
-                    "those records are lost to it, and Spark refuses to go on without them; begin a new pipeline "
-                    "where the topic begins, and keep its records longer",
-                )
-    soon = None if facts.runs else expiry.first(facts, ends)
+    for (topic, partition), end in commit.ends.items():
+        earliest = topics.earliest.get((topic, partition), end)
+        if earliest > end:
+            yield Finding(
+                "unread-input-gone",
+                f"{topic}-{partition}, offsets {end} to {earliest - 1}, was removed before the pipeline has read "
+                f"it: the newest commit, {commit.commit}, ends at {end}",
+                "those records are lost to it, and Spark refuses to go on without them; begin a new pipeline "
+                "where the topic begins, and keep its records longer",
+            )
+    soon = None if facts.runs else expiry.first(facts, commit.ends)
     if soon is not None:
         yield Finding(
             "unread-input-expiring",

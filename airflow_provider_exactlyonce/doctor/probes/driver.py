@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Final
 
 from airflow_provider_exactlyonce import process_identity
@@ -62,7 +61,5 @@ def _lives_here(run: ClaimRecord) -> bool:
     started = process_identity.process_start(run.pid) if process_identity.is_here(run.machine, run.host) else None
     if started is None:
         return False
-    booted = next(
-        float(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime ")
-    )
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return booted + started / os.sysconf("SC_CLK_TCK") < run.claimed / 1000

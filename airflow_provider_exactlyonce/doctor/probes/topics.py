@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.checkpoint import job as jobs
 from airflow_provider_exactlyonce.doctor.facts import Facts, TopicsFacts
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError, RefusedError, SettingRefusedError
+from airflow_provider_exactlyonce.kafka.stable_offsets import Place, by_topic
 from airflow_provider_exactlyonce.ledger.records import ledger_topic, transactional_id
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
 from airflow_provider_exactlyonce.streaming.commit.start_checks import check_topic_ids
 
 if TYPE_CHECKING:
-    from airflow_provider_exactlyonce.kafka.stable_offsets import Place
     from airflow_provider_exactlyonce.kafka.wire import WireClient
 
 #: After an offset that holds a transaction's marker, so many further ones are looked at for a record.
@@ -45,42 +45,44 @@ def look(facts: Facts, client: WireClient) -> TopicsFacts:
 
     sources, sinks = names(facts, client)
     topics_facts = TopicsFacts(cluster=_cluster(facts, client))
-    problems: dict[str, tuple[str, str]] = {}
-    topic_ids: dict[str, str] = {}
     uses: dict[str, dict[str, Any]] = {name: {"sources": [name]} for name in sources}
     uses |= {name: {"sinks": [name]} for name in sinks}
     if facts.tail is not None:
         uses[ledger_topic(facts.pipeline)] = {"ledger": ledger_topic(facts.pipeline)}
+    topic_ids: dict[str, str] = {}
     for name, use in uses.items():
-        _judge(facts, client, name, use, problems, topic_ids)
-    topics_facts.problems = problems
+        try:
+            topic_ids |= _accepted(facts, client, use)
+        except SettingRefusedError as error:
+            topics_facts.problems[name] = ("unsafe-setting", str(error))
+        except RefusedError as error:
+            kind = "topic-missing" if client.metadata(name) is None else "topic-unavailable"
+            topics_facts.problems[name] = (kind, str(error))
+        except ExactlyOnceError as error:
+            topics_facts.problems[name] = ("topic-unavailable", str(error))
     try:
         check_topic_ids(topic_ids, facts.tail)
     except RefusedError as error:
         topics_facts.recreated = str(error)
-    there = [name for name in sources if problems.get(name, ("", ""))[0] not in ("topic-missing", "topic-unavailable")]
+    there = [name for name in sources if topics_facts.is_there(name)]
     offsets = client.offsets
-    topics_facts.earliest = {
-        name: {partition: start for (_, partition), start in offsets.starts(offsets.partitions([name])).items()}
-        for name in there
-    }
-    topics_facts.ends = offsets.ends(
-        (topic, partition) for topic, partitions in topics_facts.earliest.items() for partition in partitions
-    )
+    topics_facts.earliest = offsets.starts(offsets.partitions(there))
+    topics_facts.ends = offsets.ends(topics_facts.earliest)
     topics_facts.settings = topics.describe(facts.config, there)
-    bounded = [name for name, settings in topics_facts.settings.items() if settings.retention_bytes >= 0]
-    topics_facts.sizes = _sizes(client, {name: list(topics_facts.earliest[name]) for name in bounded})
+    bounded = {name for name, settings in topics_facts.settings.items() if settings.retention_bytes >= 0}
+    topics_facts.sizes = _sizes(client, [place for place in topics_facts.earliest if place[0] in bounded])
     topics_facts.written = _written(facts, client, topics_facts)
     return topics_facts
 
 
-def _sizes(client: WireClient, partitions: Mapping[str, list[int]]) -> dict[Place, int]:
+def _sizes(client: WireClient, places: Iterable[Place]) -> dict[Place, int]:
     """Ask for the bytes of partitions; nothing is known without the right to describe the cluster."""
     import kafka.errors
 
     sizes: dict[Place, int] = {}
+    partitions = {topic: list(numbers) for topic, numbers in by_topic(dict.fromkeys(places)).items()}
     try:
-        described = client.admin.describe_log_dirs(dict(partitions)) if partitions else []
+        described = client.admin.describe_log_dirs(partitions) if partitions else []
     except kafka.errors.KafkaError:
         return sizes
     for broker in described:
@@ -92,27 +94,11 @@ def _sizes(client: WireClient, partitions: Mapping[str, list[int]]) -> dict[Plac
     return sizes
 
 
-def _judge(
-    facts: Facts,
-    client: WireClient,
-    name: str,
-    uses: Mapping[str, Any],
-    problems: dict[str, tuple[str, str]],
-    topic_ids: dict[str, str],
-) -> None:
-    """Let the check of a start judge one topic."""
+def _accepted(facts: Facts, client: WireClient, use: Mapping[str, Any]) -> dict[str, str]:
     from airflow_provider_exactlyonce.kafka import preflight
 
-    try:
-        topic_facts = preflight.check_topics(client, **uses, user=facts.config.get("sasl.username"), patience_seconds=0)
-    except SettingRefusedError as error:
-        problems[name] = ("unsafe-setting", str(error))
-    except RefusedError as error:
-        problems[name] = ("topic-missing" if client.metadata(name) is None else "topic-unavailable", str(error))
-    except ExactlyOnceError as error:
-        problems[name] = ("topic-unavailable", str(error))
-    else:
-        topic_ids.update({topic.name: topic.topic_id for topic in topic_facts.values()})
+    accepted = preflight.check_topics(client, **use, user=facts.config.get("sasl.username"), patience_seconds=0)
+    return {name: topic.topic_id for name, topic in accepted.items()}
 
 
 def _cluster(facts: Facts, client: WireClient) -> str | None:
@@ -134,38 +120,23 @@ def _cluster(facts: Facts, client: WireClient) -> str | None:
     return None
 
 
-def _written(facts: Facts, client: WireClient, topics_facts: TopicsFacts) -> dict[tuple[str, int, int], int]:
+def _written(facts: Facts, client: WireClient, topics_facts: TopicsFacts) -> dict[tuple[Place, int], int]:
     """Read when the records were written from which somebody may have to read again."""
     from airflow_provider_exactlyonce.kafka.range_reader import RangeReader
 
     ends = client.offsets.last_stable(topics_facts.ends)
-    written: dict[tuple[str, int, int], int] = {}
+    starts = [stretch.positions for stretch in facts.history.stretches.values()] if facts.history else []
+    if facts.tail is not None and facts.tail.commit is not None:
+        starts.append(facts.tail.commit.ends)
+    written: dict[tuple[Place, int], int] = {}
     with RangeReader(facts.config, "doctor") as reader:
-        for wanted in _wanted(facts):
+        for wanted in starts:
             spans = {
-                (topic, partition): (offset, min(ends[topic, partition], offset + _SPAN))
-                for topic, partitions in wanted.items()
-                for partition, offset in partitions.items()
-                if (topic, partition) in ends and offset >= topics_facts.earliest[topic][partition]
+                place: (offset, min(ends[place], offset + _SPAN))
+                for place, offset in wanted.items()
+                if place in ends and offset >= topics_facts.earliest[place]
             }
             for message in reader.read(spans):
                 place = str(message.topic()), int(message.partition() or 0)
-                written.setdefault((*place, spans[place][0]), int(message.timestamp()[1]))
+                written.setdefault((place, spans[place][0]), int(message.timestamp()[1]))
     return written
-
-
-def _wanted(facts: Facts) -> list[dict[str, dict[int, int]]]:
-    """Return from where somebody may have to read: after the newest commit, and after each savepoint's."""
-    wanted = [
-        {
-            topic: {partition: start for partition, (start, _) in partitions.items()}
-            for topic, partitions in stretch.starts.items()
-        }
-        for stretch in (facts.history.stretches.values() if facts.history else [])
-    ]
-    commit = facts.tail.commit if facts.tail else None
-    if commit is not None:
-        wanted.append(
-            {topic: {p: end for p, (_, end) in partitions.items()} for topic, partitions in commit.source.items()}
-        )
-    return wanted

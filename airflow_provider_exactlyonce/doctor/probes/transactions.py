@@ -22,13 +22,10 @@ def look(facts: Facts, client: WireClient) -> TransactionFacts:
 
     transactions = Transactions(client)
     name = transactional_id(facts.pipeline)
-    problems = facts.topics.problems if facts.topics else {}
     sources, sinks = topic_probe.names(facts, client)
-    topics = {
-        topic
-        for topic in {*sources, *sinks, *({ledger_topic(facts.pipeline)} if facts.tail else ())}
-        if problems.get(topic, ("", ""))[0] not in ("topic-missing", "topic-unavailable")
-    }
+    topics = {*sources, *sinks, *({ledger_topic(facts.pipeline)} if facts.tail else ())}
+    if facts.topics is not None:
+        topics = set(filter(facts.topics.is_there, topics))
     others = [
         transaction
         for transaction in transactions.open()
@@ -39,9 +36,8 @@ def look(facts: Facts, client: WireClient) -> TransactionFacts:
     open_transactions = [
         transaction for transaction in (own, *others) if transaction is not None and transaction.is_open
     ]
-    places = [place for transaction in open_transactions for place in transaction.partitions] + [
-        (transaction.topic, transaction.partition) for transaction in hanging
-    ]
+    places = {place for transaction in open_transactions for place in transaction.partitions}
+    places |= {transaction.place for transaction in hanging}
     alive = {}
     for transaction in open_transactions:
         pipeline = pipeline_of(transaction.transactional_id)

@@ -70,7 +70,7 @@ class Writing:
         """One record for each partition."""
         producer, batches = self.session.producer, {}
         for partition in PARTITIONS:
-            body = record_batch.encode_single(b"%d" % partition, b"%d" % round_, 0)
+            body = record_batch.encode_few([(b"%d" % partition, b"%d" % round_)], 0)
             sequence = sequences.get(f"p{partition}", round_)
             stamped = record_batch.stamp(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=sequence)
             batches[partition] = b"".join(stamped)

@@ -244,7 +244,7 @@ def make_hanging(client: WireClient, topic: str) -> None:
         return client.produce(name, topic, {1: b"".join(record)})[1].code == Code.NONE
 
     assert until_definite(ask, timeout_seconds=30) == Code.NONE
-    body = record_batch.encode_single(b"k", b"v", int(time.time() * 1000))
+    body = record_batch.encode_few([(b"k", b"v")], int(time.time() * 1000))
     record = record_batch.stamp(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=0)
     resource = ConfigResourceType.BROKER
     client.admin.alter_configs([ConfigResource(resource, "1", configs={setting: "false"})])

@@ -53,7 +53,7 @@ def initialised(client: WireClient, name: str, current: Producer = NO_PRODUCER) 
 
 
 def batch(producer: Producer, value: bytes, sequence: int = 0) -> bytes:
-    body = record_batch.encode_single(b"k", value, 0)
+    body = record_batch.encode_few([(b"k", value)], 0)
     return b"".join(record_batch.stamp(body, producer_id=producer.id, epoch=producer.epoch, base_sequence=sequence))
 
 
@@ -62,7 +62,7 @@ def appended(client: WireClient, name: str, topic: str, records: bytes) -> int:
 
 
 def test_the_private_names_that_the_adapter_uses_are_there(client: WireClient) -> None:
-    admin = client._admin
+    admin = client.admin
     assert isinstance(admin, KafkaAdminClient)
     assert callable(admin._manager.send)
     assert callable(admin._manager.run)

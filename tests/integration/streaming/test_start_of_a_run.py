@@ -195,7 +195,7 @@ def test_a_straggler_of_an_aborted_attempt_is_fenced_and_its_records_are_never_v
         run.session.abort()
         session, old = run.session, run.session.producer
         assert run.client.add_partitions(session.transactional_id, old, world.sink, [0]) == 0, "it opens a transaction"
-        late = record_batch.encode_single(b"k", b"late", 0)
+        late = record_batch.encode_few([(b"k", b"late")], 0)
         stamped = b"".join(record_batch.stamp(late, producer_id=old.id, epoch=old.epoch, base_sequence=0))
         assert produce(run.client, session.transactional_id, world.sink, {0: stamped}) == {0: 0}
         try:

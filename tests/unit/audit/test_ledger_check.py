@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_exactlyonce.audit.findings import Violation
+from airflow_provider_exactlyonce.audit.findings import Findings, Violation
 from airflow_provider_exactlyonce.audit.ledger_check import LedgerCheck
 from airflow_provider_exactlyonce.ledger.records import (
     ClaimRecord,
@@ -48,11 +48,11 @@ LATE = LateRows(operator=1, name="dedupe", rows=3, watermark=17)
 
 
 def found_in(*records: tuple[int, Record], oldest: int = 1) -> list[Violation]:
-    violations: list[Violation] = []
-    check = LedgerCheck("shop", oldest, violations.append)
+    findings = Findings()
+    check = LedgerCheck("shop", oldest, findings)
     for offset, record in records:
         check.add(offset, record)
-    return violations
+    return findings.kept
 
 
 def test_a_clean_ledger_passes() -> None:
@@ -163,7 +163,7 @@ def test_late_rows_are_in_the_sums_of_their_topic_only_and_are_added_up() -> Non
     third = commit_of(3, late=[], late_total=3, records=0)
     records: list[tuple[int, Record]] = [(0, claim_of(1)), (2, commit_of(1)), (4, second), (6, third)]
     assert found_in(*records) == []
-    check = LedgerCheck("shop", 1, lambda violation: None)
+    check = LedgerCheck("shop", 1, Findings())
     for offset, record in records:
         check.add(offset, record)
     assert (check.records, check.uncounted, check.late_rows) == (10, 1, 3)

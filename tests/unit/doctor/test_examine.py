@@ -61,7 +61,7 @@ def facts(tmp_path: Path) -> Facts:
     facts.savepoints = SavepointFacts(whole=[saved])
     facts.history = HistoryFacts(stretches={2: stretch}, done=newest)
     facts.driver = DriverFacts()
-    facts.topics = TopicsFacts(earliest={"in": {0: 0, 1: 0}})
+    facts.topics = TopicsFacts(earliest={("in", 0): 0, ("in", 1): 0})
     facts.transactions = TransactionFacts(own=None, alive={})
     return facts
 
@@ -93,9 +93,9 @@ def test_a_savepoint_whose_history_the_ledger_has_forgotten_is_told(facts: Facts
 
 def test_input_that_a_replay_would_lack_is_told_with_its_first_range(facts: Facts) -> None:
     assert facts.topics is not None
-    facts.topics.earliest = {"in": {0: 25, 1: 0}}
+    facts.topics.earliest = {("in", 0): 25, ("in", 1): 0}
     assert "in-0, offsets 20 to 24, of commit 3, is gone" in sentences(facts)["savepoint-input-gone"]
-    facts.topics.earliest = {"in": {0: 31, 1: 0}}
+    facts.topics.earliest = {("in", 0): 31, ("in", 1): 0}
     assert "in-0, offsets 30 to 30" in sentences(facts)["unread-input-gone"]
 
 

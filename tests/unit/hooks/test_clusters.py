@@ -21,7 +21,8 @@ from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
 from airflow_provider_exactlyonce.hooks import spark_submit
-from airflow_provider_exactlyonce.hooks.launch import DriverSettings, build_launch
+from airflow_provider_exactlyonce.hooks.launch import build_launch
+from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings
 from airflow_provider_exactlyonce.kafka import config as kafka_config
 
 TOKEN, PASSWORD = "6f1d1e0e-7a57-4d29-9a0c-2f4c6a3c1b11", "kafka-password-4711"

@@ -10,7 +10,8 @@ import pytest
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.control.launching import Launch
 from airflow_provider_exactlyonce.devkit import class_archive
-from airflow_provider_exactlyonce.hooks.launch import DriverSettings, build_launch
+from airflow_provider_exactlyonce.hooks.launch import build_launch
+from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings
 
 
 @pytest.fixture

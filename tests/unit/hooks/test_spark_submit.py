@@ -12,7 +12,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, SettingRefusedError
-from airflow_provider_exactlyonce.hooks.spark_submit import Submission, build_command, python_environment
+from airflow_provider_exactlyonce.hooks.spark_submit import DriverSettings, build_command, python_environment
 
 
 @pytest.fixture(autouse=True)
@@ -22,11 +22,12 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_YARN", json.dumps(queue))
 
 
-def submission(**options: Any) -> Submission:
-    return Submission(**{"application": "/jobs/shop.py", "name": "shop", "arguments": [], "jars": "a.jar", **options})
+def built(*arguments: str, conn_id: str = "spark_local", jars: str | None = "a.jar", **options: Any) -> list[str]:
+    submitted = DriverSettings(application="/jobs/shop.py", name="shop", conn_id=conn_id, jars=jars, **options)
+    return build_command(submitted, arguments, {})[0]
 
 
-def settings_of(arguments: tuple[str, ...]) -> dict[str, str]:
+def settings_of(arguments: list[str]) -> dict[str, str]:
     pairs = [arguments[at + 1] for at, argument in enumerate(arguments) if argument == "--conf"]
     return dict(pair.split("=", 1) for pair in pairs)
 
@@ -57,17 +58,14 @@ def test_the_hook_still_has_the_private_names_that_the_adapter_uses() -> None:
 
 
 def test_the_command_has_the_connections_master_and_the_arguments_in_order() -> None:
-    command = build_command("spark_local", submission(arguments=["--home", "/h", "--until", "available"]))
-    assert command.arguments[1:3] == ("--master", "local[2]")
-    assert command.arguments[-5:] == ("/jobs/shop.py", "--home", "/h", "--until", "available")
-    assert command.arguments[command.arguments.index("--name") + 1] == "shop"
+    command = built("--home", "/h", "--until", "available")
+    assert command[1:3] == ["--master", "local[2]"]
+    assert command[-5:] == ["/jobs/shop.py", "--home", "/h", "--until", "available"]
+    assert command[command.index("--name") + 1] == "shop"
 
 
 def test_what_the_protocol_needs_is_set_and_the_users_settings_stay() -> None:
-    command = build_command(
-        "spark_local", submission(conf={"spark.sql.shuffle.partitions": 4, "spark.ui.enabled": True})
-    )
-    settings = settings_of(command.arguments)
+    settings = settings_of(built(conf={"spark.sql.shuffle.partitions": 4, "spark.ui.enabled": True}))
     assert settings["spark.task.maxFailures"] == "1"
     assert settings["spark.sql.shuffle.partitions"] == "4"
     assert settings["spark.ui.enabled"] == "true", "Spark spells booleans in lower case"
@@ -75,27 +73,29 @@ def test_what_the_protocol_needs_is_set_and_the_users_settings_stay() -> None:
 
 def test_a_setting_that_contradicts_the_protocol_is_refused_by_name() -> None:
     with pytest.raises(SettingRefusedError, match=r"spark\.speculation is 'true'; it must be 'false'"):
-        build_command("spark_local", submission(conf={"spark.speculation": True}))
+        built(conf={"spark.speculation": True})
 
 
 def test_client_mode_of_a_cluster_passes_what_the_connection_says() -> None:
-    arguments = build_command("spark_yarn", submission()).arguments
+    arguments = built(conn_id="spark_yarn")
     assert arguments[arguments.index("--queue") + 1] == "streams"
 
 
 def test_a_connection_that_is_not_there_is_an_error_not_yarn() -> None:
     with pytest.raises(AirflowNotFoundException, match="spark_nowhere"):
-        build_command("spark_nowhere", submission())
+        built(conn_id="spark_nowhere")
 
 
 def test_secrets_are_masked_in_the_printable_form_only() -> None:
-    command = build_command("spark_local", submission(conf={"spark.store.password": "4711"}))
-    assert "spark.store.password=4711" in command.arguments
-    assert "4711" not in command.printable
+    conf = {"spark.store.password": "4711"}
+    submitted = DriverSettings(application="a.py", name="a", conn_id="spark_local", jars="a.jar", conf=conf)
+    command, printable = build_command(submitted, [], {})
+    assert "spark.store.password=4711" in command
+    assert "4711" not in printable
 
 
 def test_packages_replace_the_connector_jars() -> None:
-    arguments = build_command("spark_local", submission(jars=None, packages="org:spark-sql-kafka:1")).arguments
+    arguments = built(jars=None, packages="org:spark-sql-kafka:1")
     assert "--jars" not in arguments
     assert arguments[arguments.index("--packages") + 1] == "org:spark-sql-kafka:1"
 
@@ -104,10 +104,10 @@ def test_spark_submit_beside_the_interpreter_is_found_when_the_path_has_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert build_command("spark_local", submission()).arguments[0] == str(Path(sys.executable).parent / "spark-submit")
+    assert built()[0] == str(Path(sys.executable).parent / "spark-submit")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(RefusedError, match=r"spark-submit is neither on the PATH nor beside .*exactlyonce\[spark\]"):
-        build_command("spark_local", submission())
+        built()
 
 
 def test_driver_and_workers_use_this_interpreter() -> None:

@@ -21,7 +21,7 @@ from airflow_provider_exactlyonce.kafka.record_batch import (
     RefusedRecord,
     advance_sequence,
     encode_bodies,
-    encode_single,
+    encode_few,
     stamp,
 )
 from airflow_provider_exactlyonce.kafka.varint import WIDTH_LIMITS, varint_widths, varints
@@ -260,28 +260,23 @@ def test_a_record_that_cannot_fit_is_named_before_anything_is_encoded() -> None:
     value = b"x" * 900
     fits = HEADER_BYTES + len(record_bytes(b"key", value, 0))
     rows: list[Row] = [(b"a", b"b", 1, 5), (b"key", value, 1, 7), (b"key", value + b"+", 1, 6), (b"", value * 2, 1, 0)]
-    with pytest.raises(OversizedRecord, match=r"row 2 .partition 6, key b'key'. takes") as caught:
+    with pytest.raises(OversizedRecord, match=rf"row 2 .partition 6, key b'key'. takes {fits + 1} .* limit is {fits}:"):
         encode(rows, fits)
-    error = caught.value
-    assert (error.row, error.partition, error.key) == (2, 6, b"key")
-    assert (error.size_bytes, error.body_bytes_maximum) == (fits + 1, fits)
     assert len(encode(rows[:2], fits)) == 2
 
 
-def test_all_rows_that_cannot_fit_are_told_in_the_order_of_the_rows() -> None:
+def test_the_first_of_the_rows_that_cannot_fit_is_told() -> None:
     rows: list[Row] = [(b"k", b"x" * size, 1, 9 - row % 3) for row, size in enumerate([9, 500, 7, 501, 502, 1])]
-    with pytest.raises(OversizedRecord, match="row 1 ") as caught:
+    with pytest.raises(OversizedRecord, match="row 1 "):
         encode(rows, 400)
-    assert caught.value.rows.tolist() == [1, 3, 4]
 
 
 def test_rows_that_no_client_could_send_are_refused_by_name() -> None:
     keys, digests = pa.array([b"a", b"b", b"c"], pa.binary()), np.zeros(3, dtype=np.int64)
     partitions = np.array([4, 5, 6], dtype=np.int32)
     times = np.array([NOW, -1, -2], dtype=np.int64)
-    with pytest.raises(RefusedRecord, match=r"row 1 .partition 5, key b'b'. has the timestamp -1 ms") as early:
+    with pytest.raises(RefusedRecord, match=r"row 1 .partition 5, key b'b'. has the timestamp -1 ms"):
         encode_bodies(keys, keys, digests, partitions, timestamps=times, body_bytes_maximum=1_000)
-    assert early.value.rows.tolist() == [1, 2]
     lists = [None, [{"key": "h", "value": b""}], [{"key": "h", "value": b""}, {"key": None, "value": b"v"}]]
     for missing in (lists, [*lists[:2], [{"key": "h", "value": b""}, None]]):
         headers = pa.array(missing, HEADERS_TYPE)
@@ -344,16 +339,9 @@ def test_arguments_that_do_not_belong_together_are_refused() -> None:
     ("key", "value"), [(b"commit/1", b"{}"), (b"commit/1", None), (None, b""), (b"", b"x" * 9_000)]
 )
 def test_a_single_record_is_a_body_for_partition_0(key: bytes | None, value: bytes | None) -> None:
-    body = encode_single(key, value, NOW)
+    body = encode_few([(key, value)], NOW)
     assert (body.partition, body.records, body.digest) == (0, 1, 0)
     assert decode(body) == [(key, value)]
-
-
-def test_a_batch_outside_a_transaction_says_so() -> None:
-    parts = stamp(encode_single(b"k", b"v", NOW), producer_id=1, epoch=0, base_sequence=0, transactional=False)
-    batch = DefaultRecordBatch(b"".join(parts))
-    assert batch.validate_crc()
-    assert not batch.is_transactional
 
 
 @pytest.mark.parametrize(
@@ -362,7 +350,7 @@ def test_a_batch_outside_a_transaction_says_so() -> None:
 )
 def test_sequences_wrap_as_the_brokers_do(sequence: int, records: int, following: int) -> None:
     assert advance_sequence(sequence, records) == following
-    batch = DefaultRecordBatch(b"".join(stamp(encode_single(b"", b"", NOW), producer_id=1, epoch=0, base_sequence=0)))
+    batch = DefaultRecordBatch(b"".join(stamp(encode_few([(b"", b"")], NOW), producer_id=1, epoch=0, base_sequence=0)))
     assert batch._increment_sequence(sequence, records) == following
 
 

@@ -61,11 +61,9 @@ def test_no_body_exceeds_the_limit_that_every_record_meets(written: list[Row], s
     assert [row for body in bodies for row in decode(body)] == expected(written)
     assert all(body.size_bytes <= largest + slack_bytes for body in bodies)
     if slack_bytes == 0 and written:
-        with pytest.raises(OversizedRecord) as caught:
+        first = next(number for number, row in enumerate(written) if encode([row])[0].size_bytes == largest)
+        with pytest.raises(OversizedRecord, match=f"in row {first} "):
             encode(written, body_bytes_maximum=largest - 1)
-        assert caught.value.rows.tolist() == [
-            number for number, row in enumerate(written) if encode([row])[0].size_bytes == largest
-        ]
 
 
 @PROPERTY

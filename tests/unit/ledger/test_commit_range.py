@@ -75,11 +75,9 @@ def test_commits_are_read_in_pages_and_again_from_the_start_when_one_before_is_a
 
 def test_the_first_source_records_that_are_gone_are_found() -> None:
     stretch = stretch_of(3, 6, *ALL).check()
-    assert stretch.missing_input({"in": {0: 20}}) is None
-    assert stretch.missing_input({"in": {0: 35}}) == MissingInput(commit=3, topic="in", partition=0, start=20, end=35)
-    nothing: list[dict[str, dict[int, int]]] = [{}, {"in": {}}]
-    for lost in nothing:
-        assert stretch.missing_input(lost) == MissingInput(commit=3, topic="in", partition=0, start=20, end=60)
+    assert stretch.missing_input({("in", 0): 20}) is None
+    assert stretch.missing_input({("in", 0): 35}) == MissingInput(commit=3, topic="in", partition=0, start=20, end=35)
+    assert stretch.missing_input({}) == MissingInput(commit=3, topic="in", partition=0, start=20, end=60)
     other = replace(commit(4), source={"in": {1: (0, 5)}})
-    missing = stretch_of(3, 4, commit(3), other).check().missing_input({"in": {0: 20, 1: 3}})
+    missing = stretch_of(3, 4, commit(3), other).check().missing_input({("in", 0): 20, ("in", 1): 3})
     assert missing == MissingInput(commit=4, topic="in", partition=1, start=0, end=3)

@@ -16,7 +16,7 @@ from airflow_provider_exactlyonce.state import (
     Context,
     ValueState,
 )
-from airflow_provider_exactlyonce.state.memory import Memory, MemoryValueStore
+from airflow_provider_exactlyonce.state.memory import Memory, _ValueStore
 from airflow_provider_exactlyonce.state.state_type import StateType
 
 
@@ -89,7 +89,7 @@ def test_declarations_that_cannot_be_are_refused() -> None:
         BroadcastHarness(Limits(), ["k"], ["k", "limit"])
 
 
-class Counting(MemoryValueStore):
+class Counting(_ValueStore):
     """Counts how often it was read."""
 
     reads = 0
@@ -103,7 +103,7 @@ class Counting(MemoryValueStore):
 class Counted(Memory):
     stores: dict[str, Counting] = field(default_factory=dict)
 
-    def value_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> MemoryValueStore:
+    def value_store(self, name: str, state_type: StateType, ttl_milliseconds: int | None) -> _ValueStore:
         return self.stores.setdefault(name, Counting(self, name, ttl_milliseconds))
 
 

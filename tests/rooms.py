@@ -94,7 +94,7 @@ ROOMS: dict[str, set[str]] = {
         *("devkit", "kafka", "policies", "control", "ledger", "audit", "transactions", "checkpoint", "backfill"),
         *("streaming.settings", "streaming.sinks", "streaming.spark", "streaming.analysis", "streaming.job"),
         *("streaming.sinks.files", "streaming.replay", "streaming.driver", "doctor", "upgrade"),
-        "streaming.file_systems",
+        *("storage", "streaming.file_systems"),
     },
 }
 #: Modules at the top that everybody may import; they import each other only.

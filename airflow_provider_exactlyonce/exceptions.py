@@ -7,6 +7,9 @@ so that a supervisor that sees nothing but the exit status decides the same.
 from __future__ import annotations
 
 from enum import Enum
+from typing import TypeVar
+
+_Value = TypeVar("_Value")
 
 
 class Decision(Enum):
@@ -205,3 +208,13 @@ def invariant(holds: bool, message: str) -> None:
     """
     if not holds:
         raise InvariantError(message)
+
+
+def required(value: _Value | None, message: str) -> _Value:
+    """Return a value that has to be there.
+
+    :raises InvariantError: when it is not
+    """
+    if value is None:
+        raise InvariantError(message)
+    return value

@@ -10,11 +10,10 @@ import pytest
 import sqlalchemy as sa
 from pyiceberg.catalog.sql import SqlCatalog
 
-from airflow_provider_exactlyonce.streaming.sinks.delta import committer as delta_committer
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
-from airflow_provider_exactlyonce.streaming.sinks.delta.storage import open_files
+from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
-from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import TableFiles
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.files import TableFiles
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import sink as write_ahead_log
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.storage import open_storage
 from airflow_provider_exactlyonce.testing.fault_injection import InjectedFaultError, target_call
@@ -25,7 +24,7 @@ _T = TypeVar("_T")
 class FaultyStorage:
     """A storage whose calls can fail, and whose client repeats a request that got no answer."""
 
-    STEPS = ("create", "replace", "remove", "read", "first_line", "names", "size", "keep")
+    STEPS = ("create", "remove", "first_line", "names")
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -40,18 +39,6 @@ class FaultyStorage:
         self._inner.check_exclusive(folder)
 
 
-class FaultyTable(FaultyStorage):
-    """A table's directory, in which the driver copies files, too; a file that can't be opened is not opened."""
-
-    def open(self, name: str) -> Any:
-        target_call("storage.open", lambda: None)
-        return self._inner.open(name)
-
-    def open_new(self, name: str) -> Any:
-        target_call("storage.open_new", lambda: None)
-        return self._inner.open_new(name)
-
-
 def write_ahead_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the file systems of write-ahead logs fail."""
 
@@ -63,27 +50,39 @@ def write_ahead_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def delta(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the log and the files of the Delta sink's table fail."""
-
-    def faulty(step: str, real: Callable[..., _T]) -> Callable[..., _T]:
-        return lambda *given, **named: target_call(f"storage.{step}", lambda: real(*given, **named))
-
     for step in ("open", "refresh", "create", "append"):
-        monkeypatch.setattr(DeltaLog, step, faulty(f"log-{step}", getattr(DeltaLog, step)))
-    monkeypatch.setattr(delta_committer, "open_files", lambda path, options: FaultyTable(open_files(path, options)))
+        monkeypatch.setattr(DeltaLog, step, _faulty(f"log-{step}", getattr(DeltaLog, step)))
+    monkeypatch.setattr(DeltaFiles, "names", _faulty("names", DeltaFiles.names))
+    _table_files(monkeypatch)
 
 
 def iceberg(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the catalog and the files of the Iceberg sink's table fail."""
-
-    def faulty(step: str, real: Callable[..., _T]) -> Callable[..., _T]:
-        return lambda *given, **named: target_call(f"storage.{step}", lambda: real(*given, **named))
-
     for step in ("open", "refresh", "create"):
-        monkeypatch.setattr(IcebergTable, step, faulty(f"catalog-{step}", getattr(IcebergTable, step)))
+        monkeypatch.setattr(IcebergTable, step, _faulty(f"catalog-{step}", getattr(IcebergTable, step)))
     # A client that repeats a request repeats what it requires, too.
-    monkeypatch.setattr(SqlCatalog, "commit_table", faulty("catalog-commit", SqlCatalog.commit_table))
+    monkeypatch.setattr(SqlCatalog, "commit_table", _faulty("catalog-commit", SqlCatalog.commit_table))
+    _table_files(monkeypatch)
+
+
+def _table_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the files of a table fail, tasks' and notes; one that can't be opened is not opened."""
     for step in ("replace", "remove", "remove_below", "read", "below", "size", "keep"):
-        monkeypatch.setattr(TableFiles, step, faulty(step, getattr(TableFiles, step)))
+        monkeypatch.setattr(TableFiles, step, _faulty(step, getattr(TableFiles, step)))
+    for step in ("open", "open_new"):
+        monkeypatch.setattr(TableFiles, step, _unopened(step, getattr(TableFiles, step)))
+
+
+def _faulty(step: str, real: Callable[..., _T]) -> Callable[..., _T]:
+    return lambda *given, **named: target_call(f"storage.{step}", lambda: real(*given, **named))
+
+
+def _unopened(step: str, real: Callable[..., _T]) -> Callable[..., _T]:
+    def opened(*given: Any) -> _T:
+        target_call(f"storage.{step}", lambda: None)
+        return real(*given)
+
+    return opened
 
 
 class FaultyPostgres(psycopg.Connection[Any]):

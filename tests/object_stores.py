@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,6 +23,7 @@ from urllib.parse import urlsplit
 from tests.waiting import eventually
 
 KEY, SECRET = "key", "hunter2"
+WEED = str(Path(sys.executable).with_name("weed"))
 
 
 def options(address: str) -> dict[str, Any]:
@@ -40,7 +43,7 @@ def environment(address: str) -> dict[str, str]:
 
 @contextmanager
 def moto() -> Iterator[str]:
-    """Run the emulation in a process of its own; gives its address."""
+    """Run the emulation in a process of its own, as delta-rs holds Python's lock while it waits; gives its address."""
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
@@ -58,37 +61,77 @@ def moto() -> Iterator[str]:
 @contextmanager
 def seaweedfs(folder: Path) -> Iterator[str]:
     """Run a real store of one process; gives its address."""
+    ports = {name: _free_port() for name in ("master", "volume", "filer", "s3")}
+    address = f"http://127.0.0.1:{ports['s3']}"
+    with _weed(folder, ports, 0, lambda: _make_bucket(address)):
+        yield address
+
+
+@contextmanager
+def iceberg_catalog(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
+    """Run that store with its REST catalog of Iceberg tables; gives the properties of the catalog.
+
+    :param bucket: of the warehouse
+    """
+    ports = {name: _free_port() for name in ("master", "volume", "filer", "s3")}
+    catalog = _free_port()
+    with _weed(folder, ports, catalog, lambda: _ask(f"http://127.0.0.1:{catalog}/v1/config")):
+        shell = [WEED, "shell", *(f"-{name}=127.0.0.1:{ports[name]}" for name in ("master", "filer"))]
+        create = f"s3tables.bucket -create -name {bucket} -account 000000000000\n"
+        subprocess.run(shell, input=create, text=True, check=True, capture_output=True, timeout=60)
+        yield {
+            "type": "rest",
+            "uri": f"http://127.0.0.1:{catalog}",
+            "warehouse": f"s3://{bucket}",
+            "credential": f"{KEY}:{SECRET}",
+            "s3.endpoint": f"http://127.0.0.1:{ports['s3']}",
+            "s3.access-key-id": KEY,
+            "s3.secret-access-key": SECRET,
+            "s3.region": "us-east-1",
+        }
+
+
+@contextmanager
+def _weed(folder: Path, ports: Mapping[str, int], catalog: int, ask: Callable[[], object]) -> Iterator[None]:
+    """Run SeaweedFS.
+
+    :param catalog: the port of its catalog, 0 for none
+    :param ask: raises as long as it is not up
+    """
     identity = {
         "name": "test",
         "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
         "actions": ["Admin", "Read", "Write", "List", "Tagging"],
     }
-    config = folder / "s3.json"
+    config, log = folder / "s3.json", folder / "log"
     config.write_text(json.dumps({"identities": [identity]}))
     (folder / "data").mkdir()
-    ports = {name: _free_port() for name in ("master", "volume", "filer", "s3")}
     command = [
-        *(str(Path(sys.executable).with_name("weed")), "server", f"-dir={folder}/data", "-ip=127.0.0.1", "-s3"),
+        *(WEED, "server", f"-dir={folder}/data", "-ip=127.0.0.1", "-filer", "-s3"),
         *(f"-{name}.port={port}" for name, port in ports.items()),
-        *("-s3.port.iceberg=0", "-s3.port.lance=0"),  # else two stores of one machine want the same
+        *(f"-s3.port.iceberg={catalog}", "-s3.port.lance=0"),  # else two stores of one machine want the same
         *(f"-s3.config={config}", "-master.volumeSizeLimitMB=64", "-volume.max=20"),
     ]
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output, cwd=folder) as server:
         try:
-            address = f"http://127.0.0.1:{ports['s3']}"
 
             def ready() -> bool:
-                assert server.poll() is None, (folder / "log").read_text()[-2000:]
+                assert server.poll() is None, log.read_text()[-2000:]
                 try:
-                    _make_bucket(address)
+                    ask()
                 except Exception:  # whatever it answers until it is up
                     return False
                 return True
 
-            eventually(ready, lambda: (folder / "log").read_text()[-2000:], poll_seconds=0.5)
-            yield address
+            eventually(ready, lambda: log.read_text()[-2000:], poll_seconds=0.5)
+            yield
         finally:
             server.kill()  # it takes its time to end
+
+
+def _ask(url: str) -> None:
+    with suppress(urllib.error.HTTPError):  # which is an answer
+        urllib.request.urlopen(url, timeout=1).close()
 
 
 def _make_bucket(address: str) -> None:
@@ -109,12 +152,14 @@ def _make_bucket(address: str) -> None:
 
 
 def _free_port() -> int:
-    while True:  # its gRPC port is 10,000 above
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port + 10_000 < 65_536:
-            return port
+    """Return a port that is free, as is the one 10,000 above, where SeaweedFS listens too."""
+    while True:
+        with socket.socket() as port, socket.socket() as above:
+            port.bind(("127.0.0.1", 0))
+            number = int(port.getsockname()[1])
+            with suppress(OSError, OverflowError):
+                above.bind(("127.0.0.1", number + 10_000))
+                return number
 
 
 @dataclass

@@ -31,16 +31,19 @@ ROOMS: dict[str, set[str]] = {
     "streaming.settings": {"kafka"},
     "streaming.file_systems": {"devkit", "storage", "streaming.settings"},
     "streaming.sequencer": {"kafka", "streaming.settings"},
-    "streaming.sinks": {"storage", "ledger", "streaming.spark"},
+    "streaming.sinks": {"storage", "ledger"},
     "streaming.spark": {"storage", "control", "checkpoint", "streaming.settings"},
     "streaming.registry": {"state", "streaming.settings", "streaming.spark"},
     "streaming.sinks.kafka": {"kafka", "streaming.registry"},
-    "streaming.sinks.delta": {"streaming.settings", "streaming.sinks"},
-    "streaming.sinks.iceberg": {"streaming.sinks"},
+    "streaming.sinks.lakehouse": {"streaming.sinks", "streaming.spark"},
+    "streaming.sinks.delta": {"streaming.settings", "streaming.sinks", "streaming.sinks.lakehouse"},
+    "streaming.sinks.iceberg": {"streaming.sinks", "streaming.sinks.lakehouse"},
     "streaming.sinks.postgres": {"streaming.settings", "streaming.sinks", "streaming.spark"},
     "streaming.sinks.upsert": {"streaming.sinks", "streaming.spark"},
     "streaming.sinks.write_ahead_log": {"streaming.sinks"},
-    "streaming.sinks.files": {"streaming.sinks", "streaming.sinks.delta", "streaming.sinks.write_ahead_log"},
+    "streaming.sinks.files": {
+        *("streaming.sinks", "streaming.sinks.lakehouse", "streaming.sinks.delta", "streaming.sinks.write_ahead_log"),
+    },
     "streaming.analysis": {"ledger", "checkpoint", "streaming.registry", "streaming.sinks.kafka", "streaming.spark"},
     "streaming.keyed": {"state", "streaming.spark"},
     "streaming.job": {
@@ -91,7 +94,7 @@ ROOMS: dict[str, set[str]] = {
         *("devkit", "kafka", "policies", "control", "ledger", "audit", "transactions", "checkpoint", "backfill"),
         *("streaming.settings", "streaming.sinks", "streaming.spark", "streaming.analysis", "streaming.job"),
         *("streaming.sinks.files", "streaming.replay", "streaming.driver", "doctor", "upgrade"),
-        "streaming.file_systems",
+        *("storage", "streaming.file_systems"),
     },
 }
 #: Modules at the top that everybody may import; they import each other only.

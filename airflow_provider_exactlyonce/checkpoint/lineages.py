@@ -129,8 +129,10 @@ def _copy(checkpoint: Path, source: Path, paths: Iterable[str], lineage_id: str)
 
 
 def unfinished(directory: Path) -> list[Path]:
-    """Return what killed restores and rescales have left in a directory: the marks."""
-    return [directory / name for name in store_of(directory).names(directory) if name.startswith(_UNFINISHED)]
+    """Return what killed restores and rescales have left in a directory: marks, and copies to work on."""
+    store = store_of(directory)
+    left = [directory / name for name in store.names(directory) if name.startswith(_UNFINISHED)]
+    return [place for place in left if store.facts(place) is not None or store.names(place)]
 
 
 def remove_unfinished(directory: Path, hold: Hold | None) -> None:

@@ -9,7 +9,6 @@ needs is looked for here, before anything is changed.
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
+from airflow_provider_exactlyonce.storage.opening import place_of
 
 
 class RestoreMode(StrEnum):
@@ -217,7 +217,7 @@ def _make(home: Home, hold: Hold, savepoint: Savepoint, lineage: Lineage, to: Pa
         raise RefusedError(
             f"savepoint {savepoint.id} is damaged: {'; '.join(map(str, defects[:3]))}. Restore another one"
         )
-    directory = home.lineages / lineage.id if to is None else Path(os.path.abspath(to))
+    directory = home.lineages / lineage.id if to is None else place_of(to)
     if to is None:
         lineages.remove_unfinished(home.lineages, hold)
     lineages.make(directory, savepoints.checkpoint(savepoint.id).path, savepoint.files, lineage)

@@ -304,7 +304,8 @@ class Savepoints:
             return False
         age = self._age(name)
         if taker is None:
-            return age > _FRESH_SECONDS
+            is_there = age < math.inf or len(self._store.names(self.directory / name)) > 0
+            return is_there and age > _FRESH_SECONDS
         if taker.machine != process_identity.this_machine():
             return age > _FOREIGN_LEFTOVER_SECONDS
         return process_identity.process_start(taker.pid) != taker.process_started

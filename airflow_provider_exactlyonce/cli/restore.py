@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from airflow_provider_exactlyonce.checkpoint.request import take_retained
@@ -13,6 +12,7 @@ from airflow_provider_exactlyonce.cli.command import Command
 from airflow_provider_exactlyonce.cli.output import print_answer
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka import reach
+from airflow_provider_exactlyonce.storage.opening import place_of
 from airflow_provider_exactlyonce.text_tables import pairs
 
 
@@ -32,7 +32,7 @@ def add_to(program: Command) -> None:
     command.add_argument("--commit", type=int, metavar="C", help="the newest savepoint at or before this commit")
     command.add_argument(
         "--checkpoint",
-        type=Path,
+        type=place_of,
         metavar="DIR",
         help="a retained checkpoint; a savepoint is taken of its newest whole batch, and restored",
     )
@@ -45,7 +45,10 @@ def add_to(program: Command) -> None:
         "refuses if there are any, reemit writes their output again",
     )
     command.add_argument(
-        "--to", type=Path, metavar="DIR", help="make the lineage in this new directory, and leave the pipeline as it is"
+        "--to",
+        type=place_of,
+        metavar="DIR",
+        help="make the lineage in this new directory, and leave the pipeline as it is",
     )
     declare(command, "--accept-nondeterminism")
 

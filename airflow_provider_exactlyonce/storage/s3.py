@@ -146,8 +146,8 @@ class S3Store(RemoteStore):
     @override
     def holding(self, place: Path, *, seconds: float | None = None, note: str = "") -> AbstractContextManager[None]:
         raise RefusedError(
-            f"{place} can't be held: an object store has no locks that end with their process. Upgrades, rollbacks and "
-            "backfills need one: they work with a home on a mounted file system"
+            f"{place} can't be held: an object store has no locks that end with their process. Upgrades and rollbacks "
+            "need one: they work with a home on a mounted file system"
         )
 
     @override

@@ -41,7 +41,7 @@ def hadoop_settings() -> dict[str, str]:
         # Hadoop's own list lacks profiles and web identities, which Python finds.
         "fs.s3a.aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
         "fs.s3a.input.stream.type": "classic",  # the default needs further libraries
-        # The other way is by the asynchronous client, which does not get on with every server.
+        # Amazon's asynchronous client, which is the other way, takes the 100 Continue of Spark's Netty for the answer.
         "fs.s3a.optimized.copy.from.local.enabled": "false",
     }
     if region := _region():

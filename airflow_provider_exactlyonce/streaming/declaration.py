@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
@@ -136,19 +137,11 @@ def pipeline(
 
 
 def _check_shares(pipeline: str, sources: Sequence[KafkaSource]) -> None:
-    """Check that a topic of a source that reads several is in no other: the ledger has one range of each topic.
-
-    :raises RefusedError: naming the topic
-    """
-    for position, source in enumerate(sources):
-        for other in sources[:position]:
-            twice = [
-                topic
-                for topic in (*source.topics.names, *other.topics.names)
-                if topic in source.topics and topic in other.topics
-            ]
-            if twice and (len(source.topics.names), len(other.topics.names)) != (1, 1):
-                raise RefusedError(f"two sources of pipeline {pipeline} read topic {twice[0]}: let one of them read it")
+    """Check that a topic of a source that reads several is in no other: the ledger has one range of each topic."""
+    for first, second in combinations([source.topics for source in sources], 2):
+        twice = [topic for topic in (*first.names, *second.names) if topic in first and topic in second]
+        if twice and (len(first.names), len(second.names)) != (1, 1):
+            raise RefusedError(f"two sources of pipeline {pipeline} read topic {twice[0]}: let one of them read it")
 
 
 def _routes(pipeline: str, sinks: Sequence[AnySink]) -> SinkRoutes:
@@ -169,8 +162,7 @@ def _routes(pipeline: str, sinks: Sequence[AnySink]) -> SinkRoutes:
         raise RefusedError(f"a sink of pipeline {pipeline} has the name {KAFKA!r}, the Kafka sink's: give it another")
     if "" in names:
         raise RefusedError(f"a sink of pipeline {pipeline} has no name: give it one, which never changes")
-    for position, share in enumerate(others):
-        for other in others[:position]:
-            if share.sink.exclusive_place is not None and share.sink.exclusive_place == other.sink.exclusive_place:
-                raise RefusedError(one_place(pipeline, other.sink.name, share.sink.name))
+    for first, second in combinations([share.sink for share in others], 2):
+        if first.exclusive_place is not None and first.exclusive_place == second.exclusive_place:
+            raise RefusedError(one_place(pipeline, first.name, second.name))
     return SinkRoutes(kafka=kafka[0] if kafka else None, others=others)

@@ -16,7 +16,6 @@ from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceEr
 from airflow_provider_exactlyonce.streaming.analysis import determinism
 from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
 from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
-from airflow_provider_exactlyonce.streaming.sinks.kafka import columns as kafka_columns
 from airflow_provider_exactlyonce.streaming.spark import typed_errors
 from airflow_provider_exactlyonce.testing import records
 from airflow_provider_exactlyonce.testing.records import Given
@@ -201,10 +200,12 @@ class _Query:
             kept.unpersist()
 
     def _records(self, frame: DataFrame) -> list[OutputRecord]:
+        from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
+
         sink = self._pipeline.sink
         if sink is None:
             return []
-        return _outputs(kafka_columns.encode(sink, self._pipeline.routes.kafka_rows(frame)), sink.topic)
+        return _outputs(columns.encode(sink, self._pipeline.routes.kafka_rows(frame)), sink.topic)
 
     def _misfits(self, folder: Path, number: int) -> list[OutputRecord]:
         """Return the batch's source records that do not fit, where they go to a topic of their own."""

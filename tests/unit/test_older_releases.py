@@ -37,9 +37,8 @@ from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger import ranges, records
 from airflow_provider_exactlyonce.policies.termination import Bound, RunTarget
 from airflow_provider_exactlyonce.streaming.driver.stop_condition import Goal
-from airflow_provider_exactlyonce.streaming.sinks.delta.ledger import AttemptNote
-from airflow_provider_exactlyonce.streaming.sinks.iceberg import attempts
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.ledger import LedgerProperty
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log import delivery
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.log import FileLog
@@ -232,7 +231,7 @@ KINDS: dict[str, Kind] = {
         lambda note: json.loads(note.encoded()),
     ),
     "sinks/iceberg-note.json": Kind(
-        lambda of: attempts.AttemptNote.decoded((of / "sinks/iceberg-note.json").read_bytes(), "iceberg-note.json"),
+        lambda of: AttemptNote.decoded((of / "sinks/iceberg-note.json").read_bytes(), "iceberg-note.json"),
         lambda note: json.loads(note.encoded()),
     ),
     "sinks/iceberg-property.json": Kind(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.streaming.analysis.logical_plans import steps, text
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import topics_of_mark
-from airflow_provider_exactlyonce.streaming.spark.jvm import elements, tree
+from airflow_provider_exactlyonce.streaming.spark.jvm import analyzed, elements, simple_name, tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -62,10 +62,10 @@ def find(frame: DataFrame) -> list[str]:
 
     :param frame: the stream that goes to the sink
     """
-    analyzed = frame._jdf.queryExecution().analyzed()
-    reasons: dict[str, None] = dict.fromkeys(_rows_kept_by_chance(analyzed, _ids(analyzed.output())))
-    for plan in steps(analyzed):
-        name = plan.getClass().getSimpleName()
+    whole = analyzed(frame)
+    reasons: dict[str, None] = dict.fromkeys(_rows_kept_by_chance(whole, _ids(whole.output())))
+    for plan in steps(whole):
+        name = simple_name(plan)
         if name in _LOOK_UPS and not plan.isStreaming():
             reasons[f"{name} reads outside of the stream: {text(plan)}"] = None
         for expression in elements(plan.expressions()):
@@ -78,10 +78,10 @@ def find(frame: DataFrame) -> list[str]:
 
 def _place(plan: Any, expression: Any) -> str:
     """Return which column an expression is part of, or else which condition, and where the job says so, if known."""
-    if expression.getClass().getSimpleName() == "Alias":
+    if simple_name(expression) == "Alias":
         place = f", in column {expression.name()}"
     elif expression.dataType().typeName() == "boolean":
-        place = f", in a condition of {plan.getClass().getSimpleName()}"
+        place = f", in a condition of {simple_name(plan)}"
     else:
         place = ""
     sites = [site for part in tree(expression) if (site := part.origin().pysparkErrorContext()).isDefined()]
@@ -93,7 +93,7 @@ def _rows_kept_by_chance(plan: Any, needed: Set[int]) -> Iterator[str]:
 
     :param needed: ids of the plan's columns that are used above it
     """
-    name = plan.getClass().getSimpleName()
+    name = simple_name(plan)
     if topics_of_mark(plan, name) is not None:
         return
     if name in _DEDUPLICATIONS:
@@ -120,7 +120,7 @@ def _ids(attributes: Any) -> set[int]:
 
 
 def _reason(expression: Any) -> str | None:
-    name = expression.getClass().getSimpleName()
+    name = simple_name(expression)
     if name in _BY_ORDER:
         return f"{name} depends on the order of the rows"
     if (name in _SUMS or name.startswith("Regr")) and any(

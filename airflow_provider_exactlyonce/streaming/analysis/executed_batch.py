@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
 from airflow_provider_exactlyonce.ledger.records import LateRows
 from airflow_provider_exactlyonce.streaming.registry.encoded_values import DECODING
-from airflow_provider_exactlyonce.streaming.spark.jvm import class_of, tree
+from airflow_provider_exactlyonce.streaming.spark.jvm import class_of, simple_name, tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -94,9 +94,9 @@ class ExecutedBatch:
                 if metrics.contains(_STATE):
                     self._operators.append(_Operator(spark, node))
                 self._operators[-1].count_by(metrics.apply(_LATE))  # of session windows, what restores state counts
-            elif _name(node) == _SCAN and str(node.stream().getClass().getName()) == _KAFKA_STREAM:
+            elif simple_name(node) == _SCAN and str(node.stream().getClass().getName()) == _KAFKA_STREAM:
                 self._scans.append(_Scan(node))
-            elif _name(node) == _MAP and str(node.func().name()) == DECODING:
+            elif simple_name(node) == _MAP and str(node.func().name()) == DECODING:
                 self._decoded.append(_Decoded(node))
 
     def counts(self) -> BatchCounts:
@@ -132,10 +132,7 @@ class ExecutedBatch:
 
 
 class _Scan:
-    """Reads a part of a Kafka stream.
-
-    :ivar topics: that it reads
-    """
+    """Reads a part of a Kafka stream."""
 
     def __init__(self, node: Any) -> None:
         self.topics: Final = frozenset(json.loads(node.end().json()))
@@ -155,13 +152,10 @@ class _Scan:
 
 
 class _Decoded:
-    """Decodes what a part of a Kafka stream reads, in workers.
-
-    :ivar topics: that are read
-    """
+    """Decodes what a part of a Kafka stream reads, in workers."""
 
     def __init__(self, node: Any) -> None:
-        self._scan: Final = next(_Scan(below) for below in tree(node) if _name(below) == _SCAN)
+        self._scan: Final = next(_Scan(below) for below in tree(node) if simple_name(below) == _SCAN)
         self.topics: Final = self._scan.topics
         self._metric: Final = node.metrics().apply(_RETURNED)
         self._before: Final = int(self._metric.value())
@@ -192,10 +186,7 @@ class _Operator:
         return sum(int(metric.value()) - before for metric, before in self._metrics)
 
     def late(self, dropped: int) -> LateRows:
-        """Return what it has left out.
-
-        :param dropped: what Spark has counted
-        """
+        """Return what it has left out, by what Spark has counted."""
         watermark = self._node.eventTimeWatermarkForLateEvents()
         given = self._input()
         counts_groups = given is not None and given.is_aggregated and not given.has_state
@@ -207,10 +198,6 @@ class _Operator:
         )
 
     def late_frame(self) -> DataFrame:
-        """Return the rows that it leaves out, as it would have taken them.
-
-        :raises ExactlyOnceError: when they can't be told from others
-        """
         from pyspark.sql import DataFrame
 
         plan = self._late_plan()
@@ -219,7 +206,7 @@ class _Operator:
 
     def _input(self) -> _Input | None:
         """Return what it was written over, None for a join of two."""
-        return None if _name(self._node) == _JOIN else _input(self._node.child())
+        return None if simple_name(self._node) == _JOIN else _input(self._node.child())
 
     def _late_plan(self) -> Any:
         """Return the plan of its input's rows that are late, by Spark's own condition."""
@@ -250,7 +237,7 @@ class _Input:
 
 def _input(plan: Any) -> _Input:
     while True:
-        name = _name(plan)
+        name = simple_name(plan)
         if name.endswith(_AGGREGATE):
             is_partial = plan.requiredChildDistributionExpressions().isEmpty()
             plan = plan.child()
@@ -260,7 +247,3 @@ def _input(plan: Any) -> _Input:
             plan = plan.child()
         else:
             return _Input(plan, is_aggregated=False)
-
-
-def _name(node: Any) -> str:
-    return str(node.getClass().getSimpleName())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from airflow_provider_exactlyonce.streaming.spark.jvm import elements, tree
+from airflow_provider_exactlyonce.streaming.spark.jvm import elements, simple_name, tree
 
 _INFIX: Final = {
     "Add": "+",
@@ -54,11 +54,6 @@ _TYPES: Final = "org.apache.spark.sql.types."
 _UNITS: Final = (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_000), ("second", 1_000_000))
 
 
-def simple_name(node: Any) -> str:
-    """Return the name of a node's class."""
-    return str(node.getClass().getSimpleName())
-
-
 class Expressions:
     """Writes expressions of one plan; gathers the user functions that state depends on."""
 
@@ -71,8 +66,7 @@ class Expressions:
         :param columns: {id of an attribute: what it is made of}
         :param state: state depends on it
         """
-        renderer = _Text(columns)
-        text = renderer.of(expression)
+        text = _Text(columns).of(expression)
         if state:
             self.note_functions(text)
         return text
@@ -106,8 +100,7 @@ class Expressions:
 
     def note_functions(self, text: str) -> None:
         """Note the user functions in a text: they may be in what its columns are made of."""
-        for piece in text.split(_MARK)[1::2]:
-            self.user_functions.add(piece)
+        self.user_functions.update(text.split(_MARK)[1::2])
 
 
 _MARK: Final = "`"

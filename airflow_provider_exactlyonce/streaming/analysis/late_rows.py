@@ -11,7 +11,7 @@ from airflow_provider_exactlyonce import moments
 from airflow_provider_exactlyonce.exceptions import LateRowsError, RefusedError
 from airflow_provider_exactlyonce.ledger.records import LateRows
 from airflow_provider_exactlyonce.streaming.analysis.logical_plans import text
-from airflow_provider_exactlyonce.streaming.spark.jvm import elements
+from airflow_provider_exactlyonce.streaming.spark.jvm import analyzed, elements, simple_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -92,13 +92,13 @@ def check_can_be_told(result: DataFrame) -> None:
     :param result: the stream that goes to the sinks
     :raises RefusedError: naming the operator
     """
-    _check(result._jdf.queryExecution().analyzed())
+    _check(analyzed(result))
 
 
 def _check(node: Any) -> str | None:
     """Check an operator and all below it; returns one with state, None when there is none."""
     below = [operator for child in elements(node.children()) if (operator := _check(child)) is not None]
-    name = str(node.getClass().getSimpleName())
+    name = simple_name(node)
     streams = [child for child in elements(node.children()) if child.isStreaming()]
     is_join = name == _JOIN and len(streams) > 1
     if not (is_join or (name in _STATEFUL and streams)):

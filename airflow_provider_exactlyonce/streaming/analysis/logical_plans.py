@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import topics_of_mark
-from airflow_provider_exactlyonce.streaming.spark.jvm import elements, tree
+from airflow_provider_exactlyonce.streaming.spark.jvm import analyzed, elements, simple_name, tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,19 +44,14 @@ def undeclared_streams(frame: DataFrame) -> list[Stream]:
 
     :param frame: the stream that goes to the sink
     """
-    return list(_undeclared(frame._jdf.queryExecution().analyzed()))
-
-
-def _undeclared(plan: Any) -> Iterator[Stream]:
-    name = plan.getClass().getSimpleName()
-    if topics_of_mark(plan, name) is not None:
-        return
-    if name in _STREAMS:
-        options = _options(plan, name)
-        may_lose = options.get("failondataloss", "").lower() == "false"
-        yield Stream(str(plan.sourceName()).lower(), may_lose, options)
-    for child in elements(plan.children()):
-        yield from _undeclared(child)
+    streams = []
+    for plan in steps(analyzed(frame)):
+        name = simple_name(plan)
+        if name in _STREAMS:
+            options = _options(plan, name)
+            may_lose = options.get("failondataloss", "").lower() == "false"
+            streams.append(Stream(str(plan.sourceName()).lower(), may_lose, options))
+    return streams
 
 
 def _options(plan: Any, name: str) -> dict[str, str]:
@@ -84,7 +79,7 @@ def check_sources(frame: DataFrame) -> None:
 def steps(plan: Any) -> Iterator[Any]:
     """Yield a plan and all below it, but nothing of the declared sources: what they do is known."""
     yield plan
-    if topics_of_mark(plan, plan.getClass().getSimpleName()) is None:
+    if topics_of_mark(plan, simple_name(plan)) is None:
         for child in elements(plan.children()):
             yield from steps(child)
 
@@ -92,8 +87,8 @@ def steps(plan: Any) -> Iterator[Any]:
 def runs_python(frame: DataFrame) -> bool:
     """Whether any step of a query runs in a Python worker, those of its sources among them."""
     return any(
-        _PYTHON.search(part.getClass().getSimpleName())
-        for plan in tree(frame._jdf.queryExecution().analyzed())
+        _PYTHON.search(simple_name(part))
+        for plan in tree(analyzed(frame))
         for part in (plan, *(node for expression in elements(plan.expressions()) for node in tree(expression)))
     )
 

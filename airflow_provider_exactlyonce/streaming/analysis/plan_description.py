@@ -11,12 +11,13 @@ contract: if that fails with another Spark, repair this module.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.checkpoint.plan import OperatorPlan, QueryPlan, SourcePlan, WatermarkPlan
-from airflow_provider_exactlyonce.streaming.analysis.expressions import Expressions, simple_name
+from airflow_provider_exactlyonce.streaming.analysis.expressions import Expressions
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import topics_of_mark
-from airflow_provider_exactlyonce.streaming.spark.jvm import elements
+from airflow_provider_exactlyonce.streaming.spark.jvm import analyzed, elements, simple_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,7 +34,7 @@ def describe(frame: DataFrame, sink: Mapping[str, tuple[str, ...]]) -> QueryPlan
     :param frame: the stream that goes to the sink
     :param sink: what readers of the sink can tell
     """
-    plan = frame._jdf.queryExecution().analyzed()
+    plan = analyzed(frame)
     walk = _Walk()
     walk.need(_ids(plan.output()), plan)
     walk.columns(plan)
@@ -199,19 +200,15 @@ class _Walk:
         for expression in elements(plan.aggregateExpressions()):
             if expression.exprId().id() in self._needed:
                 functions.update(dict.fromkeys(self.expressions.aggregates(expression, columns)))
-        keys = [
-            self.expressions.text(expression, columns, state=True)
-            for expression in elements(plan.groupingExpressions())
-        ]
-        return OperatorPlan(kind="aggregate", facts={"group by": tuple(keys), "functions": tuple(functions)})
+        keys = self._texts(elements(plan.groupingExpressions()), columns)
+        return OperatorPlan(kind="aggregate", facts={"group by": keys, "functions": tuple(functions)})
 
     def _distinct(self, plan: Any, columns: Columns) -> OperatorPlan:
-        keys = tuple(self.expressions.text(attribute, columns, state=True) for attribute in elements(plan.output()))
+        keys = self._texts(elements(plan.output()), columns)
         return OperatorPlan(kind="aggregate", facts={"group by": keys, "functions": ()})
 
     def _deduplicate(self, kind: str, plan: Any, columns: Columns) -> OperatorPlan:
-        keys = tuple(self.expressions.text(attribute, columns, state=True) for attribute in elements(plan.keys()))
-        return OperatorPlan(kind=kind, facts={"columns": keys})
+        return OperatorPlan(kind=kind, facts={"columns": self._texts(elements(plan.keys()), columns)})
 
     def _join(self, plan: Any, columns: Columns) -> OperatorPlan:
         condition = plan.condition()
@@ -245,11 +242,8 @@ class _Walk:
     def _groups_with_state(self, plan: Any, columns: Columns) -> OperatorPlan:
         function = plan.functionExpr()
         self.expressions.user_functions.add(str(function.name()))
-        keys = tuple(
-            self.expressions.text(attribute, columns, state=True) for attribute in elements(plan.groupingAttributes())
-        )
         facts = {
-            "group by": keys,
+            "group by": self._texts(elements(plan.groupingAttributes()), columns),
             "function": (str(function.name()),),
             "output mode": (str(plan.outputMode().toString()).lower(),),
             "timeout": (str(plan.timeout().toString()),),
@@ -258,10 +252,13 @@ class _Walk:
 
     def _transform_with_state(self, plan: Any, columns: Columns) -> OperatorPlan:
         self.expressions.user_functions.add("the processor of transformWithState")
-        keys = list(elements(plan.left().output()))[: plan.groupingAttributesLen()]
+        keys = islice(elements(plan.left().output()), plan.groupingAttributesLen())
         # Its modes and variables are in the operator's own metadata.
-        facts = {"group by": tuple(self.expressions.text(attribute, columns, state=True) for attribute in keys)}
-        return OperatorPlan(kind="transformWithState", facts=facts)
+        return OperatorPlan(kind="transformWithState", facts={"group by": self._texts(keys, columns)})
+
+    def _texts(self, expressions: Iterable[Any], columns: Columns) -> tuple[str, ...]:
+        """Return the texts of expressions that state depends on."""
+        return tuple(self.expressions.text(expression, columns, state=True) for expression in expressions)
 
 
 def _ids(attributes: Any) -> list[int]:

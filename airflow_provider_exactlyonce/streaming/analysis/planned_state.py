@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.checkpoint.state import StateDirectory, StatefulOperator
 from airflow_provider_exactlyonce.exceptions import ExactlyOnceError
-from airflow_provider_exactlyonce.streaming.spark.jvm import class_of
+from airflow_provider_exactlyonce.streaming.spark.jvm import analyzed, class_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -88,15 +88,15 @@ def _settings(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
 
 def _plan(frame: DataFrame, output_mode: str, conf: Mapping[str, str], folder: str) -> None:
     spark = frame.sparkSession
-    analyzed = frame._jdf.queryExecution().analyzed()
+    plan = analyzed(frame)
     mode = getattr(class_of(spark, "org.apache.spark.sql.streaming.OutputMode"), output_mode.capitalize())()
-    class_of(spark, f"{_CATALYST}.analysis.UnsupportedOperationChecker").checkForStreaming(analyzed, mode)
+    class_of(spark, f"{_CATALYST}.analysis.UnsupportedOperationChecker").checkForStreaming(plan, mode)
     offsets = {"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": dict(conf)}
     companion = _object(spark, _EXECUTION)
     random = class_of(spark, "java.util.UUID").randomUUID
     execution = class_of(spark, _EXECUTION)(
         spark._jsparkSession,
-        analyzed,
+        plan,
         mode,
         f"{folder}/state",
         random(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
-from airflow_provider_exactlyonce.streaming.spark.jvm import tree
+from airflow_provider_exactlyonce.streaming.spark.jvm import analyzed, simple_name, tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,6 +32,5 @@ def sources_of(result: DataFrame) -> list[SourceTopics]:
 
     :param result: what the user's function makes of them
     """
-    nodes = tree(result._jdf.queryExecution().analyzed())
-    marks = dict.fromkeys(topics_of_mark(node, node.getClass().getSimpleName()) for node in nodes)
+    marks = dict.fromkeys(topics_of_mark(node, simple_name(node)) for node in tree(analyzed(result)))
     return [SourceTopics.parse(text) for text in marks if text is not None]

@@ -13,18 +13,17 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError, invariant
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, RefusedError, required
 from airflow_provider_exactlyonce.kafka.config import for_spark
 from airflow_provider_exactlyonce.ledger.records import SinkRange
 from airflow_provider_exactlyonce.streaming.analysis import feedback
 from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt
 from airflow_provider_exactlyonce.streaming.commit.batch_writer import BatchWriter, Sums
 from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
-from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from airflow_provider_exactlyonce.streaming.spark import typed_errors
 
 if TYPE_CHECKING:
@@ -43,9 +42,7 @@ class AtLeastOnceWriter(BatchWriter):
 
     def __init__(self, attempt: BatchAttempt, before_rows: Callable[[], None] = lambda: None) -> None:
         super().__init__(attempt)
-        definition = attempt.options.definition
-        invariant(definition is not None, "there is a Kafka sink")
-        self._definition: Final[KafkaSink] = definition  # type: ignore[assignment]
+        self._definition: Final = required(attempt.options.definition, "there is a Kafka sink")
         if self._definition.timestamp is not None:
             raise RefusedError(
                 f"KafkaSink(timestamp={self._definition.timestamp!r}): Spark's own sink, which writes with less than "
@@ -78,7 +75,9 @@ class AtLeastOnceWriter(BatchWriter):
                 self._attempt.check_left_out(left_out)
                 self._written = replace(self._written, bad=self._written.bad + left_out)
             self._before_rows()
-            self._saved(kept, bad)
+            self._save(kept)
+            if bad is not None:
+                self._save(bad)
         finally:
             kept.unpersist()
             if bad is not None:
@@ -105,39 +104,33 @@ class AtLeastOnceWriter(BatchWriter):
         return sums.rows, sums.digest
 
     def _summed_up(self, frame: DataFrame) -> Sums:
+        from pyspark.sql import functions as F
+
+        is_bad = F.col("topic") == F.lit(self._definition.bad_topic) if self._definition.diverts else F.lit(False)
+        digest = F.sum(F.when(~is_bad, F.col("digest").cast("decimal(20,0)")))
         with _errors_known():
-            return _sums(frame.agg(*self._summed(frame)).collect()[0].asDict())
+            sums = frame.agg(F.count_if(~is_bad), digest, F.count_if(is_bad)).collect()[0]
+        return Sums(rows=sums[0], digest=int(sums[1] or 0) % 2**64, bad=sums[2])
 
     def _check_named(self, kept: DataFrame) -> None:
-        """Check the topics that rows name, before any is written: nothing takes it back.
-
-        :raises RefusedError: naming the topic
-        """
+        """Check the topics that rows name, before any is written: nothing takes it back."""
         if self._definition.topic_column is not None:
             with _errors_known():
                 named = [row["topic"] for row in kept.select("topic").distinct().collect()]
             read = self._attempt.batch.source
             feedback.check_topics(self._attempt.run.pipeline, named, read, allowed=self._attempt.options.allow_feedback)
 
-    def _saved(self, *frames: DataFrame | None) -> None:
-        """Write records with Spark's own sink.
-
-        :raises BatchFailedError: any part may have been written
-        """
-        tag = f"exactlyonce-{uuid.uuid4()}"
-        for frame in frames:
-            if frame is None:
-                continue
-            context = frame.sparkSession.sparkContext
-            limit = threading.Timer(self._attempt.time_limit_seconds, context.cancelJobsWithTag, (tag,))
-            context.addJobTag(tag)
-            limit.start()
-            try:
-                with _errors_known():
-                    frame.drop("digest").write.format("kafka").options(**self._options()).save()
-            finally:
-                limit.cancel()
-                context.removeJobTag(tag)
+    def _save(self, records: DataFrame) -> None:
+        context, tag = records.sparkSession.sparkContext, f"exactlyonce-{uuid.uuid4()}"
+        limit = threading.Timer(self._attempt.time_limit_seconds, context.cancelJobsWithTag, (tag,))
+        context.addJobTag(tag)
+        limit.start()
+        try:
+            with _errors_known():
+                records.drop("digest").write.format("kafka").options(**self._options()).save()
+        finally:
+            limit.cancel()
+            context.removeJobTag(tag)
 
     def _options(self) -> dict[str, str]:
         sink, limits = self._definition, [target.batch_bytes_maximum for target in self._attempt.targets.values()]
@@ -148,16 +141,6 @@ class AtLeastOnceWriter(BatchWriter):
             options["kafka.max.request.size"] = str(max(limits))
         return options if sink.topic_column or sink.diverts else {**options, "topic": str(sink.topic)}
 
-    def _summed(self, frame: DataFrame) -> list[Any]:
-        from pyspark.sql import functions as F
-
-        is_bad = F.col("topic") == F.lit(self._definition.bad_topic) if self._definition.diverts else F.lit(False)
-        return [
-            F.count_if(~is_bad).alias("rows"),
-            F.sum(F.when(~is_bad, F.col("digest").cast("decimal(20,0)"))).alias("digest"),
-            F.count_if(is_bad).alias("bad"),
-        ]
-
 
 @contextmanager
 def _errors_known() -> Iterator[None]:
@@ -167,7 +150,3 @@ def _errors_known() -> Iterator[None]:
     except Exception as error:
         known = typed_errors.find(str(error))
         raise known or BatchFailedError(f"the batch's Spark job failed: {error}") from error
-
-
-def _sums(row: dict[str, Any]) -> Sums:
-    return Sums(rows=row["rows"], digest=int(row["digest"] or 0) % 2**64, bad=row["bad"])

@@ -9,25 +9,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.exceptions import DivergedError, invariant
+from airflow_provider_exactlyonce.exceptions import DivergedError, required
 from airflow_provider_exactlyonce.kafka.transaction import SessionState
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.commit.at_least_once import AtLeastOnceWriter
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch
 from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt
-from airflow_provider_exactlyonce.streaming.commit.batch_sink import TransactionalSink
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class AtMostOnceSink(TransactionalSink):
+class AtMostOnceSink(BatchTransaction):
     """A Kafka sink that is the pipeline's only one, which writes no batch a second time.
 
     :param attempt: the batch attempt at hand
@@ -36,33 +35,18 @@ class AtMostOnceSink(TransactionalSink):
     """
 
     def __init__(self, attempt: BatchAttempt, stop_requested: Callable[[], bool]) -> None:
-        self._run: Final = attempt.run
-        writer = AtLeastOnceWriter(attempt, before_rows=self._record)
-        self._transaction: Final = BatchTransaction(attempt, writer, stop_requested)
+        super().__init__(attempt, AtLeastOnceWriter(attempt, before_rows=self._record), stop_requested)
         self._started_milliseconds = 0
         self._recorded: CommitRecord | None = None
-
-    @property
-    @override
-    def time_limit_seconds(self) -> float:
-        return self._transaction.time_limit_seconds
-
-    @override
-    def prepare(self, result: DataFrame) -> DataFrame:
-        return self._transaction.prepare(result)
 
     @override
     def begin(self, batch: Batch) -> None:
         self._recorded = None
-        self._transaction.begin(batch)
-
-    @override
-    def committed(self, batch: Batch) -> CommitRecord | None:
-        return self._transaction.committed(batch)
+        super().begin(batch)
 
     @override
     def rebuild(self, frame: DataFrame, record: CommitRecord, diverged: Callable[[DivergedError], None]) -> None:
-        self._transaction.rebuild(frame, record, diverged)
+        super().rebuild(frame, record, diverged)
         newest = self._run.tail.commit
         if newest is None or newest.commit != record.commit:
             return
@@ -73,17 +57,16 @@ class AtMostOnceSink(TransactionalSink):
     @override
     def write(self, frame: DataFrame) -> None:
         self._started_milliseconds = int(time.time() * 1000)
-        self._transaction.write(frame)
+        super().write(frame)
 
     def _record(self) -> None:
         """Commit the batch's record, before any of its rows is written."""
-        self._recorded = self._transaction.pre_commit(self._started_milliseconds)
-        self._transaction.commit()
+        self._recorded = super().pre_commit(self._started_milliseconds)
+        super().commit()
 
     @override
     def pre_commit(self, started_milliseconds: int) -> CommitRecord:
-        invariant(self._recorded is not None, "a batch is recorded before it is written")
-        return self._recorded  # type: ignore[return-value]
+        return required(self._recorded, "a batch is recorded before it is written")
 
     @override
     def commit(self) -> None:
@@ -92,8 +75,4 @@ class AtMostOnceSink(TransactionalSink):
     @override
     def abort(self) -> None:
         if self._run.session.state is SessionState.OPEN:
-            self._transaction.abort()
-
-    @override
-    def recover(self) -> None:
-        self._transaction.recover()
+            super().abort()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, invariant
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, required
 from airflow_provider_exactlyonce.kafka.preflight import TopicFacts
 from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.streaming.analysis import late_rows
@@ -81,8 +81,7 @@ class BatchAttempt:
     @property
     def batch(self) -> Batch:
         """The batch that is attempted."""
-        invariant(self._batch is not None, "a batch attempt is open")
-        return self._batch  # type: ignore[return-value]
+        return required(self._batch, "a batch attempt is open")
 
     @property
     def time_limit_seconds(self) -> float:

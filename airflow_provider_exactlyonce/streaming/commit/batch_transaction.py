@@ -17,7 +17,7 @@ from airflow_provider_exactlyonce.exceptions import (
     DivergedError,
     ExactlyOnceError,
     RefusedError,
-    invariant,
+    required,
 )
 from airflow_provider_exactlyonce.kafka import preflight
 from airflow_provider_exactlyonce.kafka.wire import UnansweredError
@@ -199,8 +199,7 @@ class BatchTransaction(TransactionalSink):
 
     @override
     def commit(self) -> None:
-        invariant(self._pre_committed is not None, "commit follows pre-commit")
-        record, offset = self._pre_committed  # type: ignore[misc]
+        record, offset = required(self._pre_committed, "commit follows pre-commit")
         try:
             self._others.commit()
         except CommitUnknownError:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from airflow_provider_exactlyonce.exceptions import BatchFailedError, invariant
+from airflow_provider_exactlyonce.exceptions import BatchFailedError, required
 from airflow_provider_exactlyonce.kafka.compression import Compression
 from airflow_provider_exactlyonce.ledger.records import SinkRange
 from airflow_provider_exactlyonce.streaming.analysis import logical_plans
+from airflow_provider_exactlyonce.streaming.commit import write_stage
 from airflow_provider_exactlyonce.streaming.commit.arrow_batching import BatchSizer, BatchStats
 from airflow_provider_exactlyonce.streaming.commit.batch_attempt import BatchAttempt
 from airflow_provider_exactlyonce.streaming.commit.batch_writer import BatchWriter, Sums
@@ -28,8 +29,6 @@ from airflow_provider_exactlyonce.streaming.spark import errors, typed_errors
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from airflow_provider_exactlyonce.streaming.commit import write_stage
-
 _GRANT_TIMEOUT_SECONDS: Final = 150.0  # a grant spans two requests, each of which may be repeated for a minute
 
 #: {topic-partition: (rows, digest)} of one task
@@ -42,13 +41,12 @@ class TransactionalWriter(BatchWriter):
     def __init__(self, attempt: BatchAttempt) -> None:
         super().__init__(attempt)
         self._definition: Final = attempt.options.definition
+        self._settings: Final = None if self._definition is None else _writer_settings(attempt, self._definition)
         self._arrow_rows: Final = BatchSizer()
         self._ranges: dict[str, dict[int, SinkRange]] = {}
 
     @override
     def prepare(self, result: DataFrame) -> DataFrame:
-        from airflow_provider_exactlyonce.streaming.commit import write_stage
-
         self._arrow_rows.plan(result.sparkSession, runs_python=logical_plans.runs_python(result))
         rows, tasks = self._attempt.routes.of(result), self._attempt.others.tasks()
         if self._definition is None:
@@ -60,7 +58,7 @@ class TransactionalWriter(BatchWriter):
         )
         if self._attempt.options.mark is not None:
             records = columns.marked(records, self._attempt.options.mark)
-        return write_stage.write_stage(records, self._writer_settings(self._definition), tasks)
+        return write_stage.write_stage(records, self._settings, tasks)
 
     @override
     def begin(self) -> None:
@@ -86,16 +84,15 @@ class TransactionalWriter(BatchWriter):
 
     @override
     def sums(self) -> Sums:
-        aside = {self._attempt.options.late.topic, self._definition.bad_topic if self._definition else None}
-        good = [written for topic, ranges in self._ranges.items() if topic not in aside for written in ranges.values()]
-        bad = [
-            written
-            for topic, ranges in self._ranges.items()
-            if self._attempt.is_bad(topic)
-            for written in ranges.values()
-        ]
-        digest = sum(written.digest for written in good) % 2**64
-        return Sums(rows=sum(written.rows for written in good), digest=digest, bad=sum(written.rows for written in bad))
+        rows = digest = bad = 0
+        for topic, ranges in self._ranges.items():
+            for written in ranges.values():
+                if self._attempt.is_bad(topic):
+                    bad += written.rows
+                elif topic != self._attempt.options.late.topic:
+                    rows += written.rows
+                    digest = (digest + written.digest) % 2**64
+        return Sums(rows=rows, digest=digest, bad=bad)
 
     def _write_to_all(self, frame: DataFrame, tag: str) -> None:
         with SequencerServer(
@@ -113,10 +110,7 @@ class TransactionalWriter(BatchWriter):
         self._check_late_topic()
 
     def _check_late_topic(self) -> None:
-        """Check that as many late rows were written as were left out.
-
-        :raises BatchFailedError: when they are others
-        """
+        """Check that as many late rows were written as were left out."""
         topic, counts = self._attempt.options.late.topic, self._attempt.counts
         if topic is None or counts is None:
             return
@@ -138,31 +132,15 @@ class TransactionalWriter(BatchWriter):
         self._attempt.judge_late_rows()
 
     def _write_task(self, address: Address) -> write_stage.WriteTask:
-        """Return what the tasks of this batch attempt need to know."""
-        from airflow_provider_exactlyonce.streaming.commit import write_stage
-
-        invariant(self._definition is not None, "there is a Kafka sink")
         return write_stage.WriteTask(
-            settings=self._writer_settings(self._definition),  # type: ignore[arg-type]
+            settings=required(self._settings, "there is a Kafka sink"),
             sequencer=address,
             producer=self._attempt.run.session.producer,
             targets=self._attempt.targets,
         )
 
-    def _writer_settings(self, definition: KafkaSink) -> write_stage.WriterSettings:
-        from airflow_provider_exactlyonce.streaming.commit import write_stage
-
-        return write_stage.WriterSettings(
-            config=self._attempt.run.options.config,
-            sequencer_key=self._attempt.listener.key,
-            transactional_id=self._attempt.run.session.transactional_id,
-            topic=definition.topic,
-            compression=Compression(definition.compression, definition.compression_level),
-        )
-
     @override
     def recompute(self, frame: DataFrame) -> tuple[int, int]:
-        """Run the plan without writing to Kafka; returns rows and digest of its share."""
         answers = self._run_job(frame, f"exactlyonce-{uuid.uuid4()}")
         sums = [share for answer in answers for place, share in answer.items() if not self._attempt.is_bad(place.topic)]
         return sum(rows for rows, _ in sums), sum(digest for _, digest in sums) % 2**64
@@ -171,9 +149,6 @@ class TransactionalWriter(BatchWriter):
         frame.sparkSession.sparkContext.cancelJobsWithTag(tag)
 
     def _run_tasks(self, frame: DataFrame, server: SequencerServer, tag: str) -> list[_Answer]:
-        """Run the stage that writes; returns the answer of each task."""
-        from airflow_provider_exactlyonce.streaming.commit import write_stage
-
         def described(task: write_stage.WriteTask) -> str:
             return write_stage.describe(task, server.attempt)
 
@@ -204,8 +179,6 @@ class TransactionalWriter(BatchWriter):
         :param attempt: what they are told of the batch attempt in Kafka, None to write nothing there
         :param reason: why they were cancelled, None when they were not
         """
-        from airflow_provider_exactlyonce.streaming.commit import write_stage
-
         context = stage.sparkSession.sparkContext
         context.addJobTag(tag)
         self._arrow_rows.apply(stage.sparkSession)
@@ -231,6 +204,16 @@ class TransactionalWriter(BatchWriter):
             {TopicPartition(topic, place): (rows, digest) for topic, place, rows, digest in report["kafka"]}
             for report in reports
         ]
+
+
+def _writer_settings(attempt: BatchAttempt, definition: KafkaSink) -> write_stage.WriterSettings:
+    return write_stage.WriterSettings(
+        config=attempt.run.options.config,
+        sequencer_key=attempt.listener.key,
+        transactional_id=attempt.run.session.transactional_id,
+        topic=definition.topic,
+        compression=Compression(definition.compression, definition.compression_level),
+    )
 
 
 def _agreed(written: Mapping[TopicPartition, GrantedRange], answers: list[_Answer]) -> dict[str, dict[int, SinkRange]]:

@@ -32,7 +32,7 @@ from airflow_provider_exactlyonce.exceptions import (
     CommitUnknownError,
     FencedError,
     RefusedError,
-    invariant,
+    required,
 )
 from airflow_provider_exactlyonce.kafka import preflight, reach
 from airflow_provider_exactlyonce.kafka.stable_offsets import MissingPartitionError
@@ -112,8 +112,7 @@ class Run:
     @property
     def tail(self) -> LedgerTail:
         """The ledger's end, as of the claim and this run's own commits since."""
-        invariant(self._tail is not None, "the run has no claim yet")
-        return self._tail  # type: ignore[return-value]
+        return required(self._tail, "the run has no claim yet")
 
     @property
     def newest_own(self) -> CommitRecord | None:
@@ -124,8 +123,7 @@ class Run:
     @property
     def lineage(self) -> Lineage:
         """The lineage in use."""
-        invariant(self._lineage is not None, "the run has no lineage yet")
-        return self._lineage  # type: ignore[return-value]
+        return required(self._lineage, "the run has no lineage yet")
 
     def check(self) -> LedgerTail | None:
         """Take step (a), without side effects; returns the ledger's end, None when there is no ledger yet.
@@ -243,15 +241,7 @@ class Run:
             )
 
     def _check_ledger(self, tail: LedgerTail | None) -> None:
-        check_start(
-            pipeline=self.pipeline,
-            home_path=str(self.home.path),
-            home_id=self.home.identity(),
-            home_pipeline=self.home.pipeline(),
-            lineage=self.home.current(),
-            tail=tail,
-            accept_home=self.options.accept_home,
-        )
+        check_start(self.home, self.pipeline, tail, accept_home=self.options.accept_home)
 
     def _claim_until_settled(self, give_up: Callable[[], bool] = lambda: False) -> None:
         for attempt in range(1, _CLAIM_TRIES + 1):
@@ -273,8 +263,7 @@ class Run:
 
     def _check_home(self) -> None:
         """Check that the home is as it was found: a restore may have run while this process was frozen."""
-        invariant(self._lease is not None, "the run has taken the lease")
-        leases.check_held(self.home.lease, self._lease)  # type: ignore[arg-type]
+        leases.check_held(self.home.lease, required(self._lease, "the run has taken the lease"))
         if not self.home.uses(self.lineage.id):
             raise AlreadyRunningError(
                 f"{self.home.path}/current names another lineage than {self.lineage.id}, with which this start began: "

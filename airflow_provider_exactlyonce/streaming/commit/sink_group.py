@@ -16,6 +16,7 @@ from airflow_provider_exactlyonce.exceptions import (
     DivergedError,
     RefusedError,
     invariant,
+    required,
 )
 from airflow_provider_exactlyonce.ledger.records import CommitRecord, OtherSink
 from airflow_provider_exactlyonce.streaming.commit import row_router
@@ -168,10 +169,8 @@ class SinkGroup:
 
         :raises BatchFailedError: when a task has not written what it was asked to
         """
-        if not self._committers:
-            return
-        attempted = self._open()
         for name in self._committers:
+            attempted = self._open()
             parts = [answer[name] for answer in answers]
             rows, digest = sum(rows for rows, _, _ in parts), sum(digest for _, digest, _ in parts) % 2**64
             attempted.sums[name] = OtherSink(rows=rows, digest=digest)
@@ -207,8 +206,6 @@ class SinkGroup:
 
         :raises BatchFailedError: abort next
         """
-        if not self._committers:
-            return
         for name, results in self._open().results.items():
             with answering(f"sink {name}, pre-commit of commit {self._open().commit}"):
                 self._committers[name].pre_commit(results)
@@ -221,8 +218,6 @@ class SinkGroup:
         :raises BatchFailedError: when one has not committed; those before it have
         :raises CommitUnknownError: nobody knows whether one has; claim next
         """
-        if not self._committers:
-            return
         attempted = self._open()
         for name in list(attempted.writing):
             entry = self._entry(name)
@@ -270,8 +265,7 @@ class SinkGroup:
             committer.close()
 
     def _open(self) -> _Attempted:
-        invariant(self._attempted is not None, "a batch attempt is open")
-        return self._attempted  # type: ignore[return-value]
+        return required(self._attempted, "a batch attempt is open")
 
     def _has(self, name: str, commit: int) -> bool:
         entry = self._newest[name]

@@ -34,26 +34,17 @@ class HomeMismatch:
         return self.name in ("lineage-abandoned", "lineage-not-current")
 
 
-def check_start(
-    *,
-    pipeline: str,
-    home_path: str,
-    home_id: str | None,
-    home_pipeline: str | None,
-    lineage: Lineage | None,
-    tail: LedgerTail | None,
-    accept_home: bool,
-) -> None:
+def check_start(home: Home, pipeline: str, tail: LedgerTail | None, *, accept_home: bool = False) -> None:
     """Check that this home and this ledger belong together; see :func:`misfit`.
 
     :raises RefusedError: with the reason and what to do
     """
     mismatch = misfit(
         pipeline=pipeline,
-        home_path=home_path,
-        home_id=home_id,
-        home_pipeline=home_pipeline,
-        lineage=lineage,
+        home_path=str(home.path),
+        home_id=home.identity(),
+        home_pipeline=home.pipeline(),
+        lineage=home.current(),
         tail=tail,
         accept_home=accept_home,
     )
@@ -207,10 +198,9 @@ def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> boo
     if replay_is_needed(checkpoint, lineage, tail):
         return True
     if tail.commit is not None and committed >= 0 and tail.commit.lineage == lineage.id:
-        _check_done_offsets(checkpoint, lineage, tail)
-        _restore_offsets(checkpoint, tail.commit, committed)
+        _settle_offsets(checkpoint, tail.commit, committed)
     planned = checkpoint.newest_offsets()
-    if planned is not None and planned > committed and _offsets(checkpoint, planned) is None:
+    if planned is not None and planned > committed and whole_offsets(checkpoint, planned) is None:
         log.warning("offsets/%d of %s is torn and is removed; its batch was not begun", planned, checkpoint.path)
         checkpoint.remove("offsets", planned)
     elif planned is not None and planned > committed and (lacking := _lacking(checkpoint, planned)):
@@ -221,7 +211,7 @@ def reconcile(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> boo
 
 def _lacking(checkpoint: Checkpoint, planned: int) -> list[str]:
     """Return the topics that a planned batch lacks of the one before it: Spark stops before it runs such a batch."""
-    before, after = _offsets(checkpoint, planned - 1), _offsets(checkpoint, planned)
+    before, after = whole_offsets(checkpoint, planned - 1), whole_offsets(checkpoint, planned)
     return sorted(before.kafka_ends().keys() - after.kafka_ends().keys()) if before and after else []
 
 
@@ -235,23 +225,6 @@ def check_not_ahead(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) 
         raise RefusedError(
             f"{checkpoint.path} is at batch {newest}, and the ledger knows lineage {lineage.id} only up to batch "
             f"{committed}: the ledger was set back, or the checkpoint is of another pipeline"
-        )
-
-
-def _check_done_offsets(checkpoint: Checkpoint, lineage: Lineage, tail: LedgerTail) -> None:
-    """Check that the newest commit, where Spark is done with it, ended where its state did. Changes nothing.
-
-    :raises RefusedError: when it did not
-    """
-    record, batch = tail.commit, lineage.batch_of(tail.place.commit)
-    if record is None or record.lineage != lineage.id or batch != checkpoint.newest_commit():
-        return
-    offsets = _offsets(checkpoint, batch)
-    if offsets is not None and not offsets.same_sources(parse_offsets(record.offsets)):
-        raise RefusedError(
-            f"{checkpoint.path}/offsets/{batch} ends at {offsets.kafka_ends()}, and commit {record.commit} in the "
-            f"ledger at {parse_offsets(record.offsets).kafka_ends()}: the state is of other data than the output. "
-            "Put the checkpoint back from a copy"
         )
 
 
@@ -289,20 +262,27 @@ def first_repeated(home: Home, lineage: Lineage | None) -> int:
 
 def _newest_whole(checkpoint: Checkpoint) -> int:
     """Return the newest batch that Spark is done with, -1 for none."""
-    whole = [batch for batch in checkpoint.batches("commits") if checkpoint.commit_is_whole(batch)]
-    return whole[-1] if whole else -1
+    return max((batch for batch in checkpoint.batches("commits") if checkpoint.commit_is_whole(batch)), default=-1)
 
 
-def _restore_offsets(checkpoint: Checkpoint, record: CommitRecord, batch: int) -> None:
-    offsets = _offsets(checkpoint, batch)
-    if offsets is not None and offsets.same_sources(parse_offsets(record.offsets)):
+def _settle_offsets(checkpoint: Checkpoint, record: CommitRecord, batch: int) -> None:
+    """Put the offsets of the newest commit back from the ledger, unless Spark is done with the batch at others."""
+    offsets, recorded = whole_offsets(checkpoint, batch), parse_offsets(record.offsets)
+    if offsets is not None and offsets.same_sources(recorded):
         return
+    if offsets is not None and batch == checkpoint.newest_commit():
+        raise RefusedError(
+            f"{checkpoint.path}/offsets/{batch} ends at {offsets.kafka_ends()}, and commit {record.commit} in the "
+            f"ledger at {recorded.kafka_ends()}: the state is of other data than the output. Put the checkpoint back "
+            "from a copy"
+        )
     state = "is missing or torn" if offsets is None else "differs from the ledger"
     log.warning("offsets/%d of %s %s and is put back from the ledger", batch, checkpoint.path, state)
     checkpoint.write_offsets(batch, record.offsets)
 
 
-def _offsets(checkpoint: Checkpoint, batch: int) -> BatchOffsets | None:
+def whole_offsets(checkpoint: Checkpoint, batch: int) -> BatchOffsets | None:
+    """Return where a batch ends, None when that is missing or torn."""
     try:
         return checkpoint.offsets(batch)
     except TornFileError:

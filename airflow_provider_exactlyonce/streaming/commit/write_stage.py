@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from airflow_provider_exactlyonce.exceptions import RecordRefusedError, RecordTooLargeError, RefusedError
+from airflow_provider_exactlyonce.exceptions import RecordRefusedError, RecordTooLargeError, RefusedError, required
 from airflow_provider_exactlyonce.kafka import preflight, record_batch
 from airflow_provider_exactlyonce.kafka.columns import as_binary, flat_numbers
 from airflow_provider_exactlyonce.kafka.compression import UNCOMPRESSED, Compression, Shrinkage
@@ -189,9 +189,7 @@ def write(
     """
     from pyspark import TaskContext
 
-    context = TaskContext.get()
-    if context is None:
-        raise RuntimeError("write() runs in a Spark task")
+    context = required(TaskContext.get(), "write() runs in a Spark task")
     number = context.partitionId()
     drawing = MeasuredBatches(batches)
     with Tee(shares, context.getLocalProperty(SHARES_PROPERTY), number) as tee:
@@ -322,10 +320,7 @@ def _encode(
 
 
 def _timestamps(rows: pa.RecordBatch, target: TopicFacts) -> int | NDArray[np.int64]:
-    """Return the rows' own timestamps, and the present for those without.
-
-    :raises RecordRefusedError: when the topic takes only timestamps nearer to the present; the text is marked
-    """
+    """Return the rows' own timestamps, and the present for those without."""
     now = int(time.time() * 1000)
     if "timestamp" not in rows.schema.names:
         return now

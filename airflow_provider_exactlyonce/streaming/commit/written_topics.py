@@ -26,7 +26,7 @@ class WrittenTopics:
     :param late_topic: where late rows go, None for nowhere
     """
 
-    def __init__(self, run: Run, definition: KafkaSink | None, late_topic: str | None = None) -> None:
+    def __init__(self, run: Run, definition: KafkaSink | None, late_topic: str | None) -> None:
         self._run: Final = run
         self._definition: Final = definition
         self._declared: Final = {*(definition.topics if definition else ()), *([late_topic] if late_topic else ())}

@@ -19,7 +19,6 @@ from airflow_provider_exactlyonce.streaming.job.checkpoint_config import Checkpo
 from airflow_provider_exactlyonce.streaming.job.job_file import JobSource
 from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
 from airflow_provider_exactlyonce.streaming.job.state_backend import StateBackend
-from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
 from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from airflow_provider_exactlyonce.streaming.sinks.sink_routes import SinkRoutes
 
@@ -166,6 +165,8 @@ class PipelineDefinition:
         :param ranges: the batch's source ranges
         """
         from pyspark.sql import functions as F
+
+        from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
 
         read = [source.bad_records(spark, config, ranges) for source in self.sources.values()]
         frames = [frame for frame in read if frame is not None]

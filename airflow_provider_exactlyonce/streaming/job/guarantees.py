@@ -22,7 +22,6 @@ from airflow_provider_exactlyonce.streaming.sinks.spi import (
     TWO_PHASE_COMMIT,
     WRITE_AHEAD_LOG,
     WRITE_AHEAD_LOG_ASKED,
-    Sink,
 )
 from airflow_provider_exactlyonce.text_tables import pairs, table
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from airflow_provider_exactlyonce.streaming.job.definition import PipelineDefinition
-    from airflow_provider_exactlyonce.streaming.job.kafka_source import KafkaSource
 
 #: What is left when some records may be lost and others doubled.
 NO_GUARANTEE: Final = "none"
@@ -202,12 +200,12 @@ class DeliveryGuarantee:
     @property
     def text(self) -> str:
         """The table and the result, for people."""
-        facts = {key: value for key, value in self.document.items() if key in ("pipeline", "declared", "gives")}
+        facts = {"pipeline": self.pipeline, "declared": self.declared.value, "gives": self.gives, "reason": self.reason}
         end = ""
         if self.is_weaker:
             end = "it runs with less: allow_weaker=True" if self.allow_weaker else "it is refused at start"
         warning = self.warning and f"warning: {self.warning}"
-        lines = (table([link.row for link in self.links]), pairs({**facts, "reason": self.reason}), warning, end)
+        lines = (table([link.row for link in self.links]), pairs(facts), warning, end)
         return "\n\n".join(filter(None, lines))
 
 
@@ -222,10 +220,9 @@ def examine(
     :raises RefusedError: when its function reads a topic that its sink writes to
     """
     streams = undeclared_streams(result)
-    written = pipeline.sink_topics
-    feedback.check_streams(pipeline.name, written, streams, allowed=pipeline.allow_feedback)
+    feedback.check_streams(pipeline.name, pipeline.sink_topics, streams, allowed=pipeline.allow_feedback)
     links = [
-        *(_declared(source) for source in pipeline.sources.values()),
+        *(_kafka(f"kafka {source.topics}", may_lose=source.may_lose) for source in pipeline.sources.values()),
         *(_undeclared(stream) for stream in streams),
         _engine(pipeline, unsure, asked),
         *_sinks(pipeline),
@@ -245,10 +242,6 @@ def _left(*, loses: bool, doubles: bool) -> str:
     if loses:
         return CheckpointingMode.AT_MOST_ONCE.value
     return (CheckpointingMode.AT_LEAST_ONCE if doubles else CheckpointingMode.EXACTLY_ONCE).value
-
-
-def _declared(source: KafkaSource) -> Link:
-    return _kafka(f"kafka {source.topics}", may_lose=source.may_lose)
 
 
 def _kafka(name: str, *, may_lose: bool) -> Link:
@@ -302,16 +295,12 @@ def _sinks(pipeline: PipelineDefinition) -> Iterator[Link]:
         else:
             yield Link(link="sink", name=name, reason="no batch is written a second time", writes=NEITHER)
     for share in pipeline.routes.others:
-        yield _declared_sink(share.sink)
-
-
-def _declared_sink(sink: Sink) -> Link:
-    if sink.guarantee not in _SINKS:
-        raise RefusedError(f"sink {sink.name} has guarantee={sink.guarantee!r}: one of {', '.join(_SINKS)}")
-    return _sink(sink.name, sink.guarantee)
+        yield _sink(share.sink.name, share.sink.guarantee)
 
 
 def _sink(name: str, writes: str) -> Link:
+    if writes not in _SINKS:
+        raise RefusedError(f"sink {name} has guarantee={writes!r}: one of {', '.join(_SINKS)}")
     return Link(
         link="sink",
         name=name,

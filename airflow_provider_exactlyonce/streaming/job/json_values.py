@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
 from airflow_provider_exactlyonce.exceptions import BadRecordError
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import CLOSE, OPEN
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructField, StructType
 
 _CORRUPT: Final = "_exactlyonce_corrupt"
 _PARSED: Final = "_exactlyonce_parsed"
@@ -32,8 +32,6 @@ class JsonValues:
     """
 
     def __init__(self, schema: StructType, offset_column: str | None = None, topic_column: str | None = None) -> None:
-        from pyspark.sql import functions as F
-
         self._schema, self._offset_column, self._topic_column = schema, offset_column, topic_column
         self._text = F.col("value").cast("string")
         # Nested ones, too; a field of such a name only costs time.
@@ -44,8 +42,6 @@ class JsonValues:
 
         :param records: a frame with Spark's Kafka columns
         """
-        from pyspark.sql import functions as F
-
         # NaN without quotes is not JSON; Spark reads "NaN" with quotes as a number only if it reads both.
         options = {"columnNameOfCorruptRecord": _CORRUPT, "allowNonNumericNumbers": str(self._has_floats).lower()}
         parsed = F.from_json(self._text, self._reading_schema(), options)
@@ -57,8 +53,6 @@ class JsonValues:
 
     def columns(self) -> list[Column]:
         """Return the schema's columns, and those with offset and topic."""
-        from pyspark.sql import functions as F
-
         columns = [_field(field).cast(field.dataType).alias(field.name) for field in self._schema.fields]
         places = ((_OFFSET, self._offset_column), (_TOPIC, self._topic_column))
         return columns + [F.col(place).alias(name) for place, name in places if name]
@@ -69,8 +63,6 @@ class JsonValues:
 
     def fits_or_raises(self) -> Column:
         """Say that a record fits; for another one the task fails with :class:`BadRecordError`, its place and reason."""
-        from pyspark.sql import functions as F
-
         start = F.concat(F.lit(f"{OPEN}{BadRecordError.__name__}]"), F.concat_ws("-", "topic", "partition"))
 
         def judge(reason: Column) -> Column:
@@ -81,8 +73,6 @@ class JsonValues:
 
     def misfit(self) -> Column:
         """Return why a record does not fit, null when it does."""
-        from pyspark.sql import functions as F
-
         text = self._text
         reasons = [
             F.when(F.col("value").isNull(), F.lit("it has no value (a tombstone)")),
@@ -102,8 +92,6 @@ class JsonValues:
         return F.coalesce(*reasons)
 
     def _certainly_fits(self) -> Column:
-        from pyspark.sql import functions as F
-
         fits = self._is_certainly_one_object()
         for field in self._schema.fields:
             if not field.nullable:
@@ -114,14 +102,10 @@ class JsonValues:
 
     def _closely(self, judge: Callable[[Column], Column]) -> Column:
         """Judge a record by why it does not fit; a lambda function is not compiled into the filter's method."""
-        from pyspark.sql import functions as F
-
         return F.forall(F.array(self.misfit()), judge)
 
     def _is_certainly_one_object(self) -> Column:
         """Say cheaply that nothing follows the object that was parsed; one with others inside may be one, too."""
-        from pyspark.sql import functions as F
-
         text = self._text
         all_but_the_last = F.substring("value", F.lit(1), F.octet_length("value") - 1).cast("string")
         is_one_object = _is_read() & text.startswith("{") & text.endswith("}") & ~all_but_the_last.contains("}")
@@ -135,15 +119,11 @@ class JsonValues:
         The first ignores what comes after the value. Here something follows that the text can't contain, its own hash,
         and only the text as one value lets a parser find it in second place.
         """
-        from pyspark.sql import functions as F
-
         follows = F.md5(self._text)
         both = F.concat(F.lit("["), self._text, F.lit(',"'), follows, F.lit('"]'))
         return F.coalesce(F.get_json_object(both, "$[1]") == follows, F.lit(False))
 
     def _wrong_type(self) -> Column:
-        from pyspark.sql import functions as F
-
         reasons = []
         for field in self._schema.fields:
             given = F.get_json_object(self._text, f"$['{field.name}']")
@@ -156,8 +136,6 @@ class JsonValues:
 
     def _reading_schema(self) -> StructType:
         """Return the schema to parse with: decimals wide enough to see whether they would be rounded."""
-        from pyspark.sql.types import DecimalType, StringType, StructType
-
         fields = StructType()
         for field in self._schema.fields:
             wide = DecimalType(38, _WIDE_SCALE) if _is_checked_decimal(field) else field.dataType
@@ -166,21 +144,15 @@ class JsonValues:
 
 
 def _field(field: StructField) -> Column:
-    from pyspark.sql import functions as F
-
     return F.col(_PARSED).getField(field.name)
 
 
 def _is_read() -> Column:
     """Say whether the parser found an object and a value of each field's type in it."""
-    from pyspark.sql import functions as F
-
     return F.col(_PARSED).getField(_CORRUPT).isNull()
 
 
 def _is_checked_decimal(field: StructField) -> bool:
-    from pyspark.sql.types import DecimalType
-
     kind = field.dataType
     return (
         isinstance(kind, DecimalType) and kind.scale <= _WIDE_SCALE and kind.precision - kind.scale <= 38 - _WIDE_SCALE
@@ -189,7 +161,5 @@ def _is_checked_decimal(field: StructField) -> bool:
 
 def _keeps_its_digits(field: StructField) -> Column:
     """Say whether a decimal is what was parsed: neither rounded nor too large; true for null."""
-    from pyspark.sql import functions as F
-
     wide = _field(field)
     return wide.isNull() | F.coalesce(wide.try_cast(field.dataType) == wide, F.lit(False))

@@ -15,7 +15,6 @@ from airflow_provider_exactlyonce.ledger.records import SourceRanges
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics, TopicPattern
 from airflow_provider_exactlyonce.state import ddl
 from airflow_provider_exactlyonce.streaming.analysis.source_mark import mark
-from airflow_provider_exactlyonce.streaming.job.json_values import JsonValues
 from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
 
 if TYPE_CHECKING:
@@ -221,7 +220,8 @@ class KafkaSource:
         """
         from pyspark.sql import functions as F
 
-        from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import HEADERS_TYPE, origin_headers
+        from airflow_provider_exactlyonce.streaming.job.json_values import JsonValues
+        from airflow_provider_exactlyonce.streaming.sinks.kafka.columns import followed_by, origin_headers
 
         if self.value_format is None:
             values = JsonValues(self._struct())
@@ -229,8 +229,7 @@ class KafkaSource:
         else:
             bad, reason = self._encoded_values(self.value_format).misfits(records), F.col("reason")
         origin = F.concat(F.concat_ws("-", "topic", "partition"), F.lit(" offset "), "offset")
-        headers = F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), origin_headers(origin, reason))
-        return bad.select("key", "value", headers.alias("headers"))
+        return bad.select("key", "value", followed_by(origin_headers(origin, reason)).alias("headers"))
 
     @property
     def may_lose(self) -> bool:
@@ -276,6 +275,8 @@ class KafkaSource:
         :param records: a frame with Spark's Kafka columns
         :param leave_out_bad: leave out records that do not fit, instead of raising
         """
+        from airflow_provider_exactlyonce.streaming.job.json_values import JsonValues
+
         if self.schema is None:
             return records
         if self.value_format is not None:

@@ -185,7 +185,6 @@ class _Processor(StatefulProcessor):
         self._operator = KeyedOperator(self._function, tuple(self._key), _SparkHandle(handle, self._schemas))
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
-        """Process a key's rows of a batch."""
         self._set_clocks(timerValues)
         return self._given(self._operator.rows(key, map(self._record, rows)))
 
@@ -205,7 +204,6 @@ class _Processor(StatefulProcessor):
         return self._given(self._operator.timers(tuple(zoned)))
 
     def close(self) -> None:
-        """Close the function."""
         self._operator.close()
 
     def _given(self, rows: Iterator[Any]) -> Iterator[Row]:

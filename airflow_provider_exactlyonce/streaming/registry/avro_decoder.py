@@ -98,11 +98,7 @@ class _Reader:
         self._skipping: dict[int, list[Read]] = {}
 
     def of(self, writer: AvroType, reader: AvroType | None, what: str) -> Read:
-        """Return what reads a value.
-
-        :param reader: as what, None for nothing
-        :param what: it is, for people
-        """
+        """Return what reads a value as another type, None for nothing; ``what`` it is, for people."""
         if writer.kind == "union":
             return self._union(writer, reader, what)
         value = reader.value if reader is not None else None
@@ -257,11 +253,7 @@ def _rounds(
 
 
 def _has_key_twice(keys: pa.Array, owner: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
-    """Say which of some maps have a key twice.
-
-    :param owner: the position of each key's map
-    :param count: of the maps
-    """
+    """Say which of some maps have a key twice; each key has the position of its map as its owner."""
     codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
     pairs, times = np.unique(owner * max(len(codes), 1) + codes, return_counts=True)
     has_twice = np.zeros(count, np.bool_)
@@ -427,10 +419,7 @@ def _find_wrong(values: pa.Array, kind: pa.DataType, first: int, wrong: NDArray[
 
 
 def _default(field: AvroField, what: str) -> pa.Scalar:
-    """Return what a reader has where a writer has nothing.
-
-    :raises SchemaMismatchError: when it has nothing, either
-    """
+    """Return what a reader has where a writer has nothing."""
     kind = avro_types.arrow_type(field.type)
     if not field.has_default:
         if field.type.is_nullable:

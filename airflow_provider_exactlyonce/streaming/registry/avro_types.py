@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -73,6 +73,11 @@ class AvroType:
         return others[0] if len(others) == 1 else None
 
     @property
+    def parts(self) -> list[AvroType]:
+        """The types that it is made of."""
+        return [*self.branches, *(field.type for field in self.fields), *([self.items] if self.items else [])]
+
+    @property
     def is_nullable(self) -> bool:
         """Whether it may be null."""
         return self.kind == "null" or any(branch.kind == "null" for branch in self.branches)
@@ -109,20 +114,18 @@ def parse(schema: str, named: Mapping[str, AvroType] | None = None) -> AvroType:
 
 def named_types(root: AvroType) -> dict[str, AvroType]:
     """Return the named types in a type, by their names."""
-    named: dict[str, AvroType] = {}
-    waiting = [root]
+    return {avro_type.name: avro_type for avro_type in (root, *_below(root)) if avro_type.name}
+
+
+def _below(root: AvroType) -> Iterator[AvroType]:
+    """Yield all types that a type is made of, each once; itself, if it has itself in it."""
+    waiting, seen = list(root.parts), set()
     while waiting:
         avro_type = waiting.pop()
-        if avro_type.name in named:
-            continue
-        if avro_type.name:
-            named[avro_type.name] = avro_type
-        waiting += [
-            *avro_type.branches,
-            *(field.type for field in avro_type.fields),
-            *([avro_type.items] if avro_type.items else []),
-        ]
-    return named
+        if avro_type not in seen:
+            seen.add(avro_type)
+            waiting += avro_type.parts
+            yield avro_type
 
 
 class _Parser:
@@ -255,29 +258,13 @@ def columns_ddl(record: AvroType) -> str:
         raise RefusedError(
             f"a stream's columns are the fields of a record, and the Avro schema is of the type {record}"
         )
-    if named := [name for name, avro_type in named_types(record).items() if _is_in_itself(avro_type)]:
+    if named := [name for name, avro_type in named_types(record).items() if avro_type in _below(avro_type)]:
         raise RefusedError(f"the Avro type {named[0]} has itself in its fields, and no column can")
     columns = [(field, arrow_type(field.type)) for field in record.fields]
     return ", ".join(
         f"{_quoted(field.name)} {column_type(kind)}{'' if field.type.is_nullable else ' NOT NULL'}"
         for field, kind in columns
     )
-
-
-def _is_in_itself(root: AvroType) -> bool:
-    waiting, seen = [field.type for field in root.fields], set()
-    while waiting:
-        avro_type = waiting.pop()
-        if avro_type is root:
-            return True
-        if id(avro_type) not in seen:
-            seen.add(id(avro_type))
-            waiting += [
-                *avro_type.branches,
-                *(field.type for field in avro_type.fields),
-                *([avro_type.items] if avro_type.items else []),
-            ]
-    return False
 
 
 def column_type(kind: pa.DataType) -> str:
@@ -295,19 +282,12 @@ def _quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
-def of_columns(columns: str, name: str = "columns") -> AvroType:
-    """Return the record whose fields are a table's columns.
+def schema_of_columns(columns: str, name: str, *, reading: bool = False) -> dict[str, Any]:
+    """Return the Avro schema of the record whose fields are a table's columns.
 
     :param columns: in Spark's DDL; a column that is not ``NOT NULL`` may be null or absent
-    :raises RefusedError: when Avro has no type for one
-    """
-    return parse(json.dumps(schema_of_columns(columns, name, reading=True)))
-
-
-def schema_of_columns(columns: str, name: str, *, reading: bool = False) -> dict[str, Any]:
-    """Return the Avro schema of the record whose fields are a table's columns, see :func:`of_columns`.
-
     :param reading: tell ``TINYINT`` and ``SMALLINT`` from ``INT``, with logical types that only this package knows
+    :raises RefusedError: when Avro has no type for one
     """
     return _record(ddl.parse(columns).fields, name, reading)
 

@@ -153,10 +153,8 @@ class Registry:
         """
         from confluent_kafka.schema_registry import Schema
 
-        def ask() -> int:
-            return int(self._client.lookup_schema(subject, Schema(text, kind)).schema_id or 0)
-
-        return self._asked(f"the schema under subject {subject}", ask)
+        what = f"the schema under subject {subject}"
+        return self._asked(what, lambda: int(self._client.lookup_schema(subject, Schema(text, kind)).schema_id or 0))
 
     def latest(self, subject: str) -> tuple[int, Schema]:
         """Return id and schema of a subject's latest version.

@@ -112,11 +112,7 @@ class EncodedValues:
 
         columns = StructType([*records.schema.fields]).add("reason", StringType())
         reader = self._reader
-
-        def judge(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from misfitting(batches, reader)
-
-        return records.mapInArrow(judge, columns)
+        return records.mapInArrow(lambda batches: misfitting(batches, reader), columns)
 
 
 def fitting(

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.backfill.plan import BackfillStep
 from airflow_provider_exactlyonce.checkpoint.layout import Checkpoint
-from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, RefusedError, StopRequestedError
+from airflow_provider_exactlyonce.exceptions import DivergedError, RefusedError, StopRequestedError
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
 from airflow_provider_exactlyonce.streaming.commit.batch import Batch, planned_batch
 from airflow_provider_exactlyonce.streaming.commit.batch_transaction import BatchTransaction
 from airflow_provider_exactlyonce.streaming.commit.coordinator import Callbacks, CommitCoordinator
 from airflow_provider_exactlyonce.streaming.commit.run import Run
 from airflow_provider_exactlyonce.streaming.replay.backfill_steps import BackfillSteps
-from airflow_provider_exactlyonce.streaming.spark import typed_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -75,45 +74,30 @@ class BackfillBatches:
 
         :raises ExactlyOnceError: what ends the query
         """
-        self._process(frame, number)
-        self._options.progressed()
-
-    def _process(self, frame: DataFrame, number: int) -> None:
         if (reason := self._options.stop_reason()) is not None:
             raise StopRequestedError(reason)
-        planned = self._checkpoint.offsets(number)
-        if planned is None:
-            raise ExactlyOnceError(f"{self._checkpoint.path}/offsets lacks batch {number}")
-        self._plan(number)  # also where nothing is committed: what is only run for its state must be read where it was
-        step = self._steps.begin(number, planned)
+        planned = self._plan(number)  # also where nothing is committed: state is made of what was read then
+        step = self._steps.begin(number, planned.offsets)
         written = self._steps.recorded()
         if step.emits and self._options.writes and written is None:
             self._follow_ledger(number)
             self._coordinator.process(frame, number)
             self._steps.finish(number)
-            return
-        rows, digest = self._recompute(frame)
-        if written is not None:
-            self._check_written(number, written, rows, digest)
-        elif step.emits:
-            self._compare(number, step, rows, digest)
         else:
-            self._check(number, step, rows, digest)
+            rows, digest = self._sink.recompute(frame)
+            if written is not None:
+                self._check_written(number, written, rows, digest)
+            elif step.emits:
+                self._compare(number, step, rows, digest)
+            else:
+                self._check(number, step, rows, digest)
+        self._options.progressed()
 
     def _follow_ledger(self, number: int) -> None:
         """Let the batch be the commit after the ledger's newest, whatever was run for its state in between."""
         newest = self._run.tail.place.commit
         if self._run.lineage.commit_of(number) != newest + 1:
             self._run.rebase(number - 1, newest)
-
-    def _recompute(self, frame: DataFrame) -> tuple[int, int]:
-        try:
-            return self._sink.recompute(frame)
-        except Exception as error:
-            known = typed_errors.find(str(error))
-            if known is not None:
-                raise known from error
-            raise
 
     def _compare(self, number: int, step: BackfillStep, rows: int, digest: int) -> None:
         """Note whether a batch of the range gives what was delivered."""
@@ -129,10 +113,7 @@ class BackfillBatches:
         self._steps.finish(number, differences=differences)
 
     def _check_written(self, number: int, record: CommitRecord, rows: int, digest: int) -> None:
-        """Check that a batch that is written gives the same again, so that the state fits what follows.
-
-        :raises DivergedError: when it does not
-        """
+        """Check that a batch that is written gives the same again, so that the state fits what follows."""
         if (rows, digest) != (record.rows, record.digest):
             text = (
                 f"backfill {record.backfill} has written {record.rows} rows with digest {record.digest:016x} (record "
@@ -146,10 +127,7 @@ class BackfillBatches:
         self._steps.finish(number)
 
     def _check(self, number: int, step: BackfillStep, rows: int, digest: int) -> None:
-        """Check that a batch before the range gives what it gave, so that the state is what it was.
-
-        :raises DivergedError: when it does not
-        """
+        """Check that a batch before the range gives what it gave, so that the state is what it was."""
         done = self._steps.done
         diverged = dict(done.diverged)
         if step.exact:
@@ -165,10 +143,7 @@ class BackfillBatches:
         self._steps.finish(number, diverged=diverged)
 
     def _plan(self, number: int) -> Batch:
-        """Read what Spark has planned for a batch.
-
-        :raises RefusedError: when a source topic is not the one that the batches before have read
-        """
+        """Read what Spark has planned for a batch, of the topics that the batches before have read."""
         batch = planned_batch(self._checkpoint, self._run.client, self._run.lineage.id, number)
         for topic, topic_id in batch.source_topic_ids.items():
             if (known := self._source_ids.setdefault(topic, topic_id)) != topic_id:

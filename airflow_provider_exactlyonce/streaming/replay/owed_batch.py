@@ -13,11 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint, TornFileError
+from airflow_provider_exactlyonce.checkpoint.layout import BatchOffsets, Checkpoint
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, check_input
 from airflow_provider_exactlyonce.ledger.source_topics import SourceTopics
+from airflow_provider_exactlyonce.streaming.commit.start_checks import whole_offsets
 from airflow_provider_exactlyonce.streaming.spark.steering import fixed_settings
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def plan(
     :raises RefusedError: when the batch can't follow the checkpoint, or its input is gone
     """
     number = lineage.batch_of(owed.commit)
-    before, planned = _offsets(checkpoint, number - 1), _offsets(checkpoint, number)
+    before, planned = whole_offsets(checkpoint, number - 1), whole_offsets(checkpoint, number)
     ends = {
         topic: {partition: end for partition, (_, end) in partitions.items()}
         for topic, partitions in owed.source.items()
@@ -67,7 +68,7 @@ def plan(
     lines = [json.dumps(source.share(ends), separators=(",", ":")) for source in sources]
     header = {
         "batchWatermarkMs": _watermark(checkpoint, number, owed),
-        "batchTimestampMs": _timestamp(owed),
+        "batchTimestampMs": int(time.time() * 1000) if owed.batch_timestamp is None else owed.batch_timestamp,
         "conf": conf,
     }
     for batch in checkpoint.batches("offsets"):
@@ -83,10 +84,7 @@ def plan(
 
 
 def _check_start(checkpoint: Checkpoint, lineage: Lineage, owed: SinkEntry) -> None:
-    """Check that the batch goes on where the checkpoint is.
-
-    :raises RefusedError: when it does not
-    """
+    """Check that the batch goes on where the checkpoint is."""
     starts = checkpoint.kafka_starts(lineage.batch_of(owed.commit))
     begins = {
         (topic, partition): start
@@ -127,14 +125,3 @@ def _watermark(checkpoint: Checkpoint, number: int, owed: SinkEntry) -> int:
         return owed.watermark
     done = checkpoint.commit(number - 1)
     return done.next_watermark if done is not None else 0
-
-
-def _timestamp(owed: SinkEntry) -> int:
-    return int(time.time() * 1000) if owed.batch_timestamp is None else owed.batch_timestamp
-
-
-def _offsets(checkpoint: Checkpoint, batch: int) -> BatchOffsets | None:
-    try:
-        return checkpoint.offsets(batch) if batch >= 0 else None
-    except TornFileError:
-        return None

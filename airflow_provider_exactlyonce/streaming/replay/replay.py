@@ -23,7 +23,7 @@ from airflow_provider_exactlyonce.checkpoint.offsets_text import adapted
 from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Lineage
 from airflow_provider_exactlyonce.control.status import ReplayReport
-from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, RefusedError, invariant
+from airflow_provider_exactlyonce.exceptions import DivergedError, ExactlyOnceError, RefusedError, required
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.ledger.records import CommitRecord
@@ -230,8 +230,7 @@ class Replay:
 
     def repeated(self) -> None:
         """Note that the recorded batch has been run, and tell Spark the next one, or put everything back."""
-        invariant(self._next is not None, "a recorded batch was run")
-        batch, record = self._next  # type: ignore[misc]
+        batch, record = required(self._next, "a recorded batch was run")
         exact = self._comparison.is_exact(record)
         self._find_next(batch, parse_offsets(record.offsets), done=record.commit)
         seconds = time.monotonic() - self._began

@@ -27,7 +27,7 @@ from airflow_provider_exactlyonce.checkpoint.state_reader import local_session
 from airflow_provider_exactlyonce.control import lease as leases
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Life
-from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError, invariant
+from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, ExactlyOnceError, RefusedError, required
 from airflow_provider_exactlyonce.ledger.commit_range import CommitSpan, RecordedCommits, check_input
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader, LedgerTail
 from airflow_provider_exactlyonce.storage.opening import store_of
@@ -132,15 +132,7 @@ def _ground(home: Home, pipeline: str, config: Mapping[str, Any], reader: Ledger
         raise RefusedError(
             f"pipeline {pipeline} has never been started on this cluster: start it with --conf {PARTITIONS}=N"
         )
-    check_start(
-        pipeline=pipeline,
-        home_path=str(home.path),
-        home_id=home.identity(),
-        home_pipeline=home.pipeline(),
-        lineage=lineage,
-        tail=tail,
-        accept_home=False,
-    )
+    check_start(home, pipeline, tail)
     checkpoint = Checkpoint(home.checkpoint(lineage.id))
     restart = decide(checkpoint, Savepoints(home.savepoints), lineage, tail.place.commit)
     if restart.source is not RestartSource.CHECKPOINT:
@@ -254,8 +246,7 @@ def _rescaled(
 
 def _lineage(ground: _Ground) -> Lineage:
     """Return the lineage to make: its first batch is Spark's own, which leaves the state of the same commit."""
-    tail, claim, known = ground.tail, ground.tail.claim, ground.lineage
-    invariant(claim is not None, "the ledger has a claim")
+    tail, known, claim = ground.tail, ground.lineage, required(ground.tail.claim, "the ledger has a claim")
     committed = tail.commit is not None and tail.commit.lineage == known.id
     return replace(
         known,
@@ -265,8 +256,8 @@ def _lineage(ground: _Ground) -> Lineage:
         last_commit=tail.place.commit,
         base_batch=ground.batch + 1,
         base_commit=ground.commit,
-        parent=claim.lineage,  # type: ignore[union-attr]
-        parent_run=claim.run,  # type: ignore[union-attr]
+        parent=claim.lineage,
+        parent_run=claim.run,
         parent_commit=tail.place.commit,
         reemits=None if committed else known.reemits,
     )

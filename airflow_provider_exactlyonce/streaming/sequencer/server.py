@@ -205,7 +205,6 @@ class SequencerServer:
                 self._refuse(peer, str(error))
 
     def _admit(self, peer: Peer, hello: Mapping[str, Any]) -> bool:
-        """Let in who shows the secret."""
         if not hmac.compare_digest(str(hello.get("secret")).encode(errors="replace"), self.address.secret.encode()):
             self._refuse(peer, "it does not know the secret of the running batch attempt")
             return False
@@ -224,7 +223,6 @@ class SequencerServer:
             self._refuse(peer, "it ended before it had shown the secret")
 
     def _handle(self, peer: Peer, message: Mapping[str, Any]) -> None:
-        """Pass one message of a task to the sequencer and send what follows from it."""
         task = peer.task
         with self._lock:
             try:
@@ -257,7 +255,6 @@ class SequencerServer:
             self._grant([following])
 
     def _grant(self, grants: Sequence[Grant]) -> None:
-        """Tell a task what it was granted, if it was."""
         for grant in grants:
             self._deadlines.granted(grant)
         if grants:
@@ -323,7 +320,6 @@ class _Deadlines:
         self._held.pop(where, None)
 
     def missed(self, now: float) -> str | None:
-        """Return what has taken too long."""
         for where, (task, since) in self._held.items():
             if now - since > self._grant_timeout_seconds:
                 limit = f"{self._grant_timeout_seconds:.0f} s"

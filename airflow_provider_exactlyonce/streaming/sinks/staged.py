@@ -26,6 +26,7 @@ from airflow_provider_exactlyonce.exceptions import (
     invariant,
 )
 from airflow_provider_exactlyonce.storage.opening import is_local
+from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     OpenWriter,
     Sink,
@@ -187,12 +188,9 @@ class StagedCommitter(SinkCommitter):
 
     @override
     def audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
-        for expected in commits:
-            entry = self.entry_of(expected.commit)
-            if entry is None:
-                yield f"commit {expected.commit}: sink {self.key[1]} has no entry of it"
-            elif not entry.is_same_output(expected):
-                yield f"commit {expected.commit}: sink {self.key[1]} has {entry}, the pipeline's ledger {expected}"
+        expected = list(commits)
+        entries = {entry.commit: entry for commit in expected if (entry := self.entry_of(commit.commit)) is not None}
+        return compare(entries, expected, f"sink {self.key[1]}")
 
     def _staged_rows(self) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def class_of(spark: SparkSession, name: str) -> Any:
@@ -15,6 +15,16 @@ def class_of(spark: SparkSession, name: str) -> Any:
     Not ``jvm.org.apache...``: py4j looks in all jars for a class of the name of each package on the way.
     """
     return getattr(spark._jvm, name)
+
+
+def analyzed(frame: DataFrame) -> Any:
+    """Return the plan that a frame was written as, analysed."""
+    return frame._jdf.queryExecution().analyzed()
+
+
+def simple_name(node: Any) -> str:
+    """Return the name of a node's class."""
+    return str(node.getClass().getSimpleName())
 
 
 def tree(node: Any) -> Iterator[Any]:

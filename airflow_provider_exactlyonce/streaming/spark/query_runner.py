@@ -164,7 +164,6 @@ class QueryRunner:
             raise
 
     def _wait(self, query: StreamingQuery) -> None:
-        """Wait for the query's end; raises what ended it."""
         try:
             while not query.awaitTermination(_WAIT_SECONDS):
                 self._callbacks.watch(query)

@@ -108,8 +108,7 @@ class SteeredQuery:
                 raise SteeringError("the recorded batch has a source without an offset")
             self._set(source, "allDataForTriggerAvailableNow", source.deserializeOffset(end).partitionToOffsets())
             self._set(source, "isTriggerAvailableNow", True)
-        clock = class_of(self._spark, "org.apache.spark.util.ManualClock")(timestamp)
-        self._set(self._execution, "triggerClock", clock)
+        self._set(self._execution, "triggerClock", class_of(self._spark, _MANUAL_CLOCK)(timestamp))
         if watermark is not None:
             self.forget_operator_watermarks()
             self._execution.watermarkTracker().setWatermark(watermark)

@@ -155,6 +155,28 @@ def test_the_next_try_on_a_host_that_shares_no_directory_takes_the_driver_over_a
     assert len(calls()) == 1, "one driver was started"
 
 
+def test_a_driver_that_dies_while_the_store_is_down_is_followed_by_one_when_it_answers(
+    checkpoint: str, tmp_path: Path, store: Faults, request: pytest.FixtureRequest, said: Callable[[], str]
+) -> None:
+    calls: Calls = request.getfixturevalue("calls")
+
+    def break_it() -> None:
+        eventually(lambda: "commit 1, 100 rows" in said(), said)
+        store.is_down = True
+        let_go(home_at(checkpoint))
+        eventually(lambda: said().count(f"{checkpoint} does not answer: ") >= 2, said)
+        assert len(calls()) == 1, "nothing is started while nobody knows what became of the driver"
+        store.is_down = False
+
+    breaking = threading.Thread(target=break_it)
+    breaking.start()
+    plans = ("take-lease commit go die", "take-lease commit end=finished")
+    result = execute(operator(tmp_path, *plans, checkpoint=checkpoint))
+    breaking.join()
+    assert (result["run"], result["commit"], result["restarts"]) == (2, 2, 1)
+    assert len(calls()) == 2
+
+
 def test_a_triggerer_rides_out_an_outage(
     checkpoint: str, tmp_path: Path, store: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,7 +110,7 @@ def test_a_repeated_batch_leaves_what_one_leaves_and_a_late_task_overwrites_noth
     with pytest.raises(FencedError, match="run 1 of p is superseded by run 2"):
         old.commit(entry(3))
     assert list(new.audit([entry(1), entry(2)])) == []
-    assert list(new.audit([entry(3)])) == ["commit 3: exactlyonce_commits has no entry of it for sink s"]
+    assert list(new.audit([entry(3)])) == ["commit 3: exactlyonce_commits of sink s has no entry of it"]
 
 
 def test_two_names_of_one_table_are_one_place(engine: sa.Engine) -> None:

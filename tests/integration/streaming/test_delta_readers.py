@@ -7,7 +7,6 @@ import shutil
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from deltalake import DeltaTable
 
 from tests import delta_spark
 from tests.integration.streaming.harness import World, read_committed
-from tests.integration.streaming.test_delta_sink import BATCH, Lake, row_of
+from tests.integration.streaming.lakehouse import BATCH, DELTA, UPSERTS, LakePipeline, expected
 from tests.shared_jvm import SharedJvm
 
 pytestmark = pytest.mark.slow
@@ -47,15 +46,6 @@ class Death:
     expected: Rows
 
 
-def appended(ids: list[int]) -> Rows:
-    return [row_of(number) for number in ids]
-
-
-def upserted(ids: list[int]) -> Rows:
-    latest = {f"k{number % 37}": number for number in sorted(ids)}
-    return [{"k": key, "id": number, "v": Decimal(number) / 100} for key, number in latest.items() if number % 5]
-
-
 def committed(world: World, table: Path) -> list[int]:
     """Return the source records that the table's newest commit and those before it have, by the log's own JSON."""
     ends: Mapping[str, list[int]] = {}
@@ -71,7 +61,7 @@ def committed(world: World, table: Path) -> list[int]:
     ]
 
 
-@pytest.fixture(scope="module", params=[("delta_table.py", appended), ("delta_upserts.py", upserted)], ids=["a", "u"])
+@pytest.fixture(scope="module", params=[DELTA, UPSERTS])
 def deaths(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
@@ -80,21 +70,21 @@ def deaths(
     shared_jvm: SharedJvm,
 ) -> list[Death]:
     """Give the table as it is at each death of a pipeline, and at its end."""
-    job, rows_of = request.param
+    kind: str = request.param
     folder = tmp_path_factory.mktemp("readers")
     source, sink = make_topic(partitions=3), make_topic(partitions=4)
     world = World(kafka_config, f"p-{source}", source, sink, folder / "home", jvm=shared_jvm)
-    lake = Lake(world, folder / "table", job)
+    pipeline = LakePipeline(world, kind, folder / "table")
     world.send(5 * BATCH)
     recorded = []
     try:
         for step in STEPS:
-            driver = lake.start(step)
+            driver = pipeline.start(step)
             assert driver.wait() == -signal.SIGKILL, f"{step}: {driver.output()[-3000:]}"
-            table = shutil.copytree(lake.table, folder / step.partition(":")[0])
-            recorded.append(Death(step, table, rows_of(committed(world, table))))
-        lake.finish()
-        recorded.append(Death("the end", lake.table, rows_of(list(range(world.sent)))))
+            table = shutil.copytree(pipeline.folder, folder / step.partition(":")[0])
+            recorded.append(Death(step, table, expected(kind, committed(world, table))))
+        pipeline.finish()
+        recorded.append(Death("the end", pipeline.folder, expected(kind, range(world.sent))))
     finally:
         world.end()
     assert len({len(death.expected) for death in recorded}) > 2

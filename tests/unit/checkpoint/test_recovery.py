@@ -45,18 +45,6 @@ def tail_of(home: Home) -> LedgerTail:
     )
 
 
-def check(home: Home, tail: LedgerTail) -> None:
-    check_start(
-        pipeline="p",
-        home_path=str(home.path),
-        home_id=home.identity(),
-        home_pipeline=home.pipeline(),
-        lineage=home.current(),
-        tail=tail,
-        accept_home=False,
-    )
-
-
 def test_it_begins_at_the_source_offsets_of_the_last_commit_and_its_first_batch_is_the_next_commit(home: Home) -> None:
     tail = tail_of(home)
     lost = home.current()
@@ -68,11 +56,11 @@ def test_it_begins_at_the_source_offsets_of_the_last_commit_and_its_first_batch_
     assert checkpoint.query_id() == empty.id
     assert checkpoint.kafka_starts(0) == {"in": {0: 30, 1: 15}}
     assert (empty.batch_of(4), empty.commit_of(0)) == (0, 4)
-    check(home, tail)
+    check_start(home, "p", tail)
     assert reconcile(checkpoint, empty, tail) is False
     home.use(lost.id)
     with pytest.raises(RefusedError, match=f"which was abandoned for {empty.id}"):
-        check(home, tail)
+        check_start(home, "p", tail)
 
 
 def test_lost_state_is_refused_unless_empty_state_is_allowed_and_nothing_is_changed_before(home: Home) -> None:

@@ -11,9 +11,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
-from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog, LoggedFile
-
-_ELSEWHERE: Final = "://"  # in the path of a file that a clone of the table refers to
+from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog, LoggedFile, is_elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +95,7 @@ def check_here(files: Sequence[LoggedFile], where: str) -> None:
     :raises RefusedError: naming one that is not
     """
     for file in files:
-        if _ELSEWHERE in file.path:
+        if is_elsewhere(file.path):
             raise RefusedError(
                 f"{where} is a clone, and its file {file.path} is another table's, which this sink does not take out: "
                 "write to a table of its own"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
-from airflow_provider_exactlyonce.streaming.sinks.delta.storage import TableFiles, flush_commit, local_path
+from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles, flush_commit, local_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -197,6 +197,18 @@ class DeltaLog:
         """Make a version outlive a loss of power."""
         flush_commit(self._path, version)
 
+    def keep_after(self, version: int) -> None:
+        """Make the version after one outlive a loss of power."""
+        self.keep(version + 1)
+
+    def has_passed(self, version: int) -> bool:
+        """Tell whether a version was written after one: it is somebody's then, and nobody else writes it."""
+        return self.version > version
+
+    def is_refusal(self, error: Exception) -> bool:
+        """Tell whether an error says that nothing was written: none of delta-rs does for sure."""
+        return False
+
 
 def _fields(added: pa.Table, name: str) -> dict[str, pa.ChunkedArray]:
     """Return the parts of a column of structs, none when there is no such column."""
@@ -207,12 +219,17 @@ def _fields(added: pa.Table, name: str) -> dict[str, pa.ChunkedArray]:
     return {field.name: pc.struct_field(added[name], [field.name]) for field in added.schema.field(name).type}
 
 
-def versions(files: TableFiles) -> list[int]:
+def is_elsewhere(path: str) -> bool:
+    """Tell whether a file is another table's, which this one is a clone of."""
+    return "://" in path
+
+
+def versions(files: DeltaFiles) -> list[int]:
     """Return the versions whose entries are still in the log, in order."""
     return [int(match[1]) for name in files.names(_LOG) if (match := _VERSION.fullmatch(name))]
 
 
-def actions(files: TableFiles, version: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def actions(files: DeltaFiles, version: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what a version's entry in the log consists of: the kind of each action, and its fields.
 
     :raises FileNotFoundError: when the entry was cleaned up

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import actions, versions
-from airflow_provider_exactlyonce.streaming.sinks.delta.storage import TableFiles
+from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -83,7 +83,7 @@ def check_rewrites(table: DeltaTable, where: str, *, copies: bool) -> None:
             raise RefusedError(f"{where} has {name}={configuration[name]!r}: {why}. Remove it, or use another table")
 
 
-def check_features(files: TableFiles, where: str) -> None:
+def check_features(files: DeltaFiles, where: str) -> None:
     """Check what the log says of a table that delta-rs can't open.
 
     :param files: the table's directory

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.columns import TableColumn, find_missing
 
 if TYPE_CHECKING:
     from deltalake import Schema
@@ -62,29 +63,21 @@ def missing_columns(table: Schema, columns: pa.Schema, where: str, *, evolves: b
     :param evolves: whether columns may be added
     :raises RefusedError: naming the column, its types and the way out
     """
-    table_columns = {field["name"]: field for field in json.loads(table.to_json())["fields"]}
-    by_letters = {name.lower(): name for name in table_columns}
+    table_fields = {field["name"]: field for field in json.loads(table.to_json())["fields"]}
+    for name, field in table_fields.items():
+        _check_rules(name, field, where)
+    table_columns = {
+        name: TableColumn(
+            type=_shown(field["type"]),
+            required=not field["nullable"],
+            has_required_part=not all(_nullabilities(field["type"])),
+        )
+        for name, field in table_fields.items()
+    }
     row_columns = delta_schema(columns)
-    missing = []
-    for name, column in table_columns.items():
-        _check_rules(name, column, where)
-    for field, described in zip(row_columns.fields, json.loads(row_columns.to_json())["fields"], strict=True):
-        name = described["name"]
-        if name in table_columns:
-            _check_same(name, described, table_columns[name], where)
-        elif name.lower() in by_letters:
-            raise RefusedError(f"{where} has the column {by_letters[name.lower()]!r}, and the rows {name!r}: rename it")
-        elif evolves:
-            missing.append(field)
-        else:
-            raise RefusedError(
-                f"{where} has no column {name!r}, which the rows have as {_shown(described['type'])}. Add it, declare "
-                f"DeltaSink(schema='evolve'), or leave it out of the result. The table has {', '.join(table_columns)}"
-            )
-    for name, field in table_columns.items():
-        if not field["nullable"] and name not in columns.names:
-            raise RefusedError(f"column {name!r} of {where} is NOT NULL, and the rows lack it: add it to the result")
-    return missing
+    row_types = {field["name"]: _shown(field["type"]) for field in json.loads(row_columns.to_json())["fields"]}
+    missing = find_missing(table_columns, row_types, where, evolves=evolves, sink="DeltaSink")
+    return [field for field in row_columns.fields if field.name in missing]
 
 
 def required_columns(table: Schema) -> list[str]:
@@ -99,19 +92,6 @@ def _check_rules(name: str, column: Mapping[str, Any], where: str) -> None:
             raise RefusedError(
                 f"column {name!r} of {where} {what} ({key}), which this sink can't keep: write to another table"
             )
-
-
-def _check_same(name: str, row_column: Mapping[str, Any], table_column: Mapping[str, Any], where: str) -> None:
-    if _nullable(row_column["type"]) != _nullable(table_column["type"]):
-        raise RefusedError(
-            f"column {name!r} of {where} is {_shown(table_column['type'])}, and the rows have it as "
-            f"{_shown(row_column['type'])}: cast it in the result, or write to another table"
-        )
-    if any(not allowed for allowed in _nullabilities(table_column["type"])):
-        raise RefusedError(
-            f"column {name!r} of {where} has a part that is NOT NULL, which this sink does not check: "
-            f"{_shown(table_column['type'])}"
-        )
 
 
 def _nullable(described: Any) -> Any:
@@ -138,4 +118,5 @@ def _nullabilities(kind: Any) -> Iterator[bool]:
 
 
 def _shown(kind: Any) -> str:
-    return kind if isinstance(kind, str) else json.dumps(kind, separators=(",", ":"))
+    """Return a type as text, with every part nullable."""
+    return kind if isinstance(kind, str) else json.dumps(_nullable(kind), separators=(",", ":"), sort_keys=True)

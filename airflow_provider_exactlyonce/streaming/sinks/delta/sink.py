@@ -50,7 +50,7 @@ class DeltaSink(DeltaDeclaration):
         self._check_usable()
         from airflow_provider_exactlyonce.streaming.sinks.delta import properties, schema
         from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
-        from airflow_provider_exactlyonce.streaming.sinks.delta.storage import open_files
+        from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
 
         where = f"sink {self.name}"
         self._check_keys(columns)
@@ -71,7 +71,7 @@ class DeltaSink(DeltaDeclaration):
         try:
             is_there = log.open()
         except Exception as error:  # a store has errors of its own
-            properties.check_features(open_files(self.path, self.options), self.where)
+            properties.check_features(DeltaFiles(self.path, self.options), self.where)
             raise BatchFailedError(f"{self.where} can't be read: {type(error).__name__}: {error}") from error
         if is_there:
             self.missing_columns(log.table, schema.arrow_columns(columns))

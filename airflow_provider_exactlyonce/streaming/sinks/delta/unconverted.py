@@ -10,7 +10,7 @@ from typing import Any, Final
 from airflow_provider_exactlyonce.exceptions import BatchFailedError, ExactlyOnceError, RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.delta.ledger import SinkLedger
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog
-from airflow_provider_exactlyonce.streaming.sinks.delta.storage import TableFiles, open_files
+from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
 
 #: The run of the record that ends the log of a file sink: no other is higher, so that nothing can follow it.
 LAST_RUN: Final = 2**63 - 1
@@ -28,7 +28,7 @@ def check(path: str, options: Mapping[str, str]) -> None:
     :raises BatchFailedError: when the store does not answer
     """
     try:
-        files = open_files(path, options)
+        files = DeltaFiles(path, options)
         for folder in files.names(_SINKS):
             if (newest := _newest(files, f"{_SINKS}/{folder}")) is not None:
                 _check_converted(path, options, files, folder, newest)
@@ -38,7 +38,7 @@ def check(path: str, options: Mapping[str, str]) -> None:
         raise BatchFailedError(f"{path} can't be read: {type(error).__name__}: {error}") from error
 
 
-def _newest(files: TableFiles, place: str) -> Mapping[str, Any] | None:
+def _newest(files: DeltaFiles, place: str) -> Mapping[str, Any] | None:
     """Return the last record of a file sink's log, None when there is none, or none with a commit.
 
     A write-ahead log has the same records. It goes on as it is: 0.1.0 has noted beside it what is delivered, and what
@@ -52,7 +52,7 @@ def _newest(files: TableFiles, place: str) -> Mapping[str, Any] | None:
 
 
 def _check_converted(
-    path: str, options: Mapping[str, str], files: TableFiles, folder: str, newest: Mapping[str, Any]
+    path: str, options: Mapping[str, str], files: DeltaFiles, folder: str, newest: Mapping[str, Any]
 ) -> None:
     pipeline, _, sink = folder.rpartition(".")
     log, commit = DeltaLog(path, options), newest["entry"]["commit"]

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.streaming.sinks.delta.keys import KeyColumns, find_null, numbers, shown
-from airflow_provider_exactlyonce.streaming.sinks.delta.storage import TableFiles
+from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
 from airflow_provider_exactlyonce.streaming.sinks.delta.writer import DeltaWriter, OpenDeltaWriter
-from airflow_provider_exactlyonce.streaming.sinks.parquet_files import refused
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.parquet_files import refused
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkWriter
 
 
@@ -48,7 +48,7 @@ class UpsertWriter(SinkWriter):
     """
 
     def __init__(
-        self, rows: DeltaWriter, files: TableFiles, deletions: str, schema: pa.Schema, columns: KeyColumns
+        self, rows: DeltaWriter, files: DeltaFiles, deletions: str, schema: pa.Schema, columns: KeyColumns
     ) -> None:
         self._rows: Final = rows
         self._files: Final = files

@@ -18,7 +18,7 @@ from airflow_provider_exactlyonce.exceptions import RecordRefusedError
 from airflow_provider_exactlyonce.streaming.sinks.delta.changes import Change, StagedRows, check_here
 from airflow_provider_exactlyonce.streaming.sinks.delta.keys import KeyColumns, among, shown
 from airflow_provider_exactlyonce.streaming.sinks.delta.log import DeltaLog, LoggedFile
-from airflow_provider_exactlyonce.streaming.sinks.delta.storage import TableFiles
+from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
 from airflow_provider_exactlyonce.streaming.sinks.delta.writer import DeltaFile
 
 _ROWS: Final = 2**16  # that are copied at a time
@@ -34,7 +34,7 @@ class UpsertTarget:
     :param where: the table, for messages
     """
 
-    files: TableFiles
+    files: DeltaFiles
     folder: str
     columns: pa.Schema
     key: KeyColumns

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.streaming.sinks.delta import statistics
-from airflow_provider_exactlyonce.streaming.sinks.delta.storage import TableFiles, open_files
-from airflow_provider_exactlyonce.streaming.sinks.parquet_files import (
+from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.parquet_files import (
     NULL,
     ParquetFile,
     PartitionedFiles,
+    TableWriter,
     refused,
 )
-from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkWriter
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,54 +56,34 @@ class OpenDeltaWriter:
         """Open the writer of a task."""
         return DeltaWriter(self.files(), f"{self.folder}/{attempt.name}", task, self.format)
 
-    def files(self) -> TableFiles:
+    def files(self) -> DeltaFiles:
         """Open the table's directory."""
-        return open_files(self.path, self.storage_options)
+        return DeltaFiles(self.path, self.storage_options)
 
 
-class DeltaWriter(SinkWriter):
+class DeltaWriter(TableWriter):
     """Writes a task's rows below the directory of its attempt.
 
     :param folder: that directory, relative to the table
     """
 
-    def __init__(self, files: TableFiles, folder: str, task: int, format_: TableFormat) -> None:
-        self._format: Final = format_
-        self._files: Final = _Files(files, folder, task, format_)
+    def __init__(self, files: DeltaFiles, folder: str, task: int, format_: TableFormat) -> None:
+        super().__init__(_Files(files, folder, task, format_), format_.columns, format_.required)
+        self._in_files: Final = [name for name in format_.columns.names if name not in format_.partition_by]
 
     @override
-    def write(self, rows: pa.RecordBatch) -> None:
-        rows = self._checked(rows)
-        in_files = [name for name in rows.schema.names if name not in self._format.partition_by]
-        self._files.write(rows, rows.select(in_files))
-
-    @override
-    def finish(self) -> Mapping[str, Any]:
-        files = self._files.finish()
-        return {"rows": sum(file["rows"] for file in files), "files": files}
-
-    @override
-    def close(self) -> None:
-        self._files.close()
-
-    def _checked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with the table's types, in the order in which they were declared."""
-        columns = self._format.columns
-        arrays = [rows[field.name].cast(field.type) for field in columns]
-        for name in self._format.required:
-            if rows[name].null_count:
-                raise refused(f"column {name!r} is NOT NULL in the table, and null in {rows[name].null_count} rows")
-        return pa.RecordBatch.from_arrays(arrays, schema=columns)
+    def _parted(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        return rows, rows.select(self._in_files)
 
 
-class _Files(PartitionedFiles[dict[str, Any]]):
-    def __init__(self, files: TableFiles, folder: str, task: int, format_: TableFormat) -> None:
+class _Files(PartitionedFiles):
+    def __init__(self, files: DeltaFiles, folder: str, task: int, format_: TableFormat) -> None:
         super().__init__(folder, task, format_.partition_by, format_.max_file_bytes)
         self._files: Final = files
         self._compression: Final = format_.compression
 
     @override
-    def _new(self, name: str, schema: pa.Schema, partition: Mapping[str, str | None]) -> ParquetFile[dict[str, Any]]:
+    def _new(self, name: str, schema: pa.Schema, partition: Mapping[str, str | None]) -> ParquetFile:
         return DeltaFile(self._files, name, schema, self._compression, partition)
 
     @override
@@ -116,31 +96,9 @@ class _Files(PartitionedFiles[dict[str, Any]]):
         return super()._directory(column, value)
 
 
-class DeltaFile(ParquetFile[dict[str, Any]]):
+class DeltaFile(ParquetFile):
     """One file of the table that grows."""
 
-    def __init__(
-        self, files: TableFiles, name: str, schema: pa.Schema, compression: str, partition: Mapping[str, str | None]
-    ) -> None:
-        super().__init__(files, name, files.open_new(name), schema, compression)
-        self._partition: Final = partition
-        self._schema: Final = schema
-        self._unordered: set[str] = set()
-
     @override
-    def write(self, rows: pa.RecordBatch) -> None:
-        for column in rows.schema:
-            if pa.types.is_floating(column.type) and pc.any(pc.is_nan(rows[column.name])).as_py():
-                self._unordered.add(column.name)
-        super().write(rows)
-
-    @override
-    def _describe(self, size: int, footer: pq.FileMetaData) -> dict[str, Any]:
-        """Return what the file's place in the log says of it."""
-        return {
-            "path": self._name,
-            "size": size,
-            "partition": dict(self._partition),
-            "rows": footer.num_rows,
-            "statistics": statistics.describe(footer, self._schema, self._unordered),
-        }
+    def _statistics(self, footer: pq.FileMetaData) -> str:
+        return statistics.describe(footer, self._schema, self.unordered)

@@ -24,7 +24,7 @@ from airflow_provider_exactlyonce.exceptions import AlreadyRunningError, BatchFa
 from airflow_provider_exactlyonce.streaming.sinks.delta.committer import DeltaCommitter
 from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
 from airflow_provider_exactlyonce.streaming.sinks.delta.unconverted import LAST_RUN
-from airflow_provider_exactlyonce.streaming.sinks.parquet_files import NULL
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.parquet_files import NULL
 from airflow_provider_exactlyonce.streaming.sinks.spi import OpenWriter, SinkAttempt, SinkEntry
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.delivery import has_notes
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.log import (
@@ -141,12 +141,12 @@ def convert(old: OldFiles, partition_by: Sequence[str]) -> bool:
 
 
 def _written(old: OldFiles, open_writer: OpenWriter, attempt: SinkAttempt) -> Mapping[str, Any]:
-    """Write all rows; returns what the committer has to know of it."""
+    """Write all rows; returns what the committer has to know of the newest commit's."""
     try:
         with closing(open_writer(attempt, 0)) as writer:
             for rows in _rows(old):
                 writer.write(rows)
-            return writer.finish()
+            return {**writer.finish(), "rows": old.entry.rows}  # the others are of earlier commits
     except OSError as error:
         raise BatchFailedError(f"{old.path} can't be converted: {error}. Do it again; nothing is lost") from error
 

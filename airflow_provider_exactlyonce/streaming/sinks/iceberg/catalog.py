@@ -24,7 +24,7 @@ from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, SetProp
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RefusedError, invariant
-from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import TableFiles
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import IcebergFiles
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -60,7 +60,7 @@ class IcebergTable:
         self._properties: Final = dict(properties)
         self._catalog: Catalog | None = None
         self._table: Table | None = None
-        self._files: TableFiles | None = None
+        self._files: IcebergFiles | None = None
         self._kept: tuple[TableMetadata | None, dict[int, Snapshot]] = (None, {})
 
     @property
@@ -69,14 +69,9 @@ class IcebergTable:
         return self._opened.metadata
 
     @property
-    def head(self) -> int | None:
+    def version(self) -> int | None:
         """The id of main's newest snapshot, None when there is none; as it was when it was last looked at."""
         return self.metadata.current_snapshot_id
-
-    @property
-    def io_properties(self) -> dict[str, str]:
-        """What a client of the store needs to know, credentials too."""
-        return dict(self.io.properties)
 
     @property
     def io(self) -> FileIO:
@@ -84,10 +79,11 @@ class IcebergTable:
         return self._opened.io
 
     @property
-    def files(self) -> TableFiles:
+    def files(self) -> IcebergFiles:
         """The store of the table."""
-        if self._files is None or self._files.properties != self.io_properties:  # a catalog may give new credentials
-            self._files = TableFiles(self.io_properties)
+        properties = dict(self.io.properties)
+        if self._files is None or self._files.properties != properties:  # a catalog may give new credentials
+            self._files = IcebergFiles(properties)
         return self._files
 
     @property
@@ -116,6 +112,18 @@ class IcebergTable:
         """
         invariant(self._catalog is not None, "a table is opened before it is looked at again")
         self._table = self._catalog.load_table(self._identifier)  # type: ignore[union-attr]
+
+    def has_passed(self, version: int | None) -> bool:
+        """Tell whether main's newest snapshot is another than one: on that one nobody writes any more."""
+        return self.version != version
+
+    def is_refusal(self, error: Exception) -> bool:
+        """Tell whether the catalog has answered that it has not committed, this time."""
+        return isinstance(error, CommitFailedException)
+
+    def keep_after(self, version: int | None) -> None:
+        """Make what was last written outlive a loss of power."""
+        self.files.keep_metadata(self._opened)
 
     def create(self, schema: Schema, spec: PartitionSpec) -> None:
         """Create the table, and its namespace; it fails when somebody else has."""
@@ -166,7 +174,7 @@ class IcebergTable:
         for column in columns:
             update.add_column(column.name, column.type)
         update.commit()
-        unmoved = AssertRefSnapshotId(ref=_MAIN, snapshot_id=self.head)  # type: ignore[call-arg]
+        unmoved = AssertRefSnapshotId(ref=_MAIN, snapshot_id=self.version)  # type: ignore[call-arg]
         self._commit(draft._updates, (*draft._requirements, unmoved))
 
     def _load_catalog(self) -> Catalog:
@@ -187,7 +195,6 @@ class IcebergTable:
         table._do_commit(
             updates=tuple(updates), requirements=(*requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
         )
-        self.files.keep_metadata(table)
 
     @property
     def _opened(self) -> Table:
@@ -208,8 +215,3 @@ class _Draft(Transaction):
     def table_metadata(self) -> TableMetadata:
         # The base class copies all of it at each look, with every snapshot; nothing here builds on a staged update.
         return self._metadata
-
-
-def is_refused(error: Exception) -> bool:
-    """Tell whether a catalog has answered that it has not committed, this time."""
-    return isinstance(error, CommitFailedException)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_exactlyonce import codec
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import Committed
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
 
 if TYPE_CHECKING:
@@ -28,29 +29,6 @@ _RUN: Final = f"{_PREFIX}.run"
 _COMMIT: Final = f"{_PREFIX}.commit"
 _ATTEMPT: Final = f"{_PREFIX}.attempt"
 _ENTRY: Final = f"{_PREFIX}.entry"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Committed:
-    """A commit that the table has.
-
-    :param attempt: which made it
-    """
-
-    attempt: str
-    entry: SinkEntry
-
-    @property
-    def summary(self) -> dict[str, str]:
-        """What a snapshot says of it."""
-        return {_ATTEMPT: self.attempt, _ENTRY: self.entry.to_json()}
-
-    @classmethod
-    def from_summary(cls, summary: Mapping[str, str]) -> Committed | None:
-        """Read what :attr:`summary` gave, None when there was no commit yet."""
-        if _ENTRY not in summary:
-            return None
-        return cls(attempt=summary[_ATTEMPT], entry=SinkEntry.from_json(summary[_ENTRY]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +50,7 @@ class LedgerProperty:
 
     def encoded(self) -> str:
         """Return its JSON."""
-        newest = self.newest.summary if self.newest else None
+        newest = _summary(self.newest) if self.newest else None
         return json.dumps({"schema": _SCHEMA, **vars(self), "newest": newest}, separators=(",", ":"))
 
     @classmethod
@@ -85,7 +63,7 @@ class LedgerProperty:
         try:
             body = json.loads(text)
             codec.check_schema(body, what, (_SCHEMA,))
-            newest = Committed.from_summary(body["newest"]) if body["newest"] else None
+            newest = _committed(body["newest"]) if body["newest"] else None
             return codec.load(cls, {**body, "newest": newest}, what)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RefusedError(f"{what} is not what this sink writes: {error}. Put it back from a backup") from error
@@ -117,10 +95,18 @@ class SinkLedger:
         return max(claimed, record.run if record else 0)
 
     @property
+    def commit(self) -> int:
+        """The number of the newest commit, 0 when there is none; as of the metadata last looked at."""
+        return newest.entry.commit if (newest := self.newest()) else 0
+
+    def has(self, attempt: str) -> bool:
+        """Tell whether the newest commit was made by an attempt; as of the metadata last looked at."""
+        return (newest := self.newest()) is not None and newest.attempt == attempt
+
+    @property
     def highest(self) -> int:
         """The highest number that was ever committed; as of the metadata last looked at."""
-        record, newest = self.record, self.newest()
-        return max(record.highest if record else 0, newest.entry.commit if newest else 0)
+        return max(self.record.highest if self.record else 0, self.commit)
 
     def newest(self) -> Committed | None:
         """Return the newest commit, None when there is none; as of the metadata last looked at.
@@ -128,7 +114,7 @@ class SinkLedger:
         :raises RefusedError: when the table was set back so far that nobody knows, or may have been
         """
         if (snapshot := self._snapshot()) is not None:
-            return Committed.from_summary(self.summary_of(snapshot))
+            return _committed(self.summary_of(snapshot))
         record = self.record
         if record is None or record.newest is None:
             return None
@@ -161,7 +147,7 @@ class SinkLedger:
         return self._told(entry.run, Committed(attempt=attempt, entry=entry), {_COMMIT: str(entry.commit)})
 
     def _told(self, run: int, newest: Committed | None, more: Mapping[str, str]) -> tuple[dict[str, str], Any]:
-        summary = {_SINK: self._name, _RUN: str(run), **more, **(newest.summary if newest else {})}
+        summary = {_SINK: self._name, _RUN: str(run), **more, **(_summary(newest) if newest else {})}
         highest = max(self.highest, newest.entry.commit if newest else 0)
 
         def properties(snapshot: int, sequence: int) -> dict[str, str]:
@@ -185,9 +171,21 @@ class SinkLedger:
     def committed_by(self, snapshot: Snapshot) -> Committed | None:
         """Return what a snapshot has committed, None for a claim and for others' snapshots."""
         if self.is_mine(snapshot) and _COMMIT in self.summary_of(snapshot):
-            return Committed.from_summary(self.summary_of(snapshot))
+            return _committed(self.summary_of(snapshot))
         return None
 
     def _snapshot(self) -> Snapshot | None:
         """Return main's newest snapshot of this sink that is kept."""
         return next((snapshot for snapshot in self._table.history() if self.is_mine(snapshot)), None)
+
+
+def _summary(committed: Committed) -> dict[str, str]:
+    """Return what a snapshot says of a commit."""
+    return {_ATTEMPT: committed.attempt, _ENTRY: committed.entry.to_json()}
+
+
+def _committed(summary: Mapping[str, str]) -> Committed | None:
+    """Read what :func:`_summary` gave, None when there was no commit yet."""
+    if _ENTRY not in summary:
+        return None
+    return Committed(attempt=summary[_ATTEMPT], entry=SinkEntry.from_json(summary[_ENTRY]))

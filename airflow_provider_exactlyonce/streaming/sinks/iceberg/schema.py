@@ -27,7 +27,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from airflow_provider_exactlyonce.exceptions import RefusedError
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.columns import TableColumn, find_missing
 
 if TYPE_CHECKING:
     from pyspark.sql import types as spark
@@ -70,26 +70,18 @@ def missing_columns(table: Schema, columns: spark.StructType, where: str, *, evo
     :param evolves: whether columns may be added
     :raises RefusedError: naming the column, its types and the way out
     """
-    table_fields = {field.name: field for field in table.fields}
-    by_letters = {name.lower(): name for name in table_fields}
-    missing = []
-    for field in iceberg_schema(columns).fields:
-        name = field.name
-        if name in table_fields:
-            _check_same(field, table_fields[name], where)
-        elif name.lower() in by_letters:
-            raise RefusedError(f"{where} has the column {by_letters[name.lower()]!r}, and the rows {name!r}: rename it")
-        elif evolves:
-            missing.append(NewColumn(name, field.field_type))
-        else:
-            raise RefusedError(
-                f"{where} has no column {name!r}, which the rows have as {_shown(field.field_type)}. Add it, declare "
-                f"IcebergSink(schema='evolve'), or leave it out of the result. The table has {', '.join(table_fields)}"
-            )
-    for name, field in table_fields.items():
-        if field.required and name not in columns.names:
-            raise RefusedError(f"column {name!r} of {where} is required, and the rows lack it: add it to the result")
-    return missing
+    table_columns = {
+        field.name: TableColumn(
+            type=_shown(field.field_type),
+            required=field.required,
+            has_required_part=_has_required_part(field.field_type),
+        )
+        for field in table.fields
+    }
+    row_types = {field.name: field.field_type for field in iceberg_schema(columns).fields}
+    shown = {name: _shown(kind) for name, kind in row_types.items()}
+    missing = find_missing(table_columns, shown, where, evolves=evolves, sink="IcebergSink")
+    return [NewColumn(name, row_types[name]) for name in missing]
 
 
 def written_columns(table: Schema, columns: spark.StructType) -> Schema:
@@ -114,19 +106,6 @@ def _type(kind: Any, ids: Iterator[int]) -> IcebergType:
     if name == "decimal":
         return DecimalType(kind.precision, kind.scale)
     return _PRIMITIVES["string" if name in ("string", "char", "varchar") else kind.simpleString()]
-
-
-def _check_same(row_field: NestedField, table_field: NestedField, where: str) -> None:
-    if _shown(row_field.field_type) != _shown(table_field.field_type):
-        raise RefusedError(
-            f"column {table_field.name!r} of {where} is {_shown(table_field.field_type)}, and the rows have it as "
-            f"{_shown(row_field.field_type)}: cast it in the result, or write to another table"
-        )
-    if _has_required_part(table_field.field_type):
-        raise RefusedError(
-            f"column {table_field.name!r} of {where} has a part that is required, which this sink does not check: "
-            f"{table_field.field_type}"
-        )
 
 
 def _has_required_part(kind: IcebergType) -> bool:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
@@ -24,8 +23,12 @@ from pyiceberg.types import DoubleType, FloatType
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.streaming.sinks.iceberg.partitions import Partitioning
-from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import TableFiles
-from airflow_provider_exactlyonce.streaming.sinks.parquet_files import ParquetFile, PartitionedFiles, refused
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.storage import IcebergFiles
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.parquet_files import (
+    ParquetFile,
+    PartitionedFiles,
+    TableWriter,
+)
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkWriter
 
 _BOUNDS: Final = ("lower_bounds", "upper_bounds")
@@ -64,88 +67,63 @@ class OpenIcebergWriter:
 
     def __call__(self, attempt: SinkAttempt, task: int) -> SinkWriter:
         """Open the writer of a task."""
-        return IcebergWriter(TableFiles(self.io_properties), f"{self.folder}/{attempt.name}", task, self.format)
+        return IcebergWriter(IcebergFiles(self.io_properties), f"{self.folder}/{attempt.name}", task, self.format)
 
 
-class IcebergWriter(SinkWriter):
+class IcebergWriter(TableWriter):
     """Writes a task's rows below the location of its attempt.
 
     :param folder: that location
     """
 
-    def __init__(self, files: TableFiles, folder: str, task: int, format_: TableFormat) -> None:
-        self._columns: Final = schema_to_pyarrow(format_.columns)
-        self._required: Final = [column.name for column in format_.columns.fields if column.required]
+    def __init__(self, files: IcebergFiles, folder: str, task: int, format_: TableFormat) -> None:
         self._partitioning: Final = Partitioning(format_.spec, format_.columns)
-        self._files: Final = _Files(files, folder, task, format_, self._partitioning.names)
+        required = [column.name for column in format_.columns.fields if column.required]
+        partitioned = _Files(files, folder, task, format_, self._partitioning.names)
+        super().__init__(partitioned, schema_to_pyarrow(format_.columns), required)
 
     @override
-    def write(self, rows: pa.RecordBatch) -> None:
-        for name in self._required:
-            if rows[name].null_count:
-                raise refused(f"column {name!r} is required in the table, and null in {rows[name].null_count} rows")
-        arrays = [rows[column.name].cast(column.type) for column in self._columns]
-        rows = pa.RecordBatch.from_arrays(arrays, schema=self._columns)
-        self._files.write(self._partitioning.values(rows) if self._partitioning.names else rows, rows)
-
-    @override
-    def finish(self) -> Mapping[str, Any]:
-        return {"files": self._files.finish()}
-
-    @override
-    def close(self) -> None:
-        self._files.close()
+    def _parted(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        return self._partitioning.values(rows) if self._partitioning.names else rows, rows
 
 
-class _Files(PartitionedFiles[dict[str, Any]]):
+class _Files(PartitionedFiles):
     def __init__(
-        self, files: TableFiles, folder: str, task: int, format_: TableFormat, partition_by: tuple[str, ...]
+        self, files: IcebergFiles, folder: str, task: int, format_: TableFormat, partition_by: tuple[str, ...]
     ) -> None:
         super().__init__(folder, task, partition_by, format_.max_file_bytes)
         self._files: Final = files
         self._format: Final = format_
 
     @override
-    def _begin(self, values: tuple[str | None, ...], schema: pa.Schema) -> ParquetFile[dict[str, Any]]:
+    def _begin(self, values: tuple[str | None, ...], schema: pa.Schema) -> ParquetFile:
         # No directories of values: readers of Iceberg don't look at them, and any value is possible so.
         name = f"{self._folder}/{self._task:05d}-{uuid.uuid4().hex}.parquet"
         return self._new(name, schema, dict(zip(self._partition_by, values, strict=True)))
 
     @override
-    def _new(self, name: str, schema: pa.Schema, partition: Mapping[str, str | None]) -> ParquetFile[dict[str, Any]]:
-        return _OpenFile(self._files, name, schema, self._format, partition)
+    def _new(self, name: str, schema: pa.Schema, partition: Mapping[str, str | None]) -> ParquetFile:
+        return _OpenFile(self._files, name, schema, partition, self._format)
 
 
-class _OpenFile(ParquetFile[dict[str, Any]]):
+class _OpenFile(ParquetFile):
     def __init__(
         self,
-        files: TableFiles,
+        files: IcebergFiles,
         name: str,
         schema: pa.Schema,
-        format_: TableFormat,
         partition: Mapping[str, str | None],
+        format_: TableFormat,
     ) -> None:
-        super().__init__(files, name, files.open_new(name), schema, format_.compression)
+        super().__init__(files, name, schema, format_.compression, partition)
         self._format: Final = format_
-        self._partition: Final = partition
-        self._unordered: set[str] = set()
 
     @override
-    def write(self, rows: pa.RecordBatch) -> None:
-        for column in rows.schema:
-            if pa.types.is_floating(column.type) and pc.any(pc.is_nan(rows[column.name])).as_py():
-                self._unordered.add(column.name)
-        super().write(rows)
-
-    @override
-    def _describe(self, size: int, footer: pq.FileMetaData) -> dict[str, Any]:
-        """Return what the file's entry in a manifest says of it, as JSON can have it."""
-        statistics = describe(footer, self._format, self._unordered)
+    def _statistics(self, footer: pq.FileMetaData) -> dict[str, Any]:
+        statistics = describe(footer, self._format, self.unordered)
         for name in _BOUNDS:
             statistics[name] = {key: base64.b64encode(bound).decode() for key, bound in statistics[name].items()}
-        return {"path": self._name, "size": size, "rows": footer.num_rows, "partition": dict(self._partition)} | {
-            "statistics": statistics
-        }
+        return statistics
 
 
 def describe(footer: pq.FileMetaData, format_: TableFormat, unordered: set[str]) -> dict[str, Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.kafka.digest import BACKFILL_HEADER
+from airflow_provider_exactlyonce.streaming.registry import subjects
 from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
     from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 
 _RAW_COLUMNS: Final = frozenset({"key", "value"})
@@ -42,8 +44,6 @@ def encode(
     :param carried: columns that are no part of the records and stay as they are
     :raises RefusedError: when a column that the sink names is missing or of another type
     """
-    from pyspark.sql import functions as F
-
     given = frame.drop(*carried)
     _check_columns(sink, given)
     key, value = _key_and_value(sink, given)
@@ -67,8 +67,6 @@ def encode(
 
 def with_digest(records: DataFrame) -> DataFrame:
     """Add ``digest`` to the other columns of records."""
-    from pyspark.sql import functions as F
-
     hashed = [F.col("key"), F.isnull("key"), F.col("value"), F.isnull("value")]
     if "headers" in records.columns:  # no headers, absent or empty, leave the hash as it is
         hashed.append(F.col("headers"))
@@ -77,13 +75,9 @@ def with_digest(records: DataFrame) -> DataFrame:
 
 def marked(records: DataFrame, backfill: str) -> DataFrame:
     """Mark records, in a header that their digest leaves out, as written by a backfill."""
-    from pyspark.sql import functions as F
-
     header = F.struct(F.lit(BACKFILL_HEADER).alias("key"), F.lit(backfill).cast("binary").alias("value"))
     mark = F.array(header).cast(HEADERS_TYPE)
-    if "headers" in records.columns:
-        mark = F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), mark)
-    return records.withColumn("headers", mark)
+    return records.withColumn("headers", followed_by(mark) if "headers" in records.columns else mark)
 
 
 def _check_columns(sink: KafkaSink, frame: DataFrame) -> None:
@@ -101,10 +95,6 @@ def _check_columns(sink: KafkaSink, frame: DataFrame) -> None:
 
 
 def _key_and_value(sink: KafkaSink, frame: DataFrame) -> tuple[Column, Column]:
-    from pyspark.sql import functions as F
-
-    from airflow_provider_exactlyonce.streaming.registry import subjects
-
     routing = {getattr(sink, role) for role in _ROUTING_TYPES}
     types = {name: kind for name, kind in frame.dtypes if name not in routing}
     is_raw = "value" in types and types.keys() <= _RAW_COLUMNS and set(types.values()) <= _TEXT_TYPES
@@ -131,7 +121,6 @@ def _key_and_value(sink: KafkaSink, frame: DataFrame) -> tuple[Column, Column]:
 
 def _divert_oversized(sink: KafkaSink, records: DataFrame, batch_bytes_maximum: int) -> DataFrame:
     """Send records of the declared topic that may be above its limit to the topic for bad records, with the reason."""
-    from pyspark.sql import functions as F
 
     def size(column: Column) -> Column:
         return F.coalesce(F.octet_length(column), F.lit(0))
@@ -150,19 +139,20 @@ def _divert_oversized(sink: KafkaSink, records: DataFrame, batch_bytes_maximum: 
     diverted = origin_headers(F.lit(f"sink {sink.topic}"), reason)
     changed = {
         "topic": F.when(oversized, F.lit(sink.bad_topic)).otherwise(F.col("topic")),
-        "headers": F.when(oversized, F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), diverted)).otherwise(
-            F.col("headers")
-        ),
+        "headers": F.when(oversized, followed_by(diverted)).otherwise(F.col("headers")),
     }
     if sink.partition:  # the other topic may have fewer
         changed["partition"] = F.when(~oversized, F.col("partition"))
     return records.withColumns(changed)
 
 
+def followed_by(headers: Column) -> Column:
+    """Return a record's own headers, followed by others."""
+    return F.concat(F.coalesce("headers", F.array().cast(HEADERS_TYPE)), headers)
+
+
 def origin_headers(origin: Column, reason: Column) -> Column:
     """Return the headers that tell where a bad record comes from, and why it is bad."""
-    from pyspark.sql import functions as F
-
     return F.array(
         *[
             F.struct(F.lit(f"exactlyonce.{name}").alias("key"), text.cast("binary").alias("value"))

@@ -21,7 +21,9 @@ from airflow_provider_exactlyonce.exceptions import (
     RecordRefusedError,
     RefusedError,
     invariant,
+    required,
 )
+from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
 from airflow_provider_exactlyonce.streaming.sinks.postgres import staging
 from airflow_provider_exactlyonce.streaming.sinks.postgres.connection import (
     AMBIGUOUS_KEY,
@@ -123,7 +125,7 @@ class PostgresCommitter(SinkCommitter):
 
         :raises FencedError: when a higher run has claimed the sink
         """
-        attempt = self._open_attempt()
+        attempt = required(self._attempt, "an attempt is open")
         connection, what = self._session(), f"commit {attempt.commit}"
         rows = sum(of["rows"] for of in written)
         try:
@@ -179,23 +181,14 @@ class PostgresCommitter(SinkCommitter):
         with translated_errors("auditing", str(self._table)):
             entries = staging.entries(self._session(), self._key)
             counted = self._rows_by_commit()
-        judged = 0
-        for commit in commits:
-            judged, entry = commit.commit, entries.get(commit.commit)
-            if entry is None:
-                yield f"commit {commit.commit}: {staging.SCHEMA}.commits has no entry of it for sink {self._sink.name}"
-            elif not entry.is_same_output(commit):
-                yield f"commit {commit.commit}: {staging.SCHEMA}.commits has {entry}, the pipeline's ledger {commit}"
-            elif counted is not None and counted.get(commit.commit, 0) != commit.rows:
-                yield (
-                    f"commit {commit.commit}: table {self._table} has {counted.get(commit.commit, 0)} rows of it, the "
-                    f"pipeline's ledger {commit.rows}"
-                )
-        yield from (
-            f"commit {number}: {staging.SCHEMA}.commits has it for sink {self._sink.name}, the pipeline's ledger not"
-            for number in sorted(entries)
-            if judged and number > judged + 1  # the next one may be under way
-        )
+
+        def count(commit: SinkEntry) -> str | None:
+            rows = commit.rows if counted is None else counted.get(commit.commit, 0)
+            if rows == commit.rows:
+                return None
+            return f"table {self._table} has {rows} rows of it, the pipeline's ledger {commit.rows}"
+
+        return compare(entries, commits, f"{staging.SCHEMA}.commits of sink {self._sink.name}", check=count)
 
     @override
     def close(self) -> None:
@@ -312,7 +305,3 @@ class PostgresCommitter(SinkCommitter):
             still_written = staging.drop_stages(self._session(), self._key, self._run)
         if still_written:
             log.info("still written to, and dropped later: %s", ", ".join(still_written))
-
-    def _open_attempt(self) -> SinkAttempt:
-        invariant(self._attempt is not None, "an attempt is open")
-        return self._attempt  # type: ignore[return-value]

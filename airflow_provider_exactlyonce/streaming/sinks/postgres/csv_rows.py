@@ -45,7 +45,10 @@ def _column(values: pa.Array, as_json: bool) -> pa.Array:
         return _hexadecimal(values)
     if pa.types.is_nested(kind):
         text = to_json if as_json else _array
-        return pa.array([None if value is None else text(value) for value in _python(values)], pa.string())
+        return pa.array(
+            [None if value is None else text(value) for value in values.to_pylist(maps_as_pydicts="strict")],
+            pa.string(),
+        )
     return values
 
 
@@ -60,11 +63,6 @@ def _hexadecimal(values: pa.Array) -> pa.Array:
     text = pa.Array.from_buffers(pa.large_string(), len(packed), [None, doubled, digits])
     text = pc.binary_join_element_wise(pa.scalar("\\x", pa.large_string()), text, pa.scalar("", pa.large_string()))
     return pc.if_else(packed.is_valid(), text, pa.scalar(None, pa.large_string()))
-
-
-def _python(values: pa.Array) -> list[Any]:
-    python_values: list[Any] = values.to_pylist(maps_as_pydicts="strict")
-    return python_values
 
 
 def to_json(value: Any) -> str:

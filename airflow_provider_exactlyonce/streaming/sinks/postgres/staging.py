@@ -74,10 +74,7 @@ def make_tables(connection: psycopg.Connection[Any]) -> None:
 
 @contextmanager
 def _rights_named(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Tell of a right that is missing what gives it.
-
-    :raises RefusedError: when one is missing
-    """
+    """Tell of a right that is missing what gives it."""
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:

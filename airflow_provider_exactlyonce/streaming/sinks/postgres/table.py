@@ -36,7 +36,6 @@ _ACCEPTED: Final[Mapping[str, Sequence[str]]] = {
     "struct": _JSON,
     "map": _JSON,
 }
-_ENUM: Final = "enum"
 _ROUNDED: Final = ("timestamptz", "timestamp", "time")  # to fewer digits than Spark's six, when the column says so
 
 _COLUMNS: Final = """

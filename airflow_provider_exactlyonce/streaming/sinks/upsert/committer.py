@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import CommitUnknownError, FencedError, RecordRefusedError
+from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
 from airflow_provider_exactlyonce.streaming.sinks.spi import (
     OpenWriter,
     SinkAttempt,
@@ -206,12 +207,7 @@ class UpsertCommitter(SinkCommitter):
             self._newest(connection)  # which is not another sink's
             rows = connection.execute(sa.select(COMMITS.c.entry).filter_by(**self._key)).scalars()
             entries = {entry.commit: entry for entry in map(SinkEntry.from_json, rows)}
-        for commit in commits:
-            entry = entries.get(commit.commit)
-            if entry is None:
-                yield f"commit {commit.commit}: {COMMITS.name} has no entry of it for sink {self._sink.name}"
-            elif not entry.is_same_output(commit):
-                yield f"commit {commit.commit}: {COMMITS.name} has {entry}, the pipeline's ledger {commit}"
+        return compare(entries, commits, f"{COMMITS.name} of sink {self._sink.name}")
 
     @override
     def close(self) -> None:
@@ -226,10 +222,7 @@ class UpsertCommitter(SinkCommitter):
             yield connection
 
     def _lock(self, connection: sa.Connection) -> None:
-        """Lock the claim until the transaction's end, with an update that changes nothing.
-
-        :raises FencedError: when a higher run has it
-        """
+        """Lock the claim until the transaction's end, with an update that changes nothing."""
         claim = CLAIMS.update().filter_by(**self._key).values(run=CLAIMS.c.run)
         if connection.execute(claim).rowcount == 0:
             connection.execute(CLAIMS.insert(), {**self._key, "run": 0})

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_exactlyonce.streaming.registry import avro_types
 from airflow_provider_exactlyonce.streaming.registry.avro_decoder import AvroDecoder, SchemaMismatchError
+from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
 
 HEAD = b"\0\0\0\0\7"
 
@@ -36,7 +37,7 @@ def record(*fields: tuple[str, Any], name: str = "R") -> dict[str, Any]:
 
 
 def decoded(writer: Any, reader: Any, values: Sequence[bytes]) -> tuple[list[dict[str, Any] | None], dict[int, str]]:
-    columns = avro_types.of_columns(reader) if isinstance(reader, str) else avro_types.parse(json.dumps(reader))
+    columns = avro_types.parse(AvroFormat().reading_schema(reader) if isinstance(reader, str) else json.dumps(reader))
     decoder = AvroDecoder(avro_types.parse(json.dumps(writer)), columns)
     array, reasons = decoder.decode(pa.array(values, pa.binary()), len(HEAD))
     array.validate(full=True)

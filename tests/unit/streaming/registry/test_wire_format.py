@@ -8,9 +8,10 @@ import pyarrow as pa
 
 from airflow_provider_exactlyonce.streaming.registry import avro_types
 from airflow_provider_exactlyonce.streaming.registry.avro_decoder import AvroDecoder
+from airflow_provider_exactlyonce.streaming.registry.avro_format import AvroFormat
 from airflow_provider_exactlyonce.streaming.registry.wire_format import Decoder, WireDecoder, head
 
-READER = avro_types.of_columns("id BIGINT NOT NULL, note STRING")
+READER = avro_types.parse(AvroFormat().reading_schema("id BIGINT NOT NULL, note STRING"))
 OLD = avro_types.parse('{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}')
 NEW = avro_types.parse(
     json.dumps(

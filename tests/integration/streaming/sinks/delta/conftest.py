@@ -1,4 +1,4 @@
-"""A table and its sink."""
+"""A Delta table."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_exactlyonce.streaming import DeltaSink
+from tests.integration.streaming.sinks.delta.lake import DeltaLake
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return tmp_path / "table"
-
-
-@pytest.fixture
-def sink(table: Path) -> DeltaSink:
-    return DeltaSink(name="lake", path=str(table))
+def lake(tmp_path: Path) -> DeltaLake:
+    return DeltaLake(tmp_path / "table")

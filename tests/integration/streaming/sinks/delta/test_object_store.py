@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,12 +14,12 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import TableNotFoundError
 
 from airflow_provider_exactlyonce.streaming import DeltaSink
-from airflow_provider_exactlyonce.streaming.sinks.delta.storage import open_files
+from airflow_provider_exactlyonce.streaming.sinks.delta.storage import DeltaFiles
 from airflow_provider_exactlyonce.testing import sink_conformance
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
+from tests import object_stores
 from tests.clean_forks import Forks, clean_forks
 
-boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto.server")
 
 # Their clients have deprecations of their own.
@@ -32,18 +29,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 @pytest.fixture(scope="module")
 def options() -> Iterator[dict[str, str]]:
     """Give what delta-rs needs to know of a store with the bucket ``bucket``."""
-    # In a process of its own: delta-rs holds Python's lock while it waits for an answer.
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        address = next(match[0] for line in server.stderr if (match := re.search(r"http://127\.0\.0\.1:\d+", line)))
-        reading = threading.Thread(target=server.stderr.read)
-        reading.start()
-        keys = {"aws_access_key_id": "key", "aws_secret_access_key": "hunter2"}
-        boto3.client("s3", endpoint_url=address, region_name="us-east-1", **keys).create_bucket(Bucket="bucket")
+    with object_stores.moto() as address:
+        keys = {"aws_access_key_id": object_stores.KEY, "aws_secret_access_key": object_stores.SECRET}
         yield {**keys, "aws_endpoint_url": address, "aws_region": "us-east-1", "aws_allow_http": "true"}
-        server.terminate()
-        reading.join()
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +46,7 @@ def forks(options: dict[str, str]) -> Iterator[Forks]:
 class TestDeltaOnS3(SinkConformance):
     kills = 3
     faults = 3
-    secrets = ("hunter2",)
+    secrets = (object_stores.SECRET,)
     mode: Mapping[str, Any] = {"partition_by": "k"}
     options: ClassVar[Mapping[str, str]]
 
@@ -79,7 +67,7 @@ class TestDeltaOnS3(SinkConformance):
 
     def staged(self, sink: Any) -> Iterable[str]:
         known = set(DeltaTable(sink.path, storage_options=sink.options).file_uris())
-        files = open_files(sink.path, sink.options)
+        files = DeltaFiles(sink.path, sink.options)
         return [place for place in map(files.place, files.below("exactlyonce/conformance.lake")) if place not in known]
 
 

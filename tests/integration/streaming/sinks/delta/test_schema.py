@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import types as T
 
 from airflow_provider_exactlyonce.exceptions import (
@@ -19,18 +18,18 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.streaming import DeltaSink
 from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
-from tests.delta_reader import read_delta
-from tests.integration.streaming.sinks.delta.runs import COLUMNS, LONG, PIPELINE, TEXT, Live, change, made, rows
+from tests.integration.streaming.sinks.delta.lake import LONG, TEXT, DeltaLake
+from tests.integration.streaming.sinks.lake import COLUMNS, PIPELINE, Live, rows
 
 # Columns
 
 
-def test_a_table_is_made_at_the_claim_and_not_before(sink: DeltaSink, table: Path, tmp_path: Path) -> None:
-    sink.check_columns(COLUMNS)
-    committer = sink.open(SinkContext(pipeline=PIPELINE, home=tmp_path))
-    assert committer.tail() is None and not table.exists()
-    Live(sink, tmp_path)
-    assert read_delta(table) == [] and DeltaTable(table).schema().to_json() == json.dumps(
+def test_a_table_is_made_at_the_claim_and_not_before(lake: DeltaLake, tmp_path: Path) -> None:
+    lake.sink().check_columns(COLUMNS)
+    committer = lake.sink().open(SinkContext(pipeline=PIPELINE, home=tmp_path))
+    assert committer.tail() is None and not lake.path.exists()
+    Live(lake.sink(), tmp_path)
+    assert lake.read() == [] and lake.table.schema().to_json() == json.dumps(
         {
             "type": "struct",
             "fields": [
@@ -59,25 +58,25 @@ def test_a_table_is_made_at_the_claim_and_not_before(sink: DeltaSink, table: Pat
     ],
 )
 def test_a_table_that_does_not_fit_is_refused_by_name_before_anything_starts(
-    sink: DeltaSink, table: Path, has: list[pa.Field], more: dict[str, Any], said: str
+    lake: DeltaLake, has: list[pa.Field], more: dict[str, Any], said: str
 ) -> None:
-    made(table, pa.schema(has), **more)
+    lake.create(*has, **more)
     with pytest.raises(RefusedError, match=said):
-        sink.check_columns(COLUMNS)
-    assert DeltaTable(table).version() == 0
+        lake.sink().check_columns(COLUMNS)
+    assert lake.table.version() == 0
 
 
 @pytest.mark.parametrize("readers", [[], ["typeWidening"]])
 @pytest.mark.parametrize("feature", ["rowTracking", "inCommitTimestamp", "icebergCompatV2", "unheardOf"])
 def test_a_feature_that_the_sink_does_not_know_is_refused_by_name(
-    sink: DeltaSink, table: Path, feature: str, readers: list[str]
+    lake: DeltaLake, feature: str, readers: list[str]
 ) -> None:
-    made(table, pa.schema([LONG, TEXT]))
+    lake.create(LONG, TEXT)
     more = {"minReaderVersion": 3, "readerFeatures": readers} if readers else {}
-    change(table, "protocol", minWriterVersion=7, writerFeatures=[feature, *readers], **more)
+    lake.change("protocol", minWriterVersion=7, writerFeatures=[feature, *readers], **more)
     named = ", ".join(sorted([feature, *readers]))
     with pytest.raises(RefusedError, match=f"has the features {named}, which this sink can't keep"):
-        sink.check_columns(COLUMNS)
+        lake.sink().check_columns(COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -89,23 +88,23 @@ def test_a_feature_that_the_sink_does_not_know_is_refused_by_name(
     ],
 )
 def test_a_property_that_the_sink_cannot_keep_is_refused_by_name(
-    sink: DeltaSink, table: Path, name: str, value: str, said: str
+    lake: DeltaLake, name: str, value: str, said: str
 ) -> None:
-    made(table, pa.schema([LONG, TEXT]))
-    change(table, "metaData", configuration={name: value})
+    lake.create(LONG, TEXT)
+    lake.change("metaData", configuration={name: value})
     with pytest.raises(RefusedError, match=said):
-        sink.check_columns(COLUMNS)
+        lake.sink().check_columns(COLUMNS)
 
 
 @pytest.mark.parametrize("given", ["id", "other"], ids=["in-the-rows", "not-in-the-rows"])
 @pytest.mark.parametrize("rule", ["delta.generationExpression", "delta.identity.start", "delta.invariants"])
-def test_a_column_with_a_rule_is_refused_by_name(sink: DeltaSink, table: Path, rule: str, given: str) -> None:
-    made(table, pa.schema([LONG, TEXT]))
+def test_a_column_with_a_rule_is_refused_by_name(lake: DeltaLake, rule: str, given: str) -> None:
+    lake.create(LONG, TEXT)
     ruled = {"name": "id", "type": "long", "nullable": True, "metadata": {rule: "1"}}
     other = {"name": "other", "type": "long", "nullable": True, "metadata": {}}
-    change(table, "metaData", schemaString=json.dumps({"type": "struct", "fields": [ruled, other]}))
+    lake.change("metaData", schemaString=json.dumps({"type": "struct", "fields": [ruled, other]}))
     with pytest.raises(RefusedError, match=f"column 'id' of .*{rule}"):
-        sink.check_columns(T.StructType().add(given, T.LongType()))
+        lake.sink().check_columns(T.StructType().add(given, T.LongType()))
 
 
 @pytest.mark.parametrize(
@@ -122,10 +121,10 @@ def test_a_column_with_a_rule_is_refused_by_name(sink: DeltaSink, table: Path, r
     ],
 )
 def test_columns_that_do_not_fit_are_refused_by_name(
-    table: Path, columns: T.StructType, by: tuple[str, ...], said: str
+    lake: DeltaLake, columns: T.StructType, by: tuple[str, ...], said: str
 ) -> None:
     with pytest.raises(RefusedError, match=said):
-        DeltaSink(name="lake", path=str(table), partition_by=by).check_columns(columns)
+        lake.sink(partition_by=by).check_columns(columns)
 
 
 @pytest.mark.parametrize(
@@ -147,24 +146,24 @@ def test_settings_that_cannot_be_are_refused_by_name(changed: dict[str, Any], sa
 
 
 def test_an_option_with_which_two_writers_of_a_version_succeed_is_refused(
-    table: Path, monkeypatch: pytest.MonkeyPatch
+    lake: DeltaLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink = DeltaSink(name="lake", path=str(table), storage_options={"AWS_S3_ALLOW_UNSAFE_RENAME": "true"})
+    sink = lake.sink(storage_options={"AWS_S3_ALLOW_UNSAFE_RENAME": "true"})
     with pytest.raises(RefusedError, match="AWS_S3_ALLOW_UNSAFE_RENAME='true' lets two writers"):
         sink.check_columns(COLUMNS)
     monkeypatch.setenv("AWS_S3_ALLOW_UNSAFE_RENAME", "true")
     with pytest.raises(RefusedError, match="AWS_S3_ALLOW_UNSAFE_RENAME='true' lets two writers"):
-        DeltaSink(name="lake", path=str(table)).check_columns(COLUMNS)
+        lake.sink().check_columns(COLUMNS)
 
 
-def test_the_extra_that_is_missing_is_named(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extra_that_is_missing_is_named(lake: DeltaLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
     with pytest.raises(RefusedError, match=r"pip install 'airflow-provider-exactlyonce\[delta\]'"):
-        DeltaSink(name="lake", path=str(table)).check_columns(COLUMNS)
+        lake.sink().check_columns(COLUMNS)
 
 
-def test_columns_that_the_table_lacks_are_added_where_that_is_declared(table: Path, tmp_path: Path) -> None:
-    sink = DeltaSink(name="lake", path=str(table), schema="evolve")
+def test_columns_that_the_table_lacks_are_added_where_that_is_declared(lake: DeltaLake, tmp_path: Path) -> None:
+    sink = lake.sink(schema="evolve")
     Live(sink, tmp_path).commit(rows(0, 2))
     wider = T.StructType().add("id", T.LongType()).add("k", T.StringType()).add("at", T.TimestampNTZType())
     at = datetime.datetime(2024, 1, 1)
@@ -172,15 +171,13 @@ def test_columns_that_the_table_lacks_are_added_where_that_is_declared(table: Pa
     newer.commit([{"id": 2, "k": "k2", "at": at}])
     older = Live(sink, tmp_path, run=3)
     older.commit(rows(3, 1))
-    assert {row["id"]: row["at"] for row in read_delta(table)} == {0: None, 1: None, 2: at, 3: None}
-    assert DeltaTable(table).to_pyarrow_table().num_rows == 4
+    assert {row["id"]: row["at"] for row in lake.read()} == {0: None, 1: None, 2: at, 3: None}
+    assert lake.table.to_pyarrow_table().num_rows == 4
 
 
-def test_a_null_in_a_column_that_is_not_null_in_the_table_is_refused(
-    sink: DeltaSink, table: Path, tmp_path: Path
-) -> None:
-    made(table, pa.schema([LONG, pa.field("k", pa.string(), nullable=False)]))
-    live = Live(sink, tmp_path)
+def test_a_null_in_a_column_that_is_not_null_in_the_table_is_refused(lake: DeltaLake, tmp_path: Path) -> None:
+    lake.create(LONG, pa.field("k", pa.string(), nullable=False))
+    live = Live(lake.sink(), tmp_path)
     live.commit(rows(0, 3))
     with pytest.raises(RecordRefusedError, match="column 'k' is NOT NULL in the table, and null in 1 rows"):
         live.stage([{"id": 1, "k": None}])

@@ -10,25 +10,23 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate, TableRequirement, TableUpdate
 
-from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable, is_refused
-from tests.integration.streaming.sinks.iceberg.test_sink import LONG, NAME, TEXT, Lake
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from tests.integration.streaming.sinks.iceberg.lake import LONG, TEXT, IcebergLake
 
 Committed = tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    lake = Lake(tmp_path)
+def lake(tmp_path: Path) -> IcebergLake:
+    lake = IcebergLake(tmp_path)
     lake.create(LONG, TEXT)
-    lake.foreign(0, 3)
+    lake.write(0, 3)
     return lake
 
 
 @pytest.fixture
-def table(lake: Lake) -> IcebergTable:
-    table = IcebergTable(f"lake.{NAME}", lake.properties)
-    assert table.open()
-    return table
+def table(lake: IcebergLake) -> IcebergTable:
+    return lake.opened
 
 
 @pytest.fixture
@@ -44,7 +42,7 @@ def committed(monkeypatch: pytest.MonkeyPatch) -> list[Committed]:
 
 
 def test_an_append_has_the_updates_and_requirements_of_pyicebergs_own(
-    lake: Lake, table: IcebergTable, committed: list[Committed]
+    lake: IcebergLake, table: IcebergTable, committed: list[Committed]
 ) -> None:
     with lake.table.transaction() as transaction:
         with transaction.update_snapshot(snapshot_properties={"a": "b"}).merge_append():
@@ -58,12 +56,14 @@ def test_an_append_has_the_updates_and_requirements_of_pyicebergs_own(
         update.snapshot for updates, _ in committed for update in updates if isinstance(update, AddSnapshotUpdate)
     ]
     assert snapshots[0].summary == snapshots[1].summary
-    assert snapshots[0].parent_snapshot_id == snapshots[1].parent_snapshot_id == table.head
+    assert snapshots[0].parent_snapshot_id == snapshots[1].parent_snapshot_id == table.version
     assert [update.ref_name for update in ours if isinstance(update, SetSnapshotRefUpdate)] == ["main"]
     assert sorted(map(str, our_requirements)) == sorted(map(str, own_requirements))
 
 
-def test_an_append_names_the_snapshot_and_the_sequence_number_that_it_gets(lake: Lake, table: IcebergTable) -> None:
+def test_an_append_names_the_snapshot_and_the_sequence_number_that_it_gets(
+    lake: IcebergLake, table: IcebergTable
+) -> None:
     assigned: list[tuple[int, int]] = []
 
     def properties(snapshot: int, sequence: int) -> dict[str, str]:
@@ -74,14 +74,14 @@ def test_an_append_names_the_snapshot_and_the_sequence_number_that_it_gets(lake:
     snapshot = lake.table.current_snapshot()
     assert snapshot is not None
     assert assigned == [(snapshot.snapshot_id, snapshot.sequence_number)]
-    assert table.head == snapshot.snapshot_id, "it is looked at as it is now"
+    assert table.version == snapshot.snapshot_id, "it is looked at as it is now"
 
 
-def test_a_write_that_is_refused_is_not_repeated_and_removes_nothing(lake: Lake, table: IcebergTable) -> None:
-    lake.foreign(10, 1)
+def test_a_write_that_is_refused_is_not_repeated_and_removes_nothing(lake: IcebergLake, table: IcebergTable) -> None:
+    lake.write(10, 1)
     before = {file for file in lake.folder.rglob("*") if file.is_file()}
     with pytest.raises(CommitFailedException) as refused:
         table.append([], {}, lambda snapshot, sequence: {})
-    assert is_refused(refused.value)
+    assert table.is_refusal(refused.value)
     assert before < {file for file in lake.folder.rglob("*") if file.is_file()}, "its manifest list stays"
     assert lake.ids() == [0, 1, 2, 10]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.streaming.sinks.iceberg.test_sink import Lake
-from tests.unit.streaming.sinks.test_committer_states import (
+from tests.integration.streaming.sinks.iceberg.lake import IcebergLake
+from tests.unit.streaming.sinks.lakehouse.test_committer_states import (
     Calls,
     test_a_claim_is_possible_wherever_a_committer_stands,
     test_a_claim_that_fails_leaves_nothing_claimed,
@@ -28,4 +28,4 @@ __all__ = [
 
 @pytest.fixture
 def calls(tmp_path: Path) -> Calls:
-    return Calls(Lake(tmp_path).sink(name="s"), tmp_path)
+    return Calls(IcebergLake(tmp_path).sink(name="s"), tmp_path)

@@ -19,17 +19,13 @@ from airflow_provider_exactlyonce.testing import sink_conformance
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
 from tests import faulty_targets
 from tests.clean_forks import Forks, clean_forks
+from tests.integration.streaming.sinks.iceberg.lake import catalog_in
 
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
     with clean_forks(__name__) as forks:
         yield forks
-
-
-def catalog_in(folder: Path) -> dict[str, str]:
-    """Return the properties of a SQL catalog."""
-    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
 
 
 def table_of(sink: IcebergSink) -> Table | None:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from moto.server import ThreadedMotoServer
 
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.sink import WriteAheadLogSink
@@ -20,6 +19,7 @@ from airflow_provider_exactlyonce.streaming.sinks.write_ahead_log.storage import
     open_storage,
 )
 from airflow_provider_exactlyonce.testing.sink_conformance import SinkConformance
+from tests import object_stores
 from tests.integration.streaming.sinks.write_ahead_log.test_delivery import FolderTarget, delivered_rows
 
 s3fs = pytest.importorskip("s3fs")
@@ -29,23 +29,14 @@ on_s3 = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the clients
 @pytest.fixture(scope="module")
 def options() -> Iterator[dict[str, Any]]:
     """Give what fsspec needs to know of a store with the bucket ``bucket``."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    _, port = server.get_host_and_port()
-    given = {
-        "key": "key",
-        "secret": "hunter2",
-        "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{port}"},
-    }
-    s3fs.S3FileSystem(**given).mkdir("bucket")
-    yield given
-    server.stop()
+    with object_stores.moto() as address:
+        yield object_stores.options(address)
 
 
 class TestLogOnS3(SinkConformance):
     pytestmark = on_s3
     kills = 3
-    secrets = ("hunter2",)
+    secrets = (object_stores.SECRET,)
     options: ClassVar[Mapping[str, Any]]
 
     @pytest.fixture(autouse=True)

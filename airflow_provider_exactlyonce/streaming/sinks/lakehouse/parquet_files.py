@@ -1,19 +1,22 @@
-"""Rows of a task in Parquet files, one at a time for each partition: what all sinks that write such files share."""
+"""The executor's half: rows of a task in Parquet files, one at a time for each partition."""
 
 from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import BinaryIO, Final, Generic, Protocol, TypeVar
+from typing import Any, Final
 from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from typing_extensions import override
 
 from airflow_provider_exactlyonce.exceptions import RecordRefusedError
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.files import TableFiles
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkWriter
 from airflow_provider_exactlyonce.streaming.spark.typed_errors import mark
 
 #: Hive's and Spark's name for the directory of nulls.
@@ -23,31 +26,25 @@ _OPEN_FILES: Final = 64
 _NAME_BYTES: Final = 255
 
 _Values = tuple[str | None, ...]
-#: What a sink has to know of a file that is finished.
-_Finished = TypeVar("_Finished")
 
 
-class Place(Protocol):
-    """Where files are."""
+class ParquetFile(ABC):
+    """One file of a table that grows. Rows gather until they make a row group of a good size.
 
-    def keep(self, name: str) -> None:
-        """Make a file that was written and closed outlive a loss of power."""
-
-    def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
-
-
-class ParquetFile(ABC, Generic[_Finished]):
-    """One file that grows. Rows gather until they make a row group of a good size.
-
-    :param file: open to write, at the place and under the name
+    :param partition: the values that its rows have in the columns of the partition, as text
+    :ivar unordered: columns with a NaN, which some readers take for greater than all, and others for nothing
     """
 
-    def __init__(self, place: Place, name: str, file: BinaryIO, schema: pa.Schema, compression: str) -> None:
-        self._place: Final = place
+    def __init__(
+        self, files: TableFiles, name: str, schema: pa.Schema, compression: str, partition: Mapping[str, str | None]
+    ) -> None:
+        self._files: Final = files
         self._name: Final = name
-        self._file: Final = file
-        self._parquet: Final = pq.ParquetWriter(file, schema, compression=compression)
+        self._schema: Final = schema
+        self._partition: Final = partition
+        self._file: Final = files.open_new(name)
+        self._parquet: Final = pq.ParquetWriter(self._file, schema, compression=compression)
+        self.unordered: Final[set[str]] = set()
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
 
@@ -58,19 +55,28 @@ class ParquetFile(ABC, Generic[_Finished]):
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Append rows."""
+        for column in rows.schema:
+            if pa.types.is_floating(column.type) and pc.any(pc.is_nan(rows[column.name])).as_py():
+                self.unordered.add(column.name)
         self._waiting.append(rows)
         self._waiting_bytes += rows.nbytes
         if self._waiting_bytes >= _ROW_GROUP_BYTES:
             self._write_group()
 
-    def finish(self) -> _Finished:
-        """Make it durable; returns what the sink has to know of it."""
+    def finish(self) -> dict[str, Any]:
+        """Make it durable; returns what the driver has to know of it, as JSON can have it."""
         self._write_group()
         self._parquet.close()
-        size = self.size
+        size, footer = self.size, self._parquet.writer.metadata
         self._file.close()
-        self._place.keep(self._name)
-        return self._describe(size, self._parquet.writer.metadata)
+        self._files.keep(self._name)
+        return {
+            "path": self._name,
+            "size": size,
+            "partition": dict(self._partition),
+            "rows": footer.num_rows,
+            "statistics": self._statistics(footer),
+        }
 
     def abandon(self) -> None:
         """Close and remove it; nobody will refer to it."""
@@ -78,11 +84,11 @@ class ParquetFile(ABC, Generic[_Finished]):
             self._parquet.close()
         with suppress(Exception):
             self._file.close()
-        self._place.remove(self._name)
+        self._files.remove(self._name)
 
     @abstractmethod
-    def _describe(self, size: int, footer: pq.FileMetaData) -> _Finished:
-        """Return what the sink has to know of the file."""
+    def _statistics(self, footer: pq.FileMetaData) -> Any:
+        """Return what the table says of the values in the file."""
 
     def _write_group(self) -> None:
         if self._waiting:
@@ -90,7 +96,7 @@ class ParquetFile(ABC, Generic[_Finished]):
             self._waiting, self._waiting_bytes = [], 0
 
 
-class PartitionedFiles(ABC, Generic[_Finished]):
+class PartitionedFiles(ABC):
     """The files of one task, below a directory.
 
     :param folder: of the attempt
@@ -102,8 +108,8 @@ class PartitionedFiles(ABC, Generic[_Finished]):
         self._task: Final = task
         self._partition_by: Final = partition_by
         self._max_file_bytes: Final = max_file_bytes
-        self._open: dict[_Values, ParquetFile[_Finished]] = {}
-        self._done: list[_Finished] = []
+        self._open: dict[_Values, ParquetFile] = {}
+        self._done: list[dict[str, Any]] = []
 
     def write(self, rows: pa.RecordBatch, kept: pa.RecordBatch) -> None:
         """Append rows to the files of their partitions.
@@ -120,8 +126,8 @@ class PartitionedFiles(ABC, Generic[_Finished]):
             if file.size >= self._max_file_bytes:
                 self._finish(values)
 
-    def finish(self) -> list[_Finished]:
-        """Close the files; returns what the sink has to know of them."""
+    def finish(self) -> list[dict[str, Any]]:
+        """Close the files; returns what the driver has to know of them."""
         for values in list(self._open):
             self._finish(values)
         return self._done
@@ -132,10 +138,10 @@ class PartitionedFiles(ABC, Generic[_Finished]):
             self._open.popitem()[1].abandon()
 
     @abstractmethod
-    def _new(self, name: str, schema: pa.Schema, partition: Mapping[str, str | None]) -> ParquetFile[_Finished]:
+    def _new(self, name: str, schema: pa.Schema, partition: Mapping[str, str | None]) -> ParquetFile:
         """Begin a file."""
 
-    def _begin(self, values: _Values, schema: pa.Schema) -> ParquetFile[_Finished]:
+    def _begin(self, values: _Values, schema: pa.Schema) -> ParquetFile:
         partition = dict(zip(self._partition_by, values, strict=True))
         folders = [self._directory(column, value) for column, value in partition.items()]
         name = "/".join([self._folder, *folders, f"{self._task:05d}-{uuid.uuid4().hex}.parquet"])
@@ -161,6 +167,41 @@ class PartitionedFiles(ABC, Generic[_Finished]):
                 f"of {len(name)} bytes; at most {_NAME_BYTES} are possible. Derive a shorter column"
             )
         return name
+
+
+class TableWriter(SinkWriter):
+    """Writes a task's rows as files of a table that no version of it has yet.
+
+    :param columns: of the rows, as the table has them
+    :param required: those of them that must not be null
+    """
+
+    def __init__(self, files: PartitionedFiles, columns: pa.Schema, required: Collection[str]) -> None:
+        self._files: Final = files
+        self._columns: Final = columns
+        self._required: Final = required
+
+    @override
+    def write(self, rows: pa.RecordBatch) -> None:
+        for name in self._required:
+            if rows[name].null_count:
+                raise refused(f"column {name!r} is NOT NULL in the table, and null in {rows[name].null_count} rows")
+        arrays = [rows[field.name].cast(field.type) for field in self._columns]
+        rows = pa.RecordBatch.from_arrays(arrays, schema=self._columns)
+        self._files.write(*self._parted(rows))
+
+    @override
+    def finish(self) -> Mapping[str, Any]:
+        files = self._files.finish()
+        return {"rows": sum(file["rows"] for file in files), "files": files}
+
+    @override
+    def close(self) -> None:
+        self._files.close()
+
+    @abstractmethod
+    def _parted(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Return rows with what they are partitioned by, and what is written of them."""
 
 
 def refused(message: str) -> RecordRefusedError:

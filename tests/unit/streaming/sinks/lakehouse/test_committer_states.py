@@ -11,12 +11,13 @@ import pytest
 from pyspark.sql.types import LongType, StructType
 
 from airflow_provider_exactlyonce.exceptions import InvariantError
-from airflow_provider_exactlyonce.streaming.sinks.committer_states import (
+from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import Attempts
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer_states import (
     TRANSITIONS,
     CommitterEvent,
     CommitterState,
 )
-from airflow_provider_exactlyonce.streaming.sinks.delta.sink import DeltaSink
 from airflow_provider_exactlyonce.streaming.sinks.spi import Sink, SinkAttempt, SinkContext, SinkEntry
 
 STATE, EVENT = CommitterState, CommitterEvent
@@ -95,9 +96,7 @@ def test_an_abort_ends_an_attempt_and_does_nothing_where_there_is_none(calls: Ca
 def test_a_claim_that_fails_leaves_nothing_claimed(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     calls("claim", "begin")
     refuse: Callable[..., object] = lambda *_: (_ for _ in ()).throw(OSError("gone"))  # noqa: E731
-    lists = {"_attempts": "notes", "_files": "names"}
-    part = next(name for name in lists if hasattr(calls.committer, name))
-    monkeypatch.setattr(getattr(calls.committer, part), lists[part], refuse)
+    monkeypatch.setattr(Attempts, "notes", refuse)
     with pytest.raises(Exception, match="does not answer"):
         calls("claim")
     assert calls() is STATE.UNCLAIMED

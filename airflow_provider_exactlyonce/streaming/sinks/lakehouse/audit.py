@@ -1,0 +1,110 @@
+"""What the audits of tables share: the history of a sink's commits in a table, and the files that it has now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.files import TableFiles
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkEntry
+
+
+@dataclass
+class History:
+    """What the versions of a table say that are still kept, from the oldest on.
+
+    :ivar entries: the sink's commits
+    :ivar commits: of each file with rows of the sink only, their commits, or more when others have written it
+    :ivar since: the commit from which on they have all; None when that is the oldest that they have
+    :ivar findings: what contradicts itself
+    """
+
+    entries: dict[int, SinkEntry] = field(default_factory=dict)
+    commits: dict[str, frozenset[int]] = field(default_factory=dict)
+    since: int | None = None
+    findings: list[str] = field(default_factory=list)
+
+    @property
+    def oldest(self) -> int:
+        """The oldest commit of which they can tell, 0 for all."""
+        return min(self.entries, default=0) if self.since is None else self.since
+
+    def take(self, version: str, entry: SinkEntry) -> None:
+        """Note a commit of the sink.
+
+        :param version: what has it, for messages
+        """
+        if entry.commit in self.entries:
+            self.findings.append(f"commit {entry.commit}: {version} has it once more")
+        if self.entries and entry.commit < max(self.entries):
+            self.findings.append(f"commit {entry.commit}: {version} comes after commit {max(self.entries)}")
+        self.entries[entry.commit] = entry
+
+    def count(self, version: str, entry: SinkEntry, expected: int, counted: int) -> None:
+        """Compare the rows that a commit's version says with those of its files."""
+        if counted != expected:
+            self.findings.append(f"commit {entry.commit}: {version} says {expected} rows, and its files have {counted}")
+
+    def hold(self, files: Iterable[str], held: Sequence[frozenset[int]]) -> None:
+        """Note whose rows are in files, unless rows of others may be among them, too.
+
+        :param held: the commits of each source of these rows, none for another writer
+        """
+        if held and all(held):
+            commits = frozenset().union(*held)
+            self.commits.update(dict.fromkeys(files, commits))
+
+    def held(self, files: Iterable[str]) -> list[frozenset[int]]:
+        """Return the commits whose rows are in each file, none where rows of others may be."""
+        return [self.commits.get(file, frozenset()) for file in files]
+
+    def lose(self, version: str, files: Iterable[str]) -> None:
+        """Note that a version of others has changed rows of files, or removed them."""
+        for file in files:
+            if commits := self.commits.get(file):
+                which = f"commit {min(commits)}" if len(commits) == 1 else f"commits {min(commits)} to {max(commits)}"
+                self.findings.append(f"{which}: {version} has changed or removed rows of {file}")
+
+    def rewrite(self, version: str, before: Sequence[int | None], after: Sequence[int | None]) -> None:
+        """Compare the rows of the files that a version has written in the place of others; None where nobody says."""
+        if None not in (*before, *after) and sum(filter(None, before)) != sum(filter(None, after)):
+            self.findings.append(
+                f"{version} has {sum(filter(None, after))} rows in the place of {sum(filter(None, before))}, and says "
+                "that it has changed none"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedFile:
+    """What a table says of one of its files.
+
+    :param size: bytes
+    :param rows: None when it does not say
+    """
+
+    name: str
+    size: int
+    rows: int | None
+    is_parquet: bool = True
+
+
+def differences(files: TableFiles, listed: Iterable[ListedFile]) -> Iterator[str]:
+    """Yield which files differ from what their table says of them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for file in listed:
+        place, size = files.place(file.name), files.size(file.name)
+        if size is None:
+            yield f"{place}: a file of the table with {file.rows} rows is missing"
+        elif size != file.size:
+            yield f"{place}: it has {size} bytes, and the table says {file.size}"
+        elif file.is_parquet:
+            with files.open(file.name) as opened:
+                try:
+                    rows = pq.read_metadata(opened).num_rows
+                except (OSError, pa.ArrowException) as error:
+                    yield f"{place}: it can't be read: {error}"
+                    continue
+            if file.rows is not None and rows != file.rows:
+                yield f"{place}: it has {rows} rows, and the table says {file.rows}"

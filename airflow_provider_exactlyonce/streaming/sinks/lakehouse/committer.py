@@ -1,0 +1,434 @@
+"""The driver's half of a sink whose claims and commits are versions of a table.
+
+A version is written only as the next one after that which this run has looked at. So a run that was frozen anywhere
+can't write behind a claim that it has not seen; and one that looks again sees it. What differs between tables is how
+one is looked at, and how a version is written.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from typing_extensions import override
+
+from airflow_provider_exactlyonce import failpoints
+from airflow_provider_exactlyonce.exceptions import (
+    BatchFailedError,
+    CommitUnknownError,
+    ExactlyOnceError,
+    FencedError,
+    RefusedError,
+    invariant,
+)
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import AttemptNote, Attempts, Committed
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.audit import History, ListedFile, differences
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.committer_states import CommitterEvent, CommitterPhase
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.contract import Declaration, Ledger, Table
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.files import TableFiles
+from airflow_provider_exactlyonce.streaming.sinks.ledger_comparison import compare
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkAttempt, SinkCommitter, SinkEntry
+from airflow_provider_exactlyonce.streaming.sinks.unanswered import answering, claim_unanswered
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+#: How often a version is tried for that others take first, and the longest pause before the next try.
+_TRIES: Final = 100
+_PAUSE_SECONDS: Final = 0.5
+
+
+class TableCommitter(SinkCommitter):
+    """Derive from it for a kind of table.
+
+    :param pipeline: the pipeline's name
+    """
+
+    #: What a version is called there.
+    VERSION: ClassVar[str]
+    #: Whether the entry of the newest commit may be nowhere but in its note, once the table's history was cleaned up.
+    NEEDS_NOTE: ClassVar[bool]
+
+    _sink: Declaration
+    _table: Table
+    _ledger: Ledger
+
+    def __init__(self, sink: Declaration, pipeline: str, table: Table, ledger: Ledger) -> None:
+        self._sink, self._table, self._ledger = sink, table, ledger
+        self._pipeline: Final = pipeline
+        self._phase: Final = CommitterPhase(sink.name)
+        self._columns: StructType | None = None
+        self._fitting: object = None  # the shape of the table that was checked
+        self._run = 0
+        self._attempt: AttemptNote | None = None
+        self._staged_rows = 0
+        self._newest: Committed | None = None
+        self._settling: list[Committed] = []  # commits beside whose files there may be others
+        self._unneeded: list[str] = []  # attempts whose notes nobody needs once the newest commit is settled
+
+    @property
+    @abstractmethod
+    def _files(self) -> TableFiles:
+        """The files of the table."""
+
+    @property
+    @abstractmethod
+    def _attempts(self) -> Attempts:
+        """The attempts of the sink beside the table."""
+
+    @property
+    def _table_id(self) -> str | None:
+        """What tells the table from another in its place, None when nothing does."""
+        return None
+
+    @abstractmethod
+    def _create(self) -> None:
+        """Create the table; it fails when somebody else has."""
+
+    @abstractmethod
+    def _shape(self) -> object:
+        """Return what of the table the rows have to fit."""
+
+    @abstractmethod
+    def _check_shape(self) -> None:
+        """Check that the rows, as the tasks write them, fit the table.
+
+        :raises RefusedError: naming what does not
+        """
+
+    @abstractmethod
+    def _missing_columns(self) -> list[Any]:
+        """Return the columns that the table lacks and gets."""
+
+    @abstractmethod
+    def _add_columns(self, columns: list[Any]) -> None:
+        """Write the next version, with more columns."""
+
+    @abstractmethod
+    def _write_claim(self) -> None:
+        """Write the next version, with this run's number."""
+
+    @abstractmethod
+    def _stage(self, written: Sequence[Mapping[str, Any]]) -> None:
+        """Take what the tasks have told of the rows that they have written."""
+
+    @abstractmethod
+    def _plan(self) -> tuple[str, ...]:
+        """Work out what the next version changes; returns the files that it adds."""
+
+    @abstractmethod
+    def _write_commit(self, note: AttemptNote, entry: SinkEntry) -> None:
+        """Write the next version, with the rows that were planned."""
+
+    @abstractmethod
+    def _history(self) -> History:
+        """Read what the table's versions say of the sink's commits; it is compared with the pipeline's ledger.
+
+        :raises RefusedError: when they can't be read
+        """
+
+    @abstractmethod
+    def _listed_files(self) -> Iterable[ListedFile]:
+        """Return the files of the table, and what it says of each."""
+
+    @override
+    def expect_columns(self, columns: StructType) -> None:
+        self._columns = columns
+
+    @override
+    def tail(self) -> SinkEntry | None:
+        with self._answering():
+            newest = self._ledger.newest() if self._table.open() else None
+        return newest.entry if newest else None
+
+    @override
+    def claim(self, run: int) -> SinkEntry | None:
+        self._phase.move(CommitterEvent.CLAIM_BEGUN)
+        self._run, self._newest, self._attempt = run, None, None
+        with self._answering(), claim_unanswered():
+            self._open_table()
+            self._fence()
+            failpoints.reach("after-sink-fence")
+            self._prepare()
+            self._check_claim()  # else what a successor has committed since would be taken for what was there before
+            self._newest = self._ledger.newest()
+            self._sweep()
+        self._phase.move(CommitterEvent.CLAIMED)
+        return self._newest.entry if self._newest else None
+
+    @override
+    def begin(self, attempt: SinkAttempt) -> None:
+        self._phase.check(CommitterEvent.BEGUN)
+        note = AttemptNote(attempt=attempt.name, commit=attempt.commit, run=attempt.run, table=self._table_id)
+        with self._answering():
+            self._attempts.write(note)
+        self._attempt = note
+        self._phase.move(CommitterEvent.BEGUN)
+
+    @override
+    def pre_commit(self, written: Sequence[Mapping[str, Any]]) -> None:
+        self._phase.check(CommitterEvent.PRE_COMMITTED)
+        for file in (file for task in written for file in (*task["files"], *task.get("deletions", ()))):
+            with self._answering():
+                size = self._files.size(file["path"])
+            if size != file["size"]:
+                state = "is not there" if size is None else f"has {size} bytes"
+                raise BatchFailedError(
+                    f"{self._files.place(file['path'])}, which a task has written with {file['size']} bytes, {state} "
+                    "for the driver: both have to see the same table, and nobody may remove files that are just written"
+                )
+        with self._answering():
+            self._stage(written)
+        self._staged_rows = sum(task["rows"] for task in written)
+        self._phase.move(CommitterEvent.PRE_COMMITTED)
+
+    @override
+    def commit(self, entry: SinkEntry) -> None:
+        self._phase.check(CommitterEvent.COMMITTED)
+        invariant(self._staged_rows == entry.rows, f"{self._staged_rows} rows are staged, the entry has {entry.rows}")
+        self._write(
+            lambda: self._decide(entry),
+            check=lambda: self._check_next(entry),
+            plan=lambda: self._note_try(entry),
+            landed=self._has_landed,
+            what=f"commit {entry.commit}",
+        )
+        note = self._open_attempt()
+        committed = Committed(attempt=note.attempt, entry=entry, files=note.files)
+        unneeded = self._newest if self.NEEDS_NOTE else committed
+        if unneeded is not None:
+            self._unneeded.append(unneeded.attempt)
+        self._settling.append(committed)
+        self._newest, self._attempt = committed, None
+        self._phase.move(CommitterEvent.COMMITTED)
+
+    @override
+    def abort(self) -> None:
+        if self._attempt is None:
+            return
+        name, self._attempt = self._attempt.attempt, None
+        self._phase.move(CommitterEvent.ABORTED)
+        with suppress(Exception):  # the next claim does it
+            self._attempts.remove(name)
+
+    @override
+    def settled(self, commit: int) -> None:
+        with self._answering():
+            while self._settling:
+                self._attempts.tidy(self._settling[-1].attempt, self._settling[-1].files)
+                self._settling.pop()
+            while self._unneeded:
+                self._attempts.forget(self._unneeded[-1])
+                self._unneeded.pop()
+
+    @override
+    def audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
+        with self._answering():
+            is_there = self._table.open()
+        if is_there:
+            return self._audit(commits)
+        return (f"commit {commit.commit}: there is no {self._sink.where}" for commit in commits)
+
+    @override
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _audit(self, commits: Iterable[SinkEntry]) -> Iterator[str]:
+        try:
+            newest, history = self._ledger.newest(), self._history()
+        except RefusedError as error:
+            yield str(error)
+            return
+        yield from history.findings
+        if newest is not None:
+            history.entries.setdefault(newest.entry.commit, newest.entry)
+        yield from compare(history.entries, commits, self._sink.where, oldest=history.oldest)
+        yield from differences(self._files, self._listed_files())
+
+    def _open_table(self) -> None:
+        """Look at the table, which is made if it is not there."""
+        self._fitting = None
+        if self._table.open():
+            return
+        try:
+            self._create()
+        except Exception:
+            if not self._table.open():  # else somebody else has made it, or this one has and the answer was lost
+                raise
+        else:
+            invariant(self._table.open(), f"{self._sink.where} is there once it was made")
+
+    def _fence(self) -> None:
+        """Write a version with this run's number: nothing that lower runs, or this one, have under way is next then."""
+        self._write(self._write_claim, check=self._check_claim, landed=lambda: False, what=f"claim of run {self._run}")
+        self._table.refresh()
+
+    def _prepare(self) -> None:
+        """Do what else a table needs between a claim and its first look at the ledger."""
+
+    def _evolve(self, check: Callable[[], None]) -> None:
+        """Add the columns that the table lacks.
+
+        :param check: raises when that must not be
+        """
+        missing = self._missing_columns()
+        if missing:
+            self._write(
+                lambda: self._add_columns(missing),
+                check=check,
+                landed=lambda: not self._missing_columns(),
+                what=f"new columns {', '.join(column.name for column in missing)}",
+            )
+            self._table.refresh()
+
+    def _sweep(self) -> None:
+        """Remove what attempts have left that are certainly not committed, now that the claim is in the table.
+
+        An attempt that nobody has tried to commit is not. Nor is one at a number that was never committed, nor another
+        than the one that has made the newest commit, at its number. Of any other only the note goes: its files may be
+        in the table, in versions that it was set back behind, or in a table that was here before. If they are not, who
+        removes orphan files does.
+
+        A successor's attempts stay: they may be committed. A run that was frozen since its claim finds them here.
+        """
+        newest, highest = self._newest, self._ledger.highest
+        for note in self._attempts.notes():
+            if note.run > self._run:
+                continue
+            if newest is not None and note.attempt == newest.attempt:
+                self._attempts.tidy(note.attempt, note.files)
+                if not self.NEEDS_NOTE:
+                    self._attempts.forget(note.attempt)
+            elif not note.was_tried or (
+                note.table == self._table_id
+                and (note.commit > highest or (newest is not None and note.commit == newest.entry.commit == highest))
+            ):
+                self._attempts.remove(note.attempt)
+            else:
+                self._attempts.forget(note.attempt)
+        self._settling, self._unneeded = [newest] if newest is not None else [], []
+
+    def _note_try(self, entry: SinkEntry) -> None:
+        """Work out what the next version changes, and note it before it is written."""
+        attempt = self._open_attempt()
+        note = replace(attempt, entry=entry, files=self._plan())
+        if note != attempt:
+            self._attempts.write(note)
+            self._attempt = note
+
+    def _decide(self, entry: SinkEntry) -> None:
+        failpoints.reach("before-sink-decision")
+        self._write_commit(self._open_attempt(), entry)
+
+    def _write(
+        self,
+        write: Callable[[], None],
+        *,
+        check: Callable[[], None],
+        landed: Callable[[], bool],
+        what: str,
+        plan: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write a version after the newest one, whatever others write meanwhile.
+
+        :param check: raises when it must not be written after the newest one
+        :param plan: called when the table was looked at and fits, before each try
+        :param landed: tells, once the table was looked at again, whether it was written though it failed
+        :raises FencedError: when a higher run has claimed the sink
+        :raises BatchFailedError: when it was not written, and never will be
+        :raises CommitUnknownError: when nobody knows
+        """
+        in_doubt = False
+        for number in range(_TRIES):
+            with self._answering(CommitUnknownError if in_doubt else BatchFailedError):
+                self._table.refresh()
+                check()
+                self._check_fit(what, in_doubt=in_doubt)
+                plan()
+            version = self._table.version
+            try:
+                write()
+            except Exception as error:  # of the store, of what a library does after a version was written, or a race
+                with self._answering(CommitUnknownError):
+                    self._table.refresh()
+                    has_landed = landed()
+                if has_landed:
+                    break
+                # Refused is no "no" yet: of a request that was repeated on its way, the first may still be carried out.
+                # But after one version one other follows, so a next try after the same one doubles nothing.
+                in_doubt = not self._table.has_passed(version)
+                if in_doubt and not self._table.is_refusal(error):
+                    raise CommitUnknownError(
+                        f"{what}: the {self.VERSION} of {self._sink.where} after {version} may be written or not: "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
+                time.sleep(random.uniform(0, min(_PAUSE_SECONDS, 0.005 * 2**number)))
+            else:
+                break
+        else:
+            failed = CommitUnknownError if in_doubt else BatchFailedError
+            raise failed(f"{what}: others were faster {_TRIES} times in writing to {self._sink.where}")
+        with self._answering(CommitUnknownError):
+            self._table.keep_after(version)
+
+    def _check_fit(self, what: str, *, in_doubt: bool) -> None:
+        """Check the table again when something of it has changed."""
+        shape = self._shape()
+        if shape == self._fitting:
+            return
+        try:
+            self._check_shape()
+        except RefusedError as error:
+            if not in_doubt:
+                raise
+            raise CommitUnknownError(f"{what} is in doubt, and can't be tried again: {error}") from error
+        self._fitting = shape
+
+    def _check_claim(self) -> None:
+        claimed = self._ledger.claimed
+        if claimed > self._run:
+            raise FencedError(
+                f"run {self._run} of pipeline {self._pipeline} is superseded by run {claimed}, which has claimed "
+                f"{self._sink.where}"
+            )
+
+    def _check_next(self, entry: SinkEntry) -> None:
+        """Check that a commit is the next one, and that this run may write it."""
+        self._check_claim()
+        ledger, newest = self._ledger, self._newest
+        is_as_known = ledger.commit == 0 if newest is None else ledger.has(newest.attempt)
+        if not is_as_known or ledger.claimed < self._run or ledger.commit >= entry.commit:
+            raise CommitUnknownError(
+                f"{self._sink.where} has commit {ledger.commit} and the claim of run {ledger.claimed}, and run "
+                f"{self._run} would write commit {entry.commit}: it was set back or made anew"
+            )
+
+    def _has_landed(self) -> bool:
+        """Tell whether the newest commit is the open attempt's.
+
+        :raises CommitUnknownError: when there is a commit with its number or a higher one, by another attempt: a
+            successor may have committed after this one, whose files must then not be taken for those of a failed one
+        """
+        note = self._open_attempt()
+        has_landed = self._ledger.has(note.attempt)
+        if not has_landed and self._ledger.commit >= note.commit:
+            raise CommitUnknownError(
+                f"{self._sink.where} has commit {self._ledger.commit} by another attempt than the one at {note.commit}"
+            )
+        return has_landed
+
+    def _open_attempt(self) -> AttemptNote:
+        invariant(self._attempt is not None, "an attempt is open")
+        return self._attempt  # type: ignore[return-value]
+
+    def _known_columns(self) -> StructType:
+        invariant(self._columns is not None, f"{self._sink.where} is told its columns before it is claimed")
+        return self._columns  # type: ignore[return-value]
+
+    def _answering(self, unanswered: type[ExactlyOnceError] = BatchFailedError) -> AbstractContextManager[None]:
+        return answering(f"{self._sink.where} does not answer", unanswered)

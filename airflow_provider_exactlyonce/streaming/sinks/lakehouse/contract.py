@@ -1,0 +1,67 @@
+"""What :class:`~.committer.TableCommitter` asks of a kind of table, and of the sink's ledger in it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from airflow_provider_exactlyonce.streaming.sinks.lakehouse.attempts import Committed
+
+
+class Table(Protocol):
+    """One table, as it was when it was last looked at."""
+
+    @property
+    def version(self) -> Any:
+        """What tells its newest version from others."""
+
+    def open(self) -> bool:
+        """Look at the newest version; returns whether there is a table."""
+
+    def refresh(self) -> None:
+        """Look at the newest version of the table, which has to be there."""
+
+    def has_passed(self, version: Any) -> bool:
+        """Tell whether another version was written after one, which then is not the newest any more."""
+
+    def keep_after(self, version: Any) -> None:
+        """Make what was written after a version outlive a loss of power."""
+
+    def is_refusal(self, error: Exception) -> bool:
+        """Tell whether an error of a write says that this time it was not carried out."""
+
+
+class Ledger(Protocol):
+    """What one sink of one pipeline has in a table, as it was when it was last looked at."""
+
+    @property
+    def claimed(self) -> int:
+        """The highest run that has claimed, 0 when none has."""
+
+    @property
+    def commit(self) -> int:
+        """The number of the newest commit, 0 when there is none."""
+
+    @property
+    def highest(self) -> int:
+        """The highest number that was ever committed."""
+
+    def has(self, attempt: str) -> bool:
+        """Tell whether the newest commit was made by an attempt."""
+
+    def newest(self) -> Committed | None:
+        """Return the newest commit, None when there is none.
+
+        :raises RefusedError: when nobody knows
+        """
+
+
+class Declaration(Protocol):
+    """What is declared of the sink."""
+
+    @property
+    def name(self) -> str:
+        """The sink's."""
+
+    @property
+    def where(self) -> str:
+        """The table, for messages."""

@@ -1,0 +1,139 @@
+"""An Iceberg table in a SQL catalog, and what other writers do to it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import LongType, NestedField, StringType
+from typing_extensions import override
+
+from airflow_provider_exactlyonce.streaming import IcebergSink
+from airflow_provider_exactlyonce.streaming.sinks.iceberg.catalog import IcebergTable
+from tests.iceberg_reader import newest_metadata, read_iceberg
+from tests.integration.streaming.sinks.lake import Lake, rows
+
+NAME: Final = "shop.events"
+LONG: Final = NestedField(1, "id", LongType(), required=False)
+TEXT: Final = NestedField(2, "k", StringType(), required=False)
+
+
+def catalog_in(folder: Path) -> dict[str, str]:
+    """Return the properties of a SQL catalog."""
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+
+
+class IcebergLake(Lake):
+    """A folder with a catalog, and with the warehouse of its table."""
+
+    WRITER = (Table, "_do_commit")
+    REFUSAL = CommitFailedException
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.properties = folder, catalog_in(folder)
+
+    @property
+    def catalog(self) -> Catalog:
+        return load_catalog("lake", **self.properties)
+
+    @property
+    def table(self) -> Table:
+        return self.catalog.load_table(NAME)
+
+    @property
+    def opened(self) -> IcebergTable:
+        """The table as the sink has it, looked at now."""
+        table = IcebergTable(f"lake.{NAME}", self.properties)
+        assert table.open()
+        return table
+
+    @override
+    def handle(self) -> Table:
+        return self.table
+
+    @override
+    def sink(self, **changed: Any) -> IcebergSink:
+        return IcebergSink(
+            **{"table": f"lake.{NAME}", "name": "lake", "catalog_properties": self.properties, **changed}
+        )
+
+    @override
+    def read(self) -> list[dict[str, Any]]:
+        return read_iceberg(newest_metadata(self.folder / "catalog.db", NAME))
+
+    @override
+    def read_by_library(self) -> list[dict[str, Any]]:
+        return self.table.scan().to_arrow().to_pylist()  # type: ignore[no-any-return]
+
+    @override
+    def files(self) -> list[Path]:
+        return sorted((self.folder / "warehouse").rglob("*.parquet"))
+
+    @override
+    def named_files(self) -> set[Path]:
+        table = self.table
+        manifests = (manifest for snapshot in table.snapshots() for manifest in snapshot.manifests(table.io))
+        entries = (entry for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io))
+        return {Path(entry.data_file.file_path.removeprefix("file://")) for entry in entries}
+
+    @override
+    def notes(self) -> list[Path]:
+        return sorted((self.folder / "warehouse").rglob("_exactlyonce/*/*/*.json"))
+
+    @override
+    def write(self, first: int, count: int) -> None:
+        columns = self.table.schema().select("id", "k").as_arrow()
+        self.table.append(pa.Table.from_pylist(rows(first, count), columns))
+
+    @override
+    def widen(self) -> None:
+        with self.table.update_schema() as update:
+            update.add_column("more", StringType())
+
+    @override
+    def compact(self) -> None:
+        table = self.table
+        table.overwrite(table.scan().to_arrow())
+
+    @override
+    def delete(self, condition: str) -> None:
+        self.table.delete(condition)
+
+    @override
+    def expire(self) -> None:
+        self.table.maintenance.expire_snapshots().older_than(datetime.datetime(2100, 1, 1)).commit()
+
+    @override
+    def keep(self) -> Callable[[], object]:
+        snapshot = self.table.current_snapshot()
+        assert snapshot is not None
+        return lambda: self.table.manage_snapshots().rollback_to_snapshot(snapshot.snapshot_id).commit()
+
+    def create(self, *fields: NestedField, **more: Any) -> Table:
+        self.catalog.create_namespace_if_not_exists("shop")
+        return self.catalog.create_table(NAME, Schema(*fields), **more)
+
+    def find(self, **scan: Any) -> list[dict[str, Any]]:
+        """Return the rows that pyiceberg finds."""
+        return sorted(self.table.scan(**scan).to_arrow().to_pylist(), key=lambda row: row["id"])
+
+    def current_files(self) -> list[DataFile]:
+        """Return the files of the newest snapshot."""
+        return list(self.opened.current_files())
+
+    def snapshot_of(self, commit: int) -> int:
+        (snapshot,) = (
+            snapshot.snapshot_id
+            for snapshot in self.table.snapshots()
+            if snapshot.summary is not None
+            and snapshot.summary.additional_properties.get("exactlyonce.commit") == str(commit)
+        )
+        return snapshot

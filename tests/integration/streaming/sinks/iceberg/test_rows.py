@@ -1,0 +1,133 @@
+"""Values, statistics and partitions of an Iceberg table, as readers see them."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.expressions import EqualTo, Reference
+from pyiceberg.expressions.literals import literal
+from pyiceberg.transforms import parse_transform
+from pyiceberg.types import DateType, TimestamptzType
+from pyspark.sql import types as T
+
+from airflow_provider_exactlyonce.streaming.sinks.iceberg import partitions
+from tests.integration.streaming.sinks.iceberg.lake import IcebergLake
+from tests.integration.streaming.sinks.lake import EVERY_TYPE, ODD, UTC, VALUES, Live, rows
+
+
+def test_files_have_the_ids_of_the_table(lake: IcebergLake, tmp_path: Path) -> None:
+    live = Live(lake.sink(), tmp_path)
+    live.commit(rows(0, 3))
+    with lake.table.update_schema() as update:
+        update.rename_column("k", "key")
+    assert lake.library_rows() == [{"id": row["id"], "key": row["k"]} for row in rows(0, 3)]
+    assert lake.rows() == lake.library_rows()
+
+
+def test_statistics_leave_out_files_and_no_row(lake: IcebergLake, tmp_path: Path) -> None:
+    live = Live(lake.sink(), tmp_path, columns=EVERY_TYPE)
+    empty = dict.fromkeys(EVERY_TYPE.names)
+    other = {**empty, "id": 10, "double": float("nan"), "float": 1.5, "text": "z", "amount": Decimal("5.25")}
+    live.commit(VALUES, [other])
+    first, second = sorted(lake.current_files(), key=lambda file: -file.record_count)
+    ids = {field.name: field.field_id for field in lake.table.schema().fields}
+    assert (first.record_count, second.record_count) == (3, 1)
+    assert first.null_value_counts[ids["text"]] == 1
+    assert ids["double"] in first.upper_bounds and ids["double"] not in second.upper_bounds, "NaN is greater than all"
+    assert ids["float"] in second.lower_bounds
+    for condition, expected in (
+        (EqualTo(term=Reference("text"), value=literal("ü" * 100)), [1]),
+        ("amount > 5.00", [10]),
+        ("at >= '2024-02-29T23:59:59.999999+00:00'", [1]),
+        ("local <= '1900-01-01T00:00:00.000001'", [1]),
+        ("date < '1600-01-01'", [1]),
+        ("big > 1", [1]),
+        ("id < 3", [1, 2]),
+        ("int = -2147483648", [1]),
+        ("bool = true", [1]),
+    ):
+        assert [row["id"] for row in lake.find(row_filter=condition)] == expected, condition
+
+
+@pytest.mark.slow
+def test_a_row_group_whose_values_have_no_bounds_leaves_the_file_without(lake: IcebergLake, tmp_path: Path) -> None:
+    """Parquet has no bounds of texts that are long: those of the other row groups must not stand for them."""
+    live = Live(lake.sink(compression="none"), tmp_path)
+    long = [{"id": number, "k": "m" * 1000} for number in range(34_000)]
+    task = live.write(live.begin(), 0, long, [{"id": -1, "k": "z" * 10_000}])
+    assert pq.read_metadata(task["files"][0]["path"].removeprefix("file://")).num_row_groups == 2
+    key = str(lake.table.schema().find_field("k").field_id)
+    assert key not in task["files"][0]["statistics"]["upper_bounds"]
+
+
+MORE_ODD = [*ODD, "", "__HIVE_DEFAULT_PARTITION__", "x" * 300]
+
+
+def test_odd_values_of_partitions_are_found_by_their_value(lake: IcebergLake, tmp_path: Path) -> None:
+    given = [{"id": number, "k": value} for number, value in enumerate(MORE_ODD)]
+    Live(lake.sink(partition_by="k"), tmp_path).commit(given)
+    assert lake.rows() == given
+    for row in given:
+        if row["k"] is not None:
+            assert lake.find(row_filter=EqualTo(term=Reference("k"), value=literal(str(row["k"])))) == [row]
+    assert len(lake.files()) == len(MORE_ODD)
+
+
+def test_partitions_of_other_types_are_read_as_such(lake: IcebergLake, tmp_path: Path) -> None:
+    kinds: dict[str, T.DataType] = {
+        "day": T.DateType(),
+        "flag": T.BooleanType(),
+        "n": T.ShortType(),
+        "amount": T.DecimalType(8, 2),
+    }
+    columns = T.StructType([T.StructField("id", T.LongType()), *(T.StructField(*column) for column in kinds.items())])
+    given: list[dict[str, Any]] = [
+        {"id": 1, "day": datetime.date(1969, 12, 31), "flag": False, "n": -3, "amount": Decimal("-0.01")},
+        {"id": 2, **dict.fromkeys(kinds)},
+        {"id": 3, "day": datetime.date(2024, 2, 29), "flag": True, "n": 7, "amount": Decimal("123456.78")},
+    ]
+    Live(lake.sink(partition_by=list(kinds)), tmp_path, columns=columns).commit(given)
+    assert lake.library_rows() == given
+    assert lake.rows() == given
+    assert [row["id"] for row in lake.find(row_filter="amount < 0 and day < '1970-01-01'")] == [1]
+
+
+INSTANTS = [
+    *(datetime.datetime(1969, 12, 31, 23, 59, 59, 999999, UTC), datetime.datetime(1970, 1, 1, tzinfo=UTC)),
+    *(datetime.datetime(1583, 2, 28, 1, tzinfo=UTC), datetime.datetime(2024, 2, 29, 23, 59, 59, 1, UTC)),
+    datetime.datetime(1969, 1, 1, tzinfo=UTC),
+]
+
+
+@pytest.mark.parametrize(
+    "transform", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("year", "month", "day")), "hour"]
+)
+def test_times_are_partitioned_as_iceberg_has_it(lake: IcebergLake, tmp_path: Path, transform: str) -> None:
+    columns = T.StructType().add("id", T.LongType()).add("at", T.TimestampType())
+    given: list[dict[str, Any]] = [{"id": number, "at": at} for number, at in enumerate(INSTANTS)]
+    Live(lake.sink(partition_by=f"{transform}(at)"), tmp_path, columns=columns).commit([*given, {"id": 99, "at": None}])
+    expected = parse_transform(transform).transform(TimestamptzType())
+    micros = [(at - datetime.datetime(1970, 1, 1, tzinfo=UTC)) // datetime.timedelta(microseconds=1) for at in INSTANTS]
+    values = {file.partition[0] for file in lake.current_files()}
+    assert values == {expected(moment) for moment in micros} | {None}
+    assert lake.rows() == [*given, {"id": 99, "at": None}]
+    for row in given:
+        assert lake.find(row_filter=f"at = '{row['at'].isoformat()}'") == [row]
+
+
+def test_days_of_dates_are_partitioned_as_iceberg_has_it(lake: IcebergLake, tmp_path: Path) -> None:
+    columns = T.StructType().add("id", T.LongType()).add("d", T.DateType())
+    days = [datetime.date(1969, 12, 31), datetime.date(1970, 1, 1), datetime.date(1583, 2, 28)]
+    given: list[dict[str, Any]] = [{"id": number, "d": day} for number, day in enumerate(days)]
+    for transform in ("year", "month", "day"):
+        transformed = partitions._TRANSFORMS[transform](pa.array(days, pa.date32())).to_pylist()
+        expected = parse_transform(transform).transform(DateType())
+        assert transformed == [expected((day - datetime.date(1970, 1, 1)).days) for day in days]
+    Live(lake.sink(partition_by="month(d)"), tmp_path, columns=columns).commit(given)
+    assert lake.rows() == given

@@ -1,0 +1,175 @@
+"""The columns of an Iceberg sink's rows and of its table, and its catalog: what fits, and what does not."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.transforms import parse_transform
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+from pyspark.sql import types as T
+
+from airflow_provider_exactlyonce.exceptions import (
+    RecordRefusedError,
+    RefusedError,
+)
+from airflow_provider_exactlyonce.streaming.sinks.spi import SinkContext
+from airflow_provider_exactlyonce.streaming.spark import typed_errors
+from tests.integration.streaming.sinks.iceberg.lake import LONG, TEXT, IcebergLake
+from tests.integration.streaming.sinks.lake import COLUMNS, PIPELINE, Live, rows
+
+
+def test_a_table_is_made_when_the_tasks_need_it_and_not_before(lake: IcebergLake, tmp_path: Path) -> None:
+    sink = lake.sink(partition_by=["k"])
+    sink.check_columns(COLUMNS)
+    committer = sink.open(SinkContext(pipeline=PIPELINE, home=tmp_path))
+    assert committer.tail() is None
+    assert not (lake.folder / "warehouse").exists()
+    Live(sink, tmp_path)
+    assert lake.rows() == []
+    assert [(field.name, field.field_type, field.required) for field in lake.table.schema().fields] == [
+        ("id", LongType(), False),
+        ("k", StringType(), False),
+    ]
+    assert [(field.name, str(field.transform)) for field in lake.table.spec().fields] == [("k", "identity")]
+
+
+@pytest.mark.parametrize(
+    ("has", "more", "said"),
+    [
+        ([LONG], {}, r"has no column 'k', which the rows have as string.*IcebergSink\(schema='evolve'\)"),
+        ([LONG, NestedField(2, "K", StringType())], {}, "has the column 'K', and the rows 'k': rename it"),
+        (
+            [LONG, NestedField(2, "k", IntegerType())],
+            {},
+            "column 'k' of .* is int, and the rows have it as string",
+        ),
+        (
+            [LONG, TEXT, NestedField(3, "must", LongType(), required=True)],
+            {},
+            "column 'must' of table .* is NOT NULL, and the rows lack it",
+        ),
+        (
+            [LONG, TEXT],
+            {"partition_spec": PartitionSpec(PartitionField(2, 1000, parse_transform("identity"), "k"))},
+            r"is partitioned by \['k'\], and the sink declares partition_by=\[\]",
+        ),
+        (
+            [LONG, TEXT],
+            {"partition_spec": PartitionSpec(PartitionField(1, 1000, parse_transform("bucket[16]"), "b"))},
+            r"is partitioned by \['bucket\[16\]\(id\)'\], and the sink declares",
+        ),
+        (
+            [LONG, TEXT],
+            {"properties": {"format-version": "1"}},
+            "format version 1; this sink writes version 2: ALTER",
+        ),
+        ([LONG, TEXT], {"properties": {"encryption.key-id": "x"}}, "has encryption.key-id='x', and this sink does not"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused_by_name_before_anything_starts(
+    lake: IcebergLake, has: list[NestedField], more: dict[str, Any], said: str
+) -> None:
+    table = lake.create(*has, **more)
+    with pytest.raises(RefusedError, match=said):
+        lake.sink().check_columns(COLUMNS)
+    assert lake.table.metadata_location == table.metadata_location
+
+
+@pytest.mark.parametrize(
+    ("columns", "by", "said"),
+    [
+        (T.StructType(), (), "no columns"),
+        (T.StructType().add("id", T.LongType()).add("ID", T.LongType()), (), "differ in case only"),
+        (T.StructType().add("v", T.VariantType()), (), "column 'v' has the type variant"),
+        (T.StructType().add("id", T.LongType()), ("day",), "partition_by names 'day'; the columns are id"),
+        (T.StructType().add("id", T.LongType()), ("bucket[16](id)",), "partition_by names 'bucket"),
+        (T.StructType().add("id", T.LongType()), ("truncate(id)",), "truncate is not computed by this sink"),
+        (T.StructType().add("at", T.TimestampType()), ("at",), "column 'at' is timestamp; accepted are string"),
+        (T.StructType().add("d", T.DateType()), ("hour(d)",), "column 'd' is date; accepted are timestamp"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_by_name(
+    lake: IcebergLake, columns: T.StructType, by: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(RefusedError, match=said):
+        lake.sink(partition_by=by).check_columns(columns)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"name": "A b"}, "name='A b'"),
+        ({"table": "events"}, r"IcebergSink\('events'\): name catalog, namespace and table"),
+        ({"table": "lake..events"}, "name catalog, namespace and table"),
+        ({"schema": "any"}, "schema='any'"),
+        ({"compression": "brotli"}, "compression='brotli'"),
+        ({"max_file_bytes": 10}, "at least 1 MiB"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(lake: IcebergLake, changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(RefusedError, match=said):
+        lake.sink(**changed)
+
+
+def test_the_extra_that_is_missing_is_named(lake: IcebergLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyiceberg.io.pyarrow", None)
+    with pytest.raises(RefusedError, match=r"pip install 'airflow-provider-exactlyonce\[iceberg\]'"):
+        lake.sink().check_columns(COLUMNS)
+
+
+@pytest.mark.parametrize("given", [{}, {"type": "unheard-of"}, {"type": "rest"}])
+def test_a_catalog_that_cannot_be_opened_is_refused_and_shows_no_secret(
+    lake: IcebergLake, given: dict[str, str]
+) -> None:
+    sink = lake.sink(catalog_properties={"s3.secret-access-key": "hunter2", **given})
+    with pytest.raises(RefusedError, match=r"'lake' can't be opened .* which has s3\.secret-access-key") as refused:
+        sink.check_columns(COLUMNS)
+    assert "hunter2" not in "".join(traceback.format_exception(refused.value))
+
+
+def test_a_catalog_of_the_environment_is_used(
+    lake: IcebergLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg import catalog as pyiceberg_catalog
+    from pyiceberg.utils.config import Config
+
+    for name, value in lake.properties.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{name.upper()}", value)
+    monkeypatch.setattr(pyiceberg_catalog, "_ENV_CONFIG", Config())  # it is read once
+    Live(lake.sink(catalog_properties={}), tmp_path).commit(rows(0, 2))
+    assert lake.ids() == [0, 1]
+
+
+def test_columns_that_the_table_lacks_are_added_where_that_is_declared(lake: IcebergLake, tmp_path: Path) -> None:
+    sink = lake.sink(schema="evolve")
+    Live(sink, tmp_path).commit(rows(0, 2))
+    nested = T.StructType().add("a", T.ArrayType(T.LongType()))
+    wider = T.StructType([*COLUMNS.fields, T.StructField("at", T.TimestampNTZType()), T.StructField("n", nested)])
+    at = datetime.datetime(2024, 1, 1)
+    newer = Live(sink, tmp_path, run=2, columns=wider)
+    newer.commit([{"id": 2, "k": "k2", "at": at, "n": {"a": [1, None]}}])
+    older = Live(sink, tmp_path, run=3)
+    older.commit(rows(3, 1))
+    assert {row["id"]: (row["at"], row["n"]) for row in lake.rows()} == {
+        0: (None, None),
+        1: (None, None),
+        2: (at, {"a": [1, None]}),
+        3: (None, None),
+    }
+    assert lake.rows() == lake.library_rows()
+
+
+def test_a_null_in_a_column_that_is_required_in_the_table_is_refused(lake: IcebergLake, tmp_path: Path) -> None:
+    lake.create(LONG, NestedField(2, "k", StringType(), required=True))
+    live = Live(lake.sink(), tmp_path)
+    live.commit(rows(0, 3))
+    with pytest.raises(RecordRefusedError) as refused:
+        live.stage([{"id": 1, "k": None}])
+    assert "column 'k' is NOT NULL in the table, and null in 1 rows" in str(typed_errors.find(str(refused.value)))
+    assert lake.ids() == [0, 1, 2]

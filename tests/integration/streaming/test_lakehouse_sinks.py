@@ -1,0 +1,105 @@
+"""Kafka and a table of a lake in one query: killed, superseded, set back, read by one who shares no code."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_exactlyonce.cli import main as cli
+from airflow_provider_exactlyonce.exceptions import AuditFailedError
+from tests.integration.streaming.harness import World
+from tests.integration.streaming.lakehouse import BATCH, DELTA, ICEBERG, JOB, KINDS, UPSERTS, LakePipeline
+from tests.waiting import eventually
+
+
+@pytest.fixture(params=KINDS)
+def pipeline(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> LakePipeline:
+    return LakePipeline(world, request.param, tmp_path / "lake")
+
+
+@pytest.mark.parametrize("pipeline", [ICEBERG], indirect=True)
+def test_a_batch_whose_version_was_written_before_its_driver_died_is_there_once(pipeline: LakePipeline) -> None:
+    pipeline.world.send(2 * BATCH)
+    driver = pipeline.start("after-sink-commit:batch=1")
+    assert driver.wait() == -signal.SIGKILL, driver.output()[-3000:]
+    pipeline.finish()
+    pipeline.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ("after-sink-fence:run=1", "after-sink-claim:run=2", "after-sink-pre-commit:batch=0"),
+        ("before-sink-decision:batch=0", "after-sink-commit:batch=1", "after-pre-commit:batch=2"),
+    ],
+    ids=["claim", "commit"],
+)
+def test_the_table_has_each_record_once_whichever_step_the_driver_dies_at(
+    pipeline: LakePipeline, monkeypatch: pytest.MonkeyPatch, steps: tuple[str, ...]
+) -> None:
+    world, lake = pipeline.world, pipeline.lake
+    world.send(5 * BATCH)
+    for step in steps:
+        driver = pipeline.start(step)
+        assert driver.wait() == -signal.SIGKILL, f"{step}: {driver.output()[-3000:]}"
+    pipeline.finish()
+    pipeline.check()
+    for name, value in pipeline.environment().items():
+        monkeypatch.setenv(name, value)
+    audit = ["audit-sinks", str(JOB), "--bootstrap-servers", world.config["bootstrap.servers"]]
+    if pipeline.kind == ICEBERG:
+        lake.expire()
+    else:
+        lake.compact()  # pyiceberg has none
+    assert cli.main(audit) == 0
+    lake.delete(f"id = {world.sent - 1}")
+    assert cli.main(audit) == AuditFailedError.exit_code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pipeline", "step"),
+    [
+        (DELTA, "before-sink-decision"),
+        (UPSERTS, "before-sink-decision"),
+        (ICEBERG, "before-sink-decision"),
+        (ICEBERG, "after-sink-pre-commit"),
+    ],
+    indirect=["pipeline"],
+)
+def test_a_driver_that_was_frozen_is_superseded_and_adds_nothing(
+    pipeline: LakePipeline, tmp_path: Path, step: str
+) -> None:
+    pipeline.world.send(3 * BATCH)
+    held = tmp_path / "held"
+    old = pipeline.start(f"{step}:batch=1:hold={held}", until="forever", own_jvm=True)
+    eventually(held.exists, "the old driver is at its step")
+    old.signal_group(signal.SIGSTOP)
+    pipeline.finish()
+    old.signal_group(signal.SIGCONT)
+    held.unlink()
+    assert old.wait() == 66, old.output()[-3000:]
+    pipeline.check()
+
+
+@pytest.mark.slow
+def test_a_table_that_was_set_back_alone_gets_what_it_lacks(pipeline: LakePipeline) -> None:
+    world = pipeline.world
+    world.send(3 * BATCH)
+    pipeline.finish()
+    at_home = ["--home", str(world.home), "--bootstrap-servers", world.config["bootstrap.servers"]]
+    cli.main(["savepoint", world.pipeline, *at_home])
+    saved = world.commits()
+    set_back = pipeline.lake.keep()
+    world.send(3 * BATCH)
+    pipeline.finish()
+    set_back()
+    refused = pipeline.start()
+    assert refused.wait() == 64
+    assert f"the sink was set back. Restore a savepoint at or before commit {saved}" in refused.output()
+    cli.main(["restore", world.pipeline, "--commit", str(saved), *at_home])
+    pipeline.finish()
+    pipeline.check()

@@ -17,6 +17,7 @@ import pytest
 from airflow_provider_exactlyonce import process_identity
 from airflow_provider_exactlyonce.control import json_store, processes
 from airflow_provider_exactlyonce.control import lease as leases
+from airflow_provider_exactlyonce.control import status as statuses
 from airflow_provider_exactlyonce.control.home import Home
 from airflow_provider_exactlyonce.exceptions import RefusedError
 from airflow_provider_exactlyonce.hooks import object_storage
@@ -159,11 +160,12 @@ def test_a_driver_that_dies_while_the_store_is_down_is_followed_by_one_when_it_a
     checkpoint: str, tmp_path: Path, store: Faults, request: pytest.FixtureRequest, said: Callable[[], str]
 ) -> None:
     calls: Calls = request.getfixturevalue("calls")
+    home = home_at(checkpoint)
 
     def break_it() -> None:
-        eventually(lambda: "commit 1, 100 rows" in said(), said)
+        eventually(lambda: (status := statuses.read(home.status)) is not None and status.commit == 1, said)
         store.is_down = True
-        let_go(home_at(checkpoint))
+        let_go(home)
         eventually(lambda: said().count(f"{checkpoint} does not answer: ") >= 2, said)
         assert len(calls()) == 1, "nothing is started while nobody knows what became of the driver"
         store.is_down = False

@@ -266,7 +266,7 @@ def _kill_worker(pipeline: Pipeline, chance: random.Random) -> None:
 def _freeze(pipeline: Pipeline, chance: random.Random) -> None:
     """Stop the driver for longer than its transaction may be open, so that the broker aborts it."""
     assert pipeline.driver is not None
-    pipeline.driver.signal_group(signal.SIGSTOP)
+    pipeline.driver.freeze(pipeline.world.home)
     try:
         frozen = time.monotonic()
         time.sleep(pipeline.timeout_seconds + chance.uniform(0.2, 1.0))
@@ -277,7 +277,7 @@ def _freeze(pipeline: Pipeline, chance: random.Random) -> None:
             time.sleep(0.1)
         pipeline.release()
     finally:
-        pipeline.driver.signal_group(signal.SIGCONT)
+        pipeline.driver.thaw()
 
 
 def run_lanes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import uuid
@@ -23,7 +24,6 @@ from airflow_provider_exactlyonce.streaming.sequencer.client import Address
 from airflow_provider_exactlyonce.streaming.sequencer.core import AttemptFailedError, GrantedRange, TopicPartition
 from airflow_provider_exactlyonce.streaming.sequencer.server import SequencerServer
 from airflow_provider_exactlyonce.streaming.sinks.kafka import columns
-from airflow_provider_exactlyonce.streaming.sinks.kafka.sink import KafkaSink
 from airflow_provider_exactlyonce.streaming.spark import errors, typed_errors
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ class TransactionalWriter(BatchWriter):
     def __init__(self, attempt: BatchAttempt) -> None:
         super().__init__(attempt)
         self._definition: Final = attempt.options.definition
-        self._settings: Final = None if self._definition is None else _writer_settings(attempt, self._definition)
         self._arrow_rows: Final = BatchSizer()
         self._ranges: dict[str, dict[int, SinkRange]] = {}
 
@@ -94,6 +93,17 @@ class TransactionalWriter(BatchWriter):
                     digest = (digest + written.digest) % 2**64
         return Sums(rows=rows, digest=digest, bad=bad)
 
+    @functools.cached_property
+    def _settings(self) -> write_stage.WriterSettings:
+        definition = required(self._definition, "there is a Kafka sink")
+        return write_stage.WriterSettings(
+            config=self._attempt.run.options.config,
+            sequencer_key=self._attempt.listener.key,
+            transactional_id=self._attempt.run.session.transactional_id,
+            topic=definition.topic,
+            compression=Compression(definition.compression, definition.compression_level),
+        )
+
     def _write_to_all(self, frame: DataFrame, tag: str) -> None:
         with SequencerServer(
             self._attempt.listener,
@@ -133,7 +143,7 @@ class TransactionalWriter(BatchWriter):
 
     def _write_task(self, address: Address) -> write_stage.WriteTask:
         return write_stage.WriteTask(
-            settings=required(self._settings, "there is a Kafka sink"),
+            settings=self._settings,
             sequencer=address,
             producer=self._attempt.run.session.producer,
             targets=self._attempt.targets,
@@ -204,16 +214,6 @@ class TransactionalWriter(BatchWriter):
             {TopicPartition(topic, place): (rows, digest) for topic, place, rows, digest in report["kafka"]}
             for report in reports
         ]
-
-
-def _writer_settings(attempt: BatchAttempt, definition: KafkaSink) -> write_stage.WriterSettings:
-    return write_stage.WriterSettings(
-        config=attempt.run.options.config,
-        sequencer_key=attempt.listener.key,
-        transactional_id=attempt.run.session.transactional_id,
-        topic=definition.topic,
-        compression=Compression(definition.compression, definition.compression_level),
-    )
 
 
 def _agreed(written: Mapping[TopicPartition, GrantedRange], answers: list[_Answer]) -> dict[str, dict[int, SinkRange]]:

@@ -48,6 +48,7 @@ from airflow_provider_exactlyonce.exceptions import (
 )
 from airflow_provider_exactlyonce.policies.health_rules import HealthRules
 from airflow_provider_exactlyonce.policies.restart_strategy import RestartStrategy
+from airflow_provider_exactlyonce.storage.opening import store_of
 from airflow_provider_exactlyonce.streaming.settings import TOKEN_VARIABLE, program_of
 from tests.clocks import AheadClock
 from tests.integration.control.alarms import after, alarm
@@ -447,7 +448,9 @@ def test_a_driver_of_another_host_that_falls_silent_is_lost_and_another_one_is_s
     try:
         for status in supervisor(home, "exit=1", "take-lease commit end=finished").run():
             if not frozen:
-                driver.process.send_signal(signal.SIGSTOP)
+                with store_of(home.path).holding(home.lease, seconds=HANG_SECONDS):  # its successor wants the lock
+                    driver.process.send_signal(signal.SIGSTOP)
+                    os.waitid(os.P_PID, driver.process.pid, os.WSTOPPED)
                 frozen = time.monotonic()
                 monkeypatch.setattr(lease, "STALE_SECONDS", 2.0)
             elif status.run == 2:

@@ -26,9 +26,10 @@ from airflow_provider_exactlyonce.devkit import class_archive
 from airflow_provider_exactlyonce.failpoints import VARIABLE as FAILPOINTS
 from airflow_provider_exactlyonce.ledger.reader import LedgerReader
 from airflow_provider_exactlyonce.ledger.records import ClaimRecord, CommitRecord
+from airflow_provider_exactlyonce.storage.opening import store_of
 from tests import class_archives
 from tests.shared_jvm import SharedJvm
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, eventually
 
 JOBS = Path(__file__).parent / "jobs"
 CONF = {
@@ -58,9 +59,15 @@ class Driver:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def signal_group(self, number: int) -> None:
-        assert self.owns_jvm, "what is signalled is the whole driver: start(own_jvm=True)"
-        os.killpg(self.process.pid, number)
+    def freeze(self, home: Path) -> None:
+        """Stop the whole driver, but not while it holds the lock of its lease: a successor on this host wants it."""
+        assert self.owns_jvm, "what is stopped is the whole driver: start(own_jvm=True)"
+        with store_of(home).holding(Home(home).lease, seconds=HANG_SECONDS):
+            os.killpg(self.process.pid, signal.SIGSTOP)
+            eventually(self.is_stopped, "the driver is frozen")
+
+    def thaw(self) -> None:
+        os.killpg(self.process.pid, signal.SIGCONT)
 
     def is_stopped(self) -> bool:
         state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]

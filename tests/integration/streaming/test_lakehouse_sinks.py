@@ -77,9 +77,9 @@ def test_a_driver_that_was_frozen_is_superseded_and_adds_nothing(
     held = tmp_path / "held"
     old = pipeline.start(f"{step}:batch=1:hold={held}", until="forever", own_jvm=True)
     eventually(held.exists, "the old driver is at its step")
-    old.signal_group(signal.SIGSTOP)
+    old.freeze(pipeline.world.home)
     pipeline.finish()
-    old.signal_group(signal.SIGCONT)
+    old.thaw()
     held.unlink()
     assert old.wait() == 66, old.output()[-3000:]
     pipeline.check()

@@ -154,9 +154,9 @@ def test_a_driver_that_holds_the_lock_is_superseded_and_commits_nothing_any_more
     held = tmp_path / "held"
     old = shop.start(f"before-sink-decision:batch=1:hold={held}", until="forever", own_jvm=True)
     eventually(held.exists, "the old driver holds the claim's lock")
-    old.signal_group(signal.SIGSTOP)
+    old.freeze(shop.world.home)
     shop.finish()
-    old.signal_group(signal.SIGCONT)
+    old.thaw()
     held.unlink()
     assert old.wait() == 66, old.output()[-3000:]
     shop.check()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 
 from airflow_provider_exactlyonce.exceptions import FencedError
@@ -28,7 +26,7 @@ def test_a_thawed_zombie_is_fenced_says_by_whom_and_does_not_fence_its_successor
     successor = world.start(until="forever")
     eventually(lambda: world.commits() >= 4, "the successor commits")
 
-    zombie.signal_group(signal.SIGCONT)
+    zombie.thaw()
     assert zombie.wait() == FencedError.exit_code, zombie.output()[-3000:]
     assert "FencedError: run 1 of" in zombie.output()
     assert f"pid {world.ledger()[1][-1].pid}" in zombie.output()

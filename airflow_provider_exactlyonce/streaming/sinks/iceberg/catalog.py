@@ -177,6 +177,11 @@ class IcebergTable:
         unmoved = AssertRefSnapshotId(ref=_MAIN, snapshot_id=self.version)  # type: ignore[call-arg]
         self._commit(draft._updates, (*draft._requirements, unmoved))
 
+    def close(self) -> None:
+        """Close the catalog's connections."""
+        if self._catalog is not None:
+            self._catalog.close()
+
     def _load_catalog(self) -> Catalog:
         try:
             return load_catalog(self._catalog_name, **self._properties)

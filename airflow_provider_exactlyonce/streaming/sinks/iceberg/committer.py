@@ -56,6 +56,10 @@ class IcebergCommitter(TableCommitter):
         self._staged: Sequence[DataFile] = ()
 
     @override
+    def close(self) -> None:
+        self._table.close()
+
+    @override
     def open_writer(self) -> OpenWriter:
         # The tasks need the ids that the table has for the columns, and are told before the claim. So a table that is
         # not there, and columns that it lacks, are made now: whoever is not to claim leaves nothing else behind.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -39,15 +40,15 @@ class IcebergSink(IcebergDeclaration):
 
         check_parquet(columns, f"sink {self.name}")
         partitions.check_declared(columns, self.partition_by, f"sink {self.name}")
-        table = IcebergTable(self.table, self.catalog_properties)
-        try:
-            is_there = table.open()
-        except RefusedError:
-            raise
-        except Exception as error:  # a catalog has errors of its own
-            raise BatchFailedError(f"{self.where} can't be read: {type(error).__name__}: {error}") from error
-        if is_there:
-            self.missing_columns(table.metadata, columns)
+        with closing(IcebergTable(self.table, self.catalog_properties)) as table:
+            try:
+                is_there = table.open()
+            except RefusedError:
+                raise
+            except Exception as error:  # a catalog has errors of its own
+                raise BatchFailedError(f"{self.where} can't be read: {type(error).__name__}: {error}") from error
+            if is_there:
+                self.missing_columns(table.metadata, columns)
 
     @override
     def open(self, context: SinkContext) -> SinkCommitter:

@@ -20,7 +20,7 @@ from airflow_provider_exactlyonce.control import json_store
 from airflow_provider_exactlyonce.control.home import Home, Lineage
 from airflow_provider_exactlyonce.control.lease import Hold
 from airflow_provider_exactlyonce.exceptions import AlreadyRunningError
-from airflow_provider_exactlyonce.storage.opening import hadoop_url, is_local, store_of
+from airflow_provider_exactlyonce.storage.opening import hadoop_url, holds_files, is_local, store_of
 
 _UNFINISHED: Final = ".unfinished-"
 #: Written under a new name and never changed, so that a lineage can share it with the savepoint.
@@ -132,7 +132,7 @@ def unfinished(directory: Path) -> list[Path]:
     """Return what killed restores and rescales have left in a directory: marks, and copies to work on."""
     store = store_of(directory)
     left = [directory / name for name in store.names(directory) if name.startswith(_UNFINISHED)]
-    return [place for place in left if store.facts(place) is not None or store.names(place)]
+    return [place for place in left if store.facts(place) is not None or holds_files(place)]
 
 
 def remove_unfinished(directory: Path, hold: Hold | None) -> None:

@@ -32,7 +32,6 @@ def add_to(program: Command) -> None:
     command.add_argument("--commit", type=int, metavar="C", help="the newest savepoint at or before this commit")
     command.add_argument(
         "--checkpoint",
-        type=place_of,
         metavar="DIR",
         help="a retained checkpoint; a savepoint is taken of its newest whole batch, and restored",
     )
@@ -46,7 +45,6 @@ def add_to(program: Command) -> None:
     )
     command.add_argument(
         "--to",
-        type=place_of,
         metavar="DIR",
         help="make the lineage in this new directory, and leave the pipeline as it is",
     )
@@ -59,12 +57,12 @@ def _restore(given: argparse.Namespace) -> int:
     if given.checkpoint is not None:
         if given.savepoint is not None or given.commit is not None:
             raise RefusedError("--checkpoint, --savepoint and --commit exclude each other; pass one of them")
-        savepoint = take_retained(home, given.pipeline, config, given.checkpoint).id
+        savepoint = take_retained(home, given.pipeline, config, place_of(given.checkpoint)).id
     request = RestoreRequest(
         savepoint=savepoint,
         commit=given.commit,
         mode=given.mode,
-        to=given.to,
+        to=place_of(given.to) if given.to is not None else None,
         accept_nondeterminism=given.accept_nondeterminism,
     )
     facts = _facts(restore(home, given.pipeline, config, request), given.pipeline)

@@ -74,6 +74,14 @@ def names_in(directory: Any) -> Sequence[str]:
     return LOCAL.names(directory) if isinstance(directory, Path) else remote.names_in(directory.fs, directory)
 
 
+def holds_files(directory: Any) -> bool:
+    """Whether there is a file in a directory, or below it: some stores keep the directories of files that are gone.
+
+    :param directory: as :func:`names_in` takes it
+    """
+    return any(place.is_file() for place in directory.rglob("*"))
+
+
 def store_of(place: Any) -> Store:
     """Return the store of a place.
 
